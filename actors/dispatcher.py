@@ -1,0 +1,127 @@
+"""Claims jobs for one queue and starts a runner for each: exactly as many as there are free slots, in one statement.
+
+Woken by the listener (a job became ready), by the recorder (slots came free) and by its own poll, which serves while
+notifications don't. A claimed job never waits in a buffer. Two scopes per queue: cancelling the intake ends the claims and lets
+the jobs finish; the jobs' own scopes end them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors import runner
+from dataloader.actors.messages import Wake
+from dataloader.actors.runner import Workshop
+from dataloader.actors.runs import Run, Runs
+from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.database import Database
+from dataloader.store.lock_session import Claim, LockSession
+from dataloader.store.stage import unpark
+
+log = structlog.get_logger(__name__)
+
+MAX_PAUSE_S: Final = 5.0
+MAX_CLAIM: Final = 500
+"""Jobs claimed in one statement at the most: what is claimed must be started well within its lease."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Dispatcher:
+    """One queue of this process. `running` counts its slots in use, ended but unrecorded jobs included."""
+
+    queue: str
+    concurrency: int
+    database: Database
+    locks: LockSession
+    runs: Runs
+    tasks: Tasks
+    workshop: Workshop
+    backoff_s: float
+    poll_s: float
+    running: int = 0
+    intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    wake: Wake = attrs.field(factory=Wake)
+    _slots: Wake = attrs.field(factory=Wake, init=False)
+
+    def freed(self, slots: int) -> None:
+        """The recorder has written the ends of `slots` runs."""
+        self.running -= slots
+        self._slots.set()
+
+    async def run(
+        self,
+        keep_claiming: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Claim and start jobs until the intake is cancelled, then wait until every job has ended and is recorded.
+
+        `keep_claiming` is given the claiming loop and keeps it running, so that a fault in it does not end the jobs it started.
+        """
+        limiter = trio.CapacityLimiter(self.concurrency)
+        async with trio.open_nursery() as jobs:
+            task_status.started()
+            with self.intake:
+                await keep_claiming(partial(self._claim_for_ever, jobs, limiter))
+        while self.running:
+            await self._slots.wait(math.inf)
+
+    async def _claim_for_ever(self, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
+        names = list(self.tasks)
+        limit, pause_s = MAX_CLAIM, 0.1
+        more = True
+        while True:
+            free = min(self.concurrency - self.running, limit)
+            if not free:
+                await self._slots.wait(math.inf)
+                continue
+            if not more:
+                # Jittered, so that replicas which were started together don't ask together.
+                await self.wake.wait(self.poll_s * random.uniform(0.8, 1.2))  # noqa: S311
+                free = min(self.concurrency - self.running, limit)
+            try:
+                claim = await self._claim(free, names)
+            except StoreUnavailable as error:
+                # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
+                limit = max(limit // 2, 1)
+                log.warning("no claims while the database is away", queue=self.queue, error=str(error), again_in_s=pause_s)
+                await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                more = True
+                continue
+            limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
+            self._start(claim, jobs, limiter)
+            more = claim.candidates >= free
+            if claim.to_test:
+                await self._test(claim.to_test)
+
+    async def _claim(self, free: int, names: list[str]) -> Claim:
+        began = trio.current_time()
+        claim = await self.locks.claim(self.queue, free, names, self.backoff_s)
+        self.workshop.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
+        return claim
+
+    def _start(self, claim: Claim, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
+        self.running += len(claim.jobs)
+        now = trio.current_time()
+        for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True):
+            run = Run(job=job, claimed_at=now, lease_until=claim.sent_at + job.lease_s)
+            self.runs.add(run)
+            self.workshop.telemetry.picked_up(self.queue, waited_s)
+            jobs.start_soon(partial(runner.run, run, self.tasks[job.task], self.workshop, limiter))
+
+    async def _test(self, hashes: list[int]) -> None:
+        """Jobs were parked for these keys, and their parking is committed: look again whether one is free by now."""
+        try:
+            await unpark(self.database, hashes)
+        except StoreError as error:
+            log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))

@@ -1,0 +1,112 @@
+"""Renews the leases of all running jobs in one statement, and stops those whose lease can't be held (Q8).
+
+Its own connection, so that no other work of this process can delay it. The period is the setting or a third of the shortest
+lease, whichever is less. The same answer brings cancel requests that no notification brought, and shows the worker as alive.
+It runs until after the recorder: a job whose end is not written yet still needs its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.messages import Wake
+from dataloader.actors.runs import Run, Runs
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.outcomes import Why
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.database import Session
+from dataloader.store.leases import Beat, Pulse, aio_beat
+from dataloader.store.workers import Worker, aio_show
+
+log = structlog.get_logger(__name__)
+
+JOURNAL_EVERY_S: Final = 60.0
+RETRY_S: Final = 0.5
+
+
+@attrs.define(eq=False, kw_only=True)
+class Heartbeat:
+    """Beats for all runs of this process. `unstoppable` is told of a run that goes on although its lease is gone."""
+
+    session: Session
+    worker: Worker
+    runs: Runs
+    telemetry: Telemetry
+    period_s: float
+    cancel_grace_s: float
+    unstoppable: Callable[[Run], None]
+    wake: Wake = attrs.field(factory=Wake)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Beat until cancelled."""
+        task_status.started()
+        while True:
+            certain = await self._beat()
+            self._look_for_stuck()
+            period_s = min(self.period_s, self.runs.shortest_lease_s() / 3)
+            await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
+
+    async def _beat(self) -> bool:
+        """One heartbeat; True when every run's lease was renewed or is known to be lost."""
+        sent_at = trio.current_time()
+        runs = {run.job.token: run for run in self.runs}
+        beats = [(run.job.job_id, token, self._is_to_be_journalled(run, sent_at)) for token, run in runs.items()]
+        try:
+            pulses = await self.session.write(_aio_beat_and_show, beats, self.worker)
+        except StoreError as error:
+            log.warning("a heartbeat failed", jobs=len(runs), error=str(error))
+            return False
+        certain = True
+        for pulse in pulses:
+            certain &= self._apply(runs[pulse.token], pulse, sent_at)
+        return certain
+
+    def _apply(self, run: Run, pulse: Pulse, sent_at: float) -> bool:
+        match pulse.beat:
+            case Beat.RENEWED:
+                run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
+                self.runs.set_deadline(run)
+            case Beat.LOST if not run.body_ended and run.why is not Why.LEASE_LOST:
+                self.telemetry.lease_lost()
+                log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
+                run.stop(Why.LEASE_LOST)
+            case _:
+                pass
+        if pulse.cancel_requested:
+            run.stop(Why.CANCEL)
+        return pulse.beat is not Beat.UNKNOWN
+
+    def _is_to_be_journalled(self, run: Run, now: float) -> bool:
+        if now - max(run.journalled_at, run.claimed_at) < JOURNAL_EVERY_S:
+            return False
+        run.journalled_at = now
+        return True
+
+    def _look_for_stuck(self) -> None:
+        """Report handlers that go on after they were stopped, and those that go on without a lease."""
+        now = trio.current_time()
+        for run in self.runs:
+            if run.body_ended:
+                continue
+            stopped_at = min(run.stopped_at, run.scope.deadline)
+            if now - stopped_at > self.cancel_grace_s and not run.reported_stuck:
+                run.reported_stuck = True
+                log.error(
+                    "a handler does not stop: it keeps its key and lease until it returns",
+                    job_id=str(run.job.job_id), task=run.job.task, why=None if run.why is None else run.why.value,
+                    for_s=round(now - stopped_at, 1),
+                )
+            lease_is_gone = now > run.lease_until or run.why is Why.LEASE_LOST
+            if lease_is_gone and now - stopped_at > self.cancel_grace_s:
+                self.unstoppable(run)
+
+
+async def _aio_beat_and_show(connection: Any, beats: list[Any], worker: Worker) -> list[Pulse]:
+    pulses = await aio_beat(connection, beats) if beats else []
+    await aio_show(connection, worker)
+    return pulses

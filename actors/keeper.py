@@ -1,0 +1,46 @@
+"""Keeps the lock session alive, and the runs informed until when their keys are safe (Q7).
+
+The server ends the session after a silence shorter than the shortest lease, so that a ghost behind a dead network frees its keys
+in time; this actor pings it more often than that, and reconnects at once when it hears of its end. While no ping gets through,
+the runs' scopes end before the server could give their keys away.
+"""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.runs import Runs
+from dataloader.jobs.errors import StoreError
+from dataloader.store.lock_session import LockSession
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 0.5
+
+
+@attrs.define(eq=False, kw_only=True)
+class Keeper:
+    """Pings the lock session. `default_lease_s` serves while no job runs."""
+
+    locks: LockSession
+    runs: Runs
+    period_s: float
+    default_lease_s: float
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ping until cancelled."""
+        task_status.started()
+        while True:
+            lease_s = min(self.runs.shortest_lease_s(), self.default_lease_s)
+            terminated = self.locks.terminated
+            try:
+                await self.locks.ping(lease_s)
+                self.runs.key_is_safe_until(self.locks.safe_until)
+                pause_s = min(self.period_s, lease_s / 4)
+            except StoreError as error:
+                log.warning("the lock session does not answer", error=str(error))
+                pause_s = RETRY_S
+            with trio.move_on_after(pause_s):
+                await terminated.wait()

@@ -1,0 +1,84 @@
+"""Hears NOTIFY and wakes who is concerned. Kept running by the tree: losing it costs latency, never work.
+
+After every connection it wakes everybody once, since notifications were missed meanwhile. A dead peer is silent, so the
+connection is pinged; that it is up is shown in `connected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.messages import Wake
+from dataloader.actors.runs import Runs
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.store.database import DatabaseOptions
+from dataloader.store.notifications import (
+    CancelRequested,
+    JobChanged,
+    JobDue,
+    Listening,
+    Notification,
+    QueueReady,
+    open_listener,
+)
+from dataloader.store.waits import Waits
+
+log = structlog.get_logger(__name__)
+
+PING_EVERY_S: Final = 5.0
+PING_TIMEOUT_S: Final = 5.0
+
+
+@attrs.define(eq=False, kw_only=True)
+class Listener:
+    """Listens for this process: `queues` by name, the stager's and the heartbeat's flags, the runs, those who wait."""
+
+    options: DatabaseOptions
+    queues: Mapping[str, Wake]
+    stager: Wake
+    heartbeat: Wake
+    runs: Runs
+    waits: Waits
+    connected: bool = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until the connection is lost, then raise `StoreUnavailable`: whoever keeps us running starts us again."""
+        try:
+            async with open_listener(self.options) as listening, trio.open_nursery() as nursery:
+                self.connected = True
+                task_status.started()
+                self._wake_all()
+                nursery.start_soon(self._ping, listening)
+                async for notification in listening.notifications:
+                    self._deliver(notification)
+                raise StoreUnavailable("the listener's connection was lost")
+        finally:
+            self.connected = False
+
+    def _wake_all(self) -> None:
+        for wake in (*self.queues.values(), self.stager, self.heartbeat):
+            wake.set()
+        self.waits.all_changed()
+
+    def _deliver(self, notification: Notification) -> None:
+        match notification:
+            case QueueReady(queue):
+                wake = self.queues.get(queue)
+                if wake is not None:
+                    wake.set()
+            case JobDue():
+                self.stager.set()
+            case CancelRequested(job_id):
+                self.runs.cancel(job_id)
+            case JobChanged(job_id):
+                self.waits.changed(job_id)
+
+    async def _ping(self, listening: Listening) -> None:
+        while True:
+            await trio.sleep(PING_EVERY_S)
+            await listening.ping(PING_TIMEOUT_S)

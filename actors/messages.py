@@ -1,0 +1,53 @@
+"""All that flows between actors, and the flag that wakes one.
+
+    listener ── Wake ──► dispatcher ── start ──► runner ── Ended | Shown ──► recorder ── freed ──► dispatcher
+
+A wake-up is a flag and not a message in a queue: ten notifications mean one look at the database.
+"""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from dataloader.actors.runs import Run
+from dataloader.jobs.outcomes import Ending
+
+
+@attrs.frozen(eq=False)
+class Ended:
+    """A run has ended and this is to be written. None: nothing is, the job is somebody else's or was recorded already."""
+
+    run: Run
+    ending: Ending | None
+
+
+@attrs.frozen(eq=False)
+class Shown:
+    """A run has progress or log lines to be written; sent once until they are."""
+
+    run: Run
+
+
+ToRecord = Ended | Shown
+
+
+class Wake:
+    """A flag that one actor waits for and anybody sets. Setting it twice before it is seen is one wake-up."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake the actor, now or when it next waits."""
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait until the flag is set, and lower it, or for `timeout_s`; True when it was set."""
+        with trio.move_on_after(timeout_s):
+            await self._event.wait()
+        was_set = self._event.is_set()
+        if was_set:
+            self._event = trio.Event()
+        return was_set

@@ -1,0 +1,41 @@
+"""Deletes jobs that ended long ago, with their journal, in small batches (retention; off by default), and forgets dead workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.states import Status
+from dataloader.store.database import Database
+from dataloader.store.retention import prune
+
+log = structlog.get_logger(__name__)
+
+EVERY_S: Final = 600.0
+BETWEEN_BATCHES_S: Final = 0.1
+"""A breath between batches, in which claims and finishes get their turn."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Pruner:
+    """Keeps finished jobs for `days` by status; 0 keeps them for ever."""
+
+    database: Database
+    days: Mapping[Status, int]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Prune until cancelled."""
+        task_status.started()
+        while True:
+            try:
+                while deleted := await prune(self.database, self.days):
+                    log.info("old jobs were deleted", jobs=deleted)
+                    await trio.sleep(BETWEEN_BATCHES_S)
+            except StoreError as error:
+                log.warning("old jobs were not deleted", error=str(error))
+            await trio.sleep(EVERY_S)

@@ -1,0 +1,186 @@
+"""Writes how runs ended, in batches: what gathers while one batch is written is the next, so idle adds no latency and load no
+statements. Progress and log lines go along, or by themselves within a second.
+
+Fed by the runners through one channel; owner of each run's way out: only when its end is recorded is the run let go, its key
+freed and its slot given back. It ends when the channel's senders are closed and everything is written, so nothing is lost in a
+drain. While the database is away it tries again; the heartbeats of its runs go on meanwhile, and what the lease outlives is void.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
+from dataloader.actors.runs import Run, Runs
+from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import Step
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.database import Session
+from dataloader.store.lock_session import LockSession
+from dataloader.store.outcomes import Finished, aio_finish, aio_keep_lines, aio_show_progress
+
+log = structlog.get_logger(__name__)
+
+MAX_BATCH: Final = 1_000
+SHOW_EVERY_S: Final = 1.0
+MAX_PAUSE_S: Final = 2.0
+
+
+@attrs.define(eq=False)
+class Recorder:
+    """The one writer of outcomes. `freed` is told the queue and the number of slots that came free, `released` that keys did.
+
+    `tally` counts what was written since the start, by step.
+    """
+
+    session: Session
+    locks: LockSession
+    runs: Runs
+    telemetry: Telemetry
+    freed: Callable[[str, int], None]
+    released: Wake
+    tally: Counter[Step] = attrs.field(factory=Counter)
+    _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
+    _show_at: float = attrs.field(default=math.inf, init=False)
+
+    async def run(
+        self,
+        messages: trio.MemoryReceiveChannel[ToRecord],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Write until the channel has ended and is empty."""
+        task_status.started()
+        with messages:
+            while True:
+                batch, ended = await self._gather(messages)
+                if batch:
+                    await self._record(batch)
+                if self._to_show and (ended or trio.current_time() >= self._show_at):
+                    await self._show()
+                if ended and not batch:
+                    return
+
+    async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
+        """The next messages, at least one unless it is time to show progress or the channel has ended."""
+        batch: list[Ended] = []
+        try:
+            with trio.move_on_at(self._show_at):
+                self._take(await messages.receive(), batch)
+            while len(batch) < MAX_BATCH:
+                self._take(messages.receive_nowait(), batch)
+        except trio.WouldBlock:
+            pass
+        except trio.EndOfChannel:
+            return batch, True
+        return batch, False
+
+    def _take(self, message: ToRecord, batch: list[Ended]) -> None:
+        if isinstance(message, Ended):
+            batch.append(message)
+        else:
+            self._to_show[message.run.job.token] = message.run
+            self._show_at = min(self._show_at, trio.current_time() + SHOW_EVERY_S)
+
+    async def _record(self, batch: Sequence[Ended]) -> None:
+        lines = [run for run in (message.run for message in batch) if run.lines]
+        if lines:
+            await self._keep_lines(lines)
+        endings = []
+        for message in batch:
+            if message.ending is not None:
+                progress = message.run.progress
+                endings.append(message.ending if progress is None else attrs.evolve(message.ending, progress=progress))
+        finished = await self._insist(endings)
+        if finished.void:
+            self.telemetry.fenced(len(finished.void))
+            log.warning("late outcomes were void: the jobs belong to somebody else now", jobs=len(finished.void))
+        slots: dict[str, int] = {}
+        for message in batch:
+            job = message.run.job
+            if message.ending is not None and job.token in finished.written:
+                self.tally[message.ending.step] += 1
+            self._to_show.pop(job.token, None)
+            self.runs.remove(message.run)
+            self.locks.forget(job.token)
+            slots[job.queue] = slots.get(job.queue, 0) + 1
+        for queue, number in slots.items():
+            self.freed(queue, number)
+        self.released.set()
+
+    async def _insist(self, endings: list[Ending]) -> Finished:
+        """Write `endings`, again and again while the database is away: by their tokens a second time changes nothing."""
+        if not endings:
+            return Finished({}, [])
+        pause_s = 0.05
+        while True:
+            try:
+                return await self.session.write(aio_finish, endings)
+            except StoreUnavailable as error:
+                log.warning("outcomes wait for the database", jobs=len(endings), error=str(error), again_in_s=pause_s)
+                await trio.sleep(pause_s)
+                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+            except StoreError as error:
+                if len(endings) == 1:
+                    return await self._insist_without_text(endings[0], error)
+                return await self._one_by_one(endings)
+
+    async def _one_by_one(self, endings: list[Ending]) -> Finished:
+        """One row poisons the batch: the others must not suffer for it."""
+        written, void = {}, []
+        for ending in endings:
+            finished = await self._insist([ending])
+            written.update(finished.written)
+            void.extend(finished.void)
+        return Finished(written, void)
+
+    async def _insist_without_text(self, ending: Ending, error: StoreError) -> Finished:
+        """What the handler said can't be stored, in a way that nobody thought of: the job ends all the same (F40)."""
+        log.error("an outcome could not be stored as it is", job_id=str(ending.job_id), error=str(error))
+        if ending.error == UNSTORABLE and ending.result is None:
+            return Finished({}, [ending.token])
+        return await self._insist([Ending(ending.job_id, ending.token, ending.step, UNSTORABLE, delay_s=ending.delay_s)])
+
+    async def _show(self) -> None:
+        runs = [run for run in self._to_show.values() if not run.body_ended]
+        self._to_show.clear()
+        self._show_at = math.inf
+        shown = []
+        for run in runs:
+            run.to_be_shown = False
+            if run.progress is not None:
+                shown.append((run.job.job_id, run.job.token, run.progress))
+                run.progress = None
+        await self._keep_lines([run for run in runs if run.lines])
+        if shown:
+            try:
+                await self.session.write(aio_show_progress, shown)
+            except StoreError as error:
+                log.warning("progress could not be written", jobs=len(shown), error=str(error))
+
+    async def _keep_lines(self, runs: Sequence[Run]) -> None:
+        lines = []
+        for run in runs:
+            lines.extend((run.job.job_id, run.job.token, at, text) for at, text in run.lines)
+            run.lines = []
+        if lines:
+            try:
+                await self.session.write(aio_keep_lines, lines)
+            except StoreError as error:
+                log.warning("log lines could not be kept", lines=len(lines), error=str(error))
+
+
+UNSTORABLE: Final = "what the handler returned or raised could not be stored"
+
+
+def open_channel(slots: int) -> tuple[trio.MemorySendChannel[ToRecord], trio.MemoryReceiveChannel[ToRecord]]:
+    """The recorder's channel: a run has at most one `Shown` and one `Ended` under way, so sending never blocks."""
+    return trio.open_memory_channel[Ended | Shown](2 * slots + 1)

@@ -1,0 +1,41 @@
+"""Frees the keys of ended jobs and wakes their next ones, as soon as their ends are recorded (Q7).
+
+A claim that gets its turn first takes the keys along; then there is nothing left to do here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.messages import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.store.lock_session import LockSession
+
+log = structlog.get_logger(__name__)
+
+RETRY_S: Final = 0.5
+
+
+@attrs.define(eq=False)
+class Releaser:
+    """Works whenever `wake` is set."""
+
+    locks: LockSession
+    wake: Wake = attrs.field(factory=Wake)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Release until cancelled."""
+        task_status.started()
+        while True:
+            await self.wake.wait(math.inf)
+            try:
+                await self.locks.release()
+            except StoreError as error:
+                log.warning("keys were not freed yet", error=str(error))
+                await trio.sleep(RETRY_S)
+                self.wake.set()

@@ -1,0 +1,203 @@
+"""Runs one job: opens its scope, calls the handler, and turns whatever happened into one ending for the recorder.
+
+The scope's deadline is the lease (Q8). Everything that stops the job cancels that one scope with its reason noted first, so the
+reason, and not a guess from an exception, decides what is written: canceled, retried, given back, or nothing. The runner never
+touches the database itself; a body that returned before it noticed a stop has succeeded.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import msgspec
+import structlog
+import trio
+
+from dataloader.actors.messages import Ended, Shown, ToRecord
+from dataloader.actors.runs import Run
+from dataloader.jobs.job import Job, ThreadJob, Transaction
+from dataloader.jobs.masking import mask, mask_text
+from dataloader.jobs.outcomes import Ending, GiveUp, Retry, Snooze, Why
+from dataloader.jobs.states import Step
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.jobs.text import storable_json, storable_text
+from dataloader.store.transaction import Transactions
+
+log = structlog.get_logger(__name__)
+
+MAX_LINE: Final = 8_192
+"""Bytes kept of one log line."""
+
+
+@attrs.frozen(kw_only=True)
+class Workshop:
+    """What every run of this process shares."""
+
+    to_recorder: trio.MemorySendChannel[ToRecord]
+    transactions: Transactions
+    telemetry: Telemetry
+    max_lines: int
+
+
+async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLimiter) -> None:
+    """Run `run`'s job with `task`; a plain function takes a thread of `limiter`. Ends with a message to the recorder."""
+    job = run.job
+    port = _Port(run, workshop)
+    started = trio.current_time()
+    error: BaseException | None = None
+    value: object = None
+    with structlog.contextvars.bound_contextvars(
+        job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt
+    ):
+        if task.timeout_s is not None:
+            run.timeout_at = started + task.timeout_s
+            run.scope.deadline = min(run.scope.deadline, run.timeout_at)
+        try:
+            with run.scope:
+                value = await _call(task, run, port, limiter)
+        except BaseExceptionGroup as raised:
+            # Somebody else's cancellation, or ^C, is never swallowed, also when it comes in company.
+            if raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+                raise
+            error = raised
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever a handler raises is the job's error, not ours
+            error = raised
+        run.body_ended = True
+        stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
+        ending = None if port.committed else _ending(run, task, value, error, stopped)
+        if error is not None and stopped is None:
+            log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
+        elif stopped is not None:
+            log.info("the job was stopped", why=stopped.value)
+        outcome = "succeed" if port.committed else "void" if ending is None else ending.step.value
+        workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
+    workshop.to_recorder.send_nowait(Ended(run, ending))
+
+
+async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter) -> object:
+    claimed = run.job
+    args = msgspec.json.decode(claimed.args)
+    make: Callable[..., Job | ThreadJob] = Job if task.is_async else ThreadJob
+    job = make(
+        job_id=claimed.job_id,
+        queue=claimed.queue,
+        task=claimed.task,
+        args=args,
+        lock_key=claimed.lock_key,
+        partition_key=claimed.partition_key,
+        attempt=claimed.attempt,
+        max_attempts=claimed.max_attempts,
+        port=port,
+    )
+    if task.is_async:
+        return await task.handler(job)
+    return await trio.to_thread.run_sync(partial(task.handler, job), limiter=limiter, thread_name=f"task {task.name}")
+
+
+def _ending(run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None) -> Ending | None:
+    end = partial(Ending, run.job.job_id, run.job.token)
+    if stopped is not None:
+        return _ending_when_stopped(end, run, task, error, stopped)
+    if error is not None:
+        text = error_text(error)
+        if task.retry.is_final(error) or run.job.attempt >= run.job.max_attempts:
+            return end(Step.FAIL, error=text)
+        return end(Step.RETRY, error=text, delay_s=task.retry.delay_s(run.job.attempt))
+    match value:
+        case Retry():
+            return end(Step.RETRY, error=storable_text(mask_text(value.reason)), delay_s=value.after_s)
+        case Snooze():
+            return end(Step.SNOOZE, error=storable_text(mask_text(value.reason)) or None, delay_s=value.for_s)
+        case GiveUp():
+            return end(Step.FAIL, error=storable_text(mask_text(value.reason)))
+        case _:
+            return end(Step.SUCCEED, result=None if value is None else storable_json(value))
+
+
+def _ending_when_stopped(
+    end: Callable[..., Ending], run: Run, task: Task, error: BaseException | None, stopped: Why
+) -> Ending | None:
+    text = None if error is None else error_text(error)
+    match stopped:
+        case Why.LEASE_LOST:
+            return None
+        case Why.CANCEL:
+            return end(Step.CANCEL, error=text)
+        case Why.DRAIN | Why.KEY_LOST:
+            return end(Step.RETURN, error=text)
+        case Why.TIMEOUT:
+            text = f"timeout: the run took longer than {task.timeout_s:g} s" + (f"\n{text}" if text else "")
+            if run.job.attempt >= run.job.max_attempts:
+                return end(Step.FAIL, error=text)
+            return end(Step.RETRY, error=text, delay_s=task.retry.delay_s(run.job.attempt))
+
+
+def error_text(error: BaseException) -> str:
+    """An exception as the job's error: its last line first, as one looks for it, then the traceback; masked, bounded."""
+    summary = _summary(error)
+    try:
+        trace = "".join(traceback.format_exception(error, limit=-30))
+    except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
+        trace = ""
+    return storable_text(f"{summary}\n\n{mask_text(trace[:200_000])}".rstrip())
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - see above
+        text = "(its text could not be made)"
+    return storable_text(mask_text(f"{type(error).__name__}: {text[:2_000]}".rstrip(": ")), 2_100)
+
+
+class _Port:
+    """The job handle's way out: progress and lines are kept on the run, and the recorder is told once."""
+
+    def __init__(self, run: Run, workshop: Workshop) -> None:
+        self.committed = False
+        self._run = run
+        self._workshop = workshop
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keep the newest progress; the recorder writes it within a second."""
+        self._run.progress = storable_json(progress)
+        self._tell()
+
+    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        """Keep a line, up to the setting's number a run; then one line that says that the rest is only counted."""
+        run = self._run
+        run.line_count += 1
+        if run.line_count > self._workshop.max_lines + 1:
+            return
+        if run.line_count > self._workshop.max_lines:
+            level, message, fields = "warning", f"more than {self._workshop.max_lines} lines; the rest is not kept", {}
+        payload = {"level": level, "message": mask_text(str(message)), **({"fields": mask(dict(fields))} if fields else {})}
+        run.lines.append((datetime.now(UTC), storable_json(payload, MAX_LINE)))
+        self._tell()
+
+    @asynccontextmanager
+    async def transaction(self, result: object) -> AsyncIterator[Transaction]:
+        """See `dataloader.jobs.job.Job.transaction`."""
+        job = self._run.job
+        encoded = None if result is None else storable_json(result)
+        ending = Ending(job.job_id, job.token, Step.SUCCEED, result=encoded)
+        async with self._workshop.transactions.open(ending) as transaction:
+            yield transaction
+        self.committed = True
+
+    def deadline(self) -> float:
+        """The scope's deadline as it stands."""
+        return self._run.scope.deadline
+
+    def _tell(self) -> None:
+        if not self._run.to_be_shown and not self._run.body_ended:
+            self._run.to_be_shown = True
+            self._workshop.to_recorder.send_nowait(Shown(self._run))
+

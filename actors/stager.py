@@ -1,0 +1,54 @@
+"""Makes waiting jobs ready: those whose time has come, those whose key is free, those whose task this worker knows.
+
+Sleeps until the next job falls due, and is told by notification of an earlier one; every backoff period it sweeps the parked
+keys, which is the net below the wake-ups of those who hold them.
+"""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.messages import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.database import Database
+from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
+
+log = structlog.get_logger(__name__)
+
+
+
+@attrs.define(eq=False, kw_only=True)
+class Stager:
+    """Stages for all queues; `queues` and `tasks` say which parked jobs with unknown tasks are known here."""
+
+    database: Database
+    queues: list[str]
+    tasks: Tasks
+    sweep_s: float
+    poll_s: float
+    wake: Wake = attrs.field(factory=Wake)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Stage until cancelled."""
+        task_status.started()
+        sweep_at = trio.current_time()
+        while True:
+            try:
+                if trio.current_time() >= sweep_at:
+                    sweep_at = trio.current_time() + self.sweep_s
+                    await ready_known(self.database, self.queues, list(self.tasks))
+                    await ready_free(self.database)
+                staged = await ready_due(self.database)
+            except StoreError as error:
+                log.warning("waiting jobs were not looked at", error=str(error))
+                await trio.sleep(self.poll_s)
+                continue
+            if staged.readied >= BATCH:
+                continue
+            pause_s = sweep_at - trio.current_time()
+            if staged.next_due_s is not None:
+                pause_s = min(pause_s, staged.next_due_s + 0.001)
+            await self.wake.wait(max(pause_s, 0.001))

@@ -1,0 +1,127 @@
+"""What a handler sees of its job: `Job` in an async handler, `ThreadJob` in a plain function that runs in a thread.
+
+The two are one job seen from two sides of the thread boundary. Everything they can do goes through `Port`, which the
+runner implements; so the domain needs no database and `dataloader.testing` can hand a handler a real `Job` without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+from uuid import UUID
+
+import attrs
+import trio
+
+
+class Transaction(Protocol):
+    """A transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style."""
+
+    async def execute(self, sql: str, *args: object) -> str:
+        """Run one statement; the command's tag, `INSERT 0 3`, comes back."""
+
+    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments."""
+
+    async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query; its rows come back as dictionaries."""
+
+    async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table` in binary form; their number comes back."""
+
+
+class Port(Protocol):
+    """What a job's handle needs of the runner."""
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keep `progress` for the next write; never blocks."""
+
+    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        """Keep a log line for the next write; never blocks."""
+
+    def transaction(self, result: object) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction that ends with the job's success."""
+
+    def deadline(self) -> float:
+        """When the job's scope ends as things stand, by `trio.current_time()`."""
+
+
+@attrs.frozen(eq=False)
+class JobLog:
+    """Writes lines that are kept with the job as events of kind `log`, up to the setting's number a run."""
+
+    _port: Port
+
+    def info(self, message: str, **fields: object) -> None:
+        """What happened, for whoever looks at the job."""
+        self._port.log("info", message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        """What a reader should know but nobody need act on."""
+        self._port.log("warning", message, fields)
+
+    def error(self, message: str, **fields: object) -> None:
+        """What went wrong while the job goes on."""
+        self._port.log("error", message, fields)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class _Facts:
+    """What both kinds of handle know: the row as claimed. Nothing here changes while the run lasts."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    attempt: int
+    max_attempts: int
+    _port: Port
+
+    @property
+    def log(self) -> JobLog:
+        """The job's own log."""
+        return JobLog(self._port)
+
+    @property
+    def deadline(self) -> float:
+        """When this run will be stopped as things stand, by `trio.current_time()`; each heartbeat moves it."""
+        return self._port.deadline()
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Job(_Facts):
+    """The handle of an async handler. Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped."""
+
+    async def progress(self, progress: Mapping[str, Any]) -> None:
+        """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""
+        self._port.progress(progress)
+        await trio.lowlevel.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
+        await trio.lowlevel.checkpoint()
+
+    def transaction(self, *, result: object = None) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
+
+        When the block ends without an error the job is `succeeded` with `result`, and nothing the handler does later can
+        change that. When it raises, nothing was written. `LeaseLost` if the job was no longer this worker's.
+        """
+        return self._port.transaction(result)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class ThreadJob(_Facts):
+    """The handle of a plain function in a worker thread. A thread can't be cancelled: call `checkpoint` between chunks."""
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Show `progress` as the job's, and stop here if the job was stopped."""
+        trio.from_thread.run_sync(self._port.progress, progress)
+        trio.from_thread.check_cancelled()
+
+    def checkpoint(self) -> None:
+        """Stop here, by `trio.Cancelled`, if the job was canceled, timed out, lost its lease or is drained."""
+        trio.from_thread.check_cancelled()

@@ -1,0 +1,188 @@
+"""The values that travel between the rooms: what a client asks for, what a worker claims, what a reader sees.
+
+All are frozen attrs classes without behaviour beyond their own validation; the database's row is the truth and these are
+pictures of it. Instants are timezone-aware `datetime`s by the database's clock.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.states import Status, WaitsFor
+
+MAX_NAME: Final = 200
+"""The longest queue or task name, in characters."""
+MAX_KEY: Final = 512
+"""The longest idempotency, lock or partition key, in characters: the unique index can't hold more than a third of a page."""
+MAX_INT: Final = 2_147_483_647
+MIN_LEASE_S: Final = 3
+"""A lease shorter than this can't be renewed three times with time to stop the body (protocol: lease arithmetic)."""
+MAX_LEASE_S: Final = 86_400
+DEFAULT_MAX_ATTEMPTS: Final = 5
+DEFAULT_PRIORITY: Final = 100
+
+
+def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
+    """Raise `BadRequest` for field `name` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters."""
+    if not empty and not value:
+        raise BadRequest(name, "is empty; 1 to " + str(limit) + " characters are allowed")
+    if len(value) > limit:
+        raise BadRequest(name, f"has {len(value):,} characters; at most {limit:,} are allowed")
+    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise BadRequest(name, f"{value!r:.60} has a NUL or half a surrogate pair, which PostgreSQL can't store")
+
+
+def check_between(name: str, value: int, low: int, high: int) -> None:
+    """Raise `BadRequest` for field `name` unless `low` <= `value` <= `high`."""
+    if not low <= value <= high:
+        raise BadRequest(name, f"{value} is not allowed; a whole number from {low:,} to {high:,}")
+
+
+@attrs.frozen(kw_only=True)
+class NewJob:
+    """A job as requested (Q2). `BadRequest` names the field when a value is not allowed.
+
+    `args` is any JSON object. `lock_key` None means the job's own id, so that nothing else excludes it; likewise
+    `max_attempts` and `lease_ttl_sec` None mean the task's or the settings' default. `available_at` None means now.
+    """
+
+    queue: str
+    task: str
+    args: dict[str, Any] = attrs.field(factory=dict)
+    idempotency_key: str | None = None
+    lock_key: str | None = None
+    partition_key: str = ""
+    priority: int = DEFAULT_PRIORITY
+    available_at: datetime | None = None
+    max_attempts: int | None = None
+    lease_ttl_sec: int | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    job_id: UUID = attrs.field(factory=uuid7)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what the table can't hold or the workers can't serve."""
+        check_text("queue", self.queue, MAX_NAME)
+        check_text("task", self.task, MAX_NAME)
+        for name in ("idempotency_key", "lock_key", "producer", "consumer_group"):
+            value = getattr(self, name)
+            if value is not None:
+                check_text(name, value, MAX_KEY)
+        check_text("partition_key", self.partition_key, MAX_KEY, empty=True)
+        check_between("priority", self.priority, 0, MAX_INT)
+        if self.max_attempts is not None:
+            check_between("max_attempts", self.max_attempts, 1, 1_000_000)
+        if self.lease_ttl_sec is not None:
+            check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
+        if self.available_at is not None and self.available_at.tzinfo is None:
+            raise BadRequest("available_at", f"{self.available_at.isoformat()} has no time zone; RFC 3339 needs one")
+
+
+@attrs.frozen
+class Enqueued:
+    """The answer to a request: the job that stands for it, and whether this request made it."""
+
+    job_id: UUID
+    status: Status
+    created: bool
+
+
+@attrs.frozen(eq=False)
+class ClaimedJob:
+    """A job that this process may run now, until its lease ends: what the runner needs and no more.
+
+    `token` fences every later write; `lock_hash` is the advisory lock held for it; `lease_s` seconds were granted.
+    """
+
+    job_id: UUID
+    token: int
+    queue: str
+    task: str
+    args: str
+    lock_key: str
+    lock_hash: int
+    partition_key: str
+    attempt: int
+    max_attempts: int
+    lease_s: int
+
+
+@attrs.frozen(kw_only=True)
+class JobRecord:
+    """A job as it stands, all of it: a row of `dl_jobs`. `error`, `args` and `progress` are as stored, unmasked.
+
+    `args` and `progress` are objects in our own rows; other services may store any JSON there.
+    """
+
+    job_id: UUID
+    queue: str
+    task: str
+    args: Any
+    idempotency_key: str | None
+    lock_key: str
+    partition_key: str
+    priority: int
+    available_at: datetime
+    status: Status
+    waits_for: WaitsFor | None
+    attempt: int
+    max_attempts: int
+    crashes: int
+    lease_ttl_sec: int
+    lease_expires_at: datetime | None
+    heartbeat_at: datetime | None
+    cancel_requested: bool
+    progress: Any
+    result: Any
+    error: str | None
+    producer: str | None
+    consumer_group: str | None
+    claimed_by: str | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@attrs.frozen
+class JobEvent:
+    """One line of a job's journal (Q11)."""
+
+    event_id: int
+    job_id: UUID
+    queue: str
+    ts: datetime
+    kind: str
+    payload: Any
+
+
+@attrs.frozen
+class WorkerRecord:
+    """A process that has beaten lately: `claimed_by` of its jobs is `worker`."""
+
+    worker: str
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    queues: dict[str, int]
+
+
+@attrs.frozen
+class QueueRecord:
+    """A queue's work that has not ended, by status and reason; finished jobs are never counted."""
+
+    queue: str
+    paused: bool
+    ready: int
+    delayed: int
+    blocked: int
+    unknown_task: int
+    running: int
+    oldest_ready_at: datetime | None

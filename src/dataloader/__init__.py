@@ -1,0 +1,95 @@
+"""dataloader: durable jobs and ETL from a queue in PostgreSQL, in one Trio process. The public names; all else may move.
+
+What a module of tasks needs is imported at once. What runs them (the supervisor, the settings) is imported when it is first
+asked for, so that `dataloader status` does not load a web server.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from dataloader.jobs.errors import (
+    ActorGaveUp,
+    BadRequest,
+    ConfigError,
+    DataloaderError,
+    Draining,
+    EmbeddedDatabaseError,
+    IdempotencyConflict,
+    JobNotFound,
+    LeaseLost,
+    SchemaError,
+    StoreError,
+    StoreUnavailable,
+)
+from dataloader.jobs.job import Job, ThreadJob, Transaction
+from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
+from dataloader.jobs.outcomes import GiveUp, Retry, Snooze
+from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Task, Tasks
+
+if TYPE_CHECKING:
+    from dataloader.store.embedded import embedded_postgres
+    from dataloader.supervisor.drain import DrainReport
+    from dataloader.supervisor.settings import ApiToken, Settings, Worker, load_settings
+    from dataloader.supervisor.supervisor import Supervisor, open_supervisor
+
+__all__ = [
+    "ActorGaveUp",
+    "ApiToken",
+    "BadRequest",
+    "ConfigError",
+    "DataloaderError",
+    "DrainReport",
+    "Draining",
+    "EmbeddedDatabaseError",
+    "Enqueued",
+    "GiveUp",
+    "IdempotencyConflict",
+    "Job",
+    "JobEvent",
+    "JobNotFound",
+    "JobRecord",
+    "LeaseLost",
+    "NewJob",
+    "Retry",
+    "RetryPolicy",
+    "SchemaError",
+    "Settings",
+    "Snooze",
+    "Status",
+    "StoreError",
+    "StoreUnavailable",
+    "Supervisor",
+    "Task",
+    "Tasks",
+    "ThreadJob",
+    "Transaction",
+    "Worker",
+    "embedded_postgres",
+    "load_settings",
+    "open_supervisor",
+]
+
+_WHEN_ASKED_FOR: Final = {
+    "ApiToken": "dataloader.supervisor.settings",
+    "DrainReport": "dataloader.supervisor.drain",
+    "Settings": "dataloader.supervisor.settings",
+    "Supervisor": "dataloader.supervisor.supervisor",
+    "Worker": "dataloader.supervisor.settings",
+    "embedded_postgres": "dataloader.store.embedded",
+    "load_settings": "dataloader.supervisor.settings",
+    "open_supervisor": "dataloader.supervisor.supervisor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the running side when it is first used."""
+    module = _WHEN_ASKED_FOR.get(name)
+    if module is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = globals()[name] = getattr(import_module(module), name)
+    return value

@@ -1,0 +1,318 @@
+"""The bridge between Trio and asyncpg: one asyncio loop, a pool, and sessions with a connection of their own.
+
+An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that holds all its statements; it is
+crossed once as a whole (a crossing costs about 60 µs, and a transaction must never span two). Errors come out as ours:
+`StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline: asyncpg's
+`command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a task whose
+connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
+
+Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import asyncpg
+import attrs
+import msgspec
+import structlog
+import trio
+import trio_asyncio
+
+from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable
+from dataloader.jobs.masking import mask_text
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Connection = asyncpg.Connection
+type_operation = Callable[Concatenate[Any, P], Awaitable[T]]
+
+log = structlog.get_logger(__name__)
+
+PLANNER: Final = {
+    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a table
+    # that was empty when it was analysed would scan a million rows. jit would start at the price of a disabled scan.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+RETRIES: Final = 4
+"""How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
+
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+    asyncio.IncompleteReadError,
+)
+_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseOptions:
+    """Where the database is and how long to wait for it. `lock_dsn` is the direct way to it when `dsn` leads to a pooler."""
+
+    dsn: str = attrs.field(repr=False)
+    lock_dsn: str | None = attrs.field(default=None, repr=False)
+    pool_size: int = 2
+    transaction_pool_size: int = 4
+    connect_timeout_s: float = 10.0
+    statement_timeout_s: float = 30.0
+    name: str = "dataloader"
+
+    @property
+    def write_deadline_s(self) -> float:
+        """How long a write may hold up a cancellation: its connection's and statement's timeouts, and a little."""
+        return self.connect_timeout_s + self.statement_timeout_s + 2.0
+
+
+async def connect(
+    options: DatabaseOptions, *, direct: bool = False, role: str = "pool", planner: bool = True
+) -> asyncpg.Connection[Any]:
+    """Open one connection (asyncio-flavoured), with our timeouts, JSON as text, and the planner told to use the indexes."""
+    timeout_ms = str(int(options.statement_timeout_s * 1000))
+    connection = await asyncpg.connect(
+        options.lock_dsn if direct and options.lock_dsn else options.dsn,
+        timeout=options.connect_timeout_s,
+        command_timeout=options.statement_timeout_s,
+        server_settings={
+            "application_name": f"{options.name} {role}",
+            "statement_timeout": timeout_ms,
+            "idle_in_transaction_session_timeout": timeout_ms,
+            "timezone": "UTC",
+            **(PLANNER if planner else {}),
+        },
+    )
+    await prepare(connection)
+    return connection
+
+
+async def prepare(connection: asyncpg.Connection[Any]) -> None:
+    """Make jsonb come and go as Python values (asyncio-flavoured)."""
+    await connection.set_type_codec(
+        "jsonb", encoder=_encode_json, decoder=_decode_json, schema="pg_catalog", format="text"
+    )
+
+
+def _encode_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decode_json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:
+        # jsonb keeps numbers that no float holds; one such value in a foreign row must not make a list unreadable.
+        return json.loads(text, parse_int=float)
+
+
+def translate(error: BaseException) -> StoreError | None:
+    """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
+    text = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
+    if isinstance(error, _SCHEMA):
+        return SchemaError(f"the queue's tables are not as expected ({text}); run `dataloader migrate`")
+    if isinstance(error, _PASSING):
+        return StoreUnavailable(f"the database can't serve us now ({text})")
+    if isinstance(error, asyncpg.PostgresError):
+        return StoreError(text)
+    return None
+
+
+class Crossing:
+    """Runs asyncio-flavoured functions on one asyncio loop for Trio tasks, wherever those were started."""
+
+    def __init__(self, loop: Any) -> None:
+        """`loop` is an open trio_asyncio loop; the context variable is not used, so any task may cross."""
+        self._loop = loop
+
+    async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
+        try:
+            result: T = await trio_asyncio.aio_as_trio(function, loop=self._loop)(*args, **kwargs)
+        except asyncio.CancelledError as error:
+            # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
+            raise StoreUnavailable("the operation was cut off by its connection's end") from error
+        except Exception as error:
+            ours = translate(error)
+            if ours is None:
+                raise
+            raise ours from error
+        return result
+
+
+class Database:
+    """A pool of connections for short operations; sessions are opened beside it."""
+
+    def __init__(self, options: DatabaseOptions, crossing: Crossing, pool: asyncpg.Pool[Any]) -> None:
+        """Use `open_database`."""
+        self.options = options
+        self.crossing = crossing
+        self._pool = pool
+
+    async def run(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
+        return await self.crossing.run(self._aio_run, operation, *args, **kwargs)  # type: ignore[arg-type]
+
+    async def write(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation that must not be cancelled half way: shielded, with the options' deadline."""
+        with trio.move_on_after(self.options.write_deadline_s, shield=True):
+            return await self.run(operation, *args, **kwargs)
+        raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
+
+    async def _aio_run(self, operation: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        for attempt in range(1, RETRIES + 1):
+            async with self._pool.acquire(timeout=self.options.connect_timeout_s) as connection:
+                try:
+                    return await operation(connection, *args, **kwargs)
+                except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                    if attempt == RETRIES:
+                        raise
+            await asyncio.sleep(0.01 * 4**attempt)
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    def pool_use(self) -> tuple[int, int]:
+        """Connections of the pool that are open, and those of them that are idle."""
+        return self._pool.get_size(), self._pool.get_idle_size()
+
+
+class Session:
+    """One connection of its own, opened when first needed and again after it was lost; one operation at a time.
+
+    Owner of the connection; nobody else keeps it. `on_connect` (asyncio-flavoured) prepares a new one.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        role: str,
+        *,
+        direct: bool = False,
+        on_connect: Callable[[asyncpg.Connection[Any]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`role` is shown in pg_stat_activity; `direct` takes the DSN that leads past a pooler."""
+        self._database = database
+        self._role = role
+        self._direct = direct
+        self._on_connect = on_connect
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._turn = trio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection is open, as far as we know."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def write(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation in turn, shielded with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
+        with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
+            async with self._turn:
+                return await self._database.crossing.run(self._aio_run, operation, *args, **kwargs)
+        raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
+
+    async def _aio_run(self, operation: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        if self._connection is None or self._connection.is_closed():
+            connection = await connect(self._database.options, direct=self._direct, role=self._role)
+            try:
+                if self._on_connect is not None:
+                    await self._on_connect(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection = connection
+        try:
+            for attempt in range(1, RETRIES + 1):
+                try:
+                    return await operation(self._connection, *args, **kwargs)
+                except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                    if attempt == RETRIES:
+                        raise
+                    await asyncio.sleep(0.01 * 4**attempt)
+        except (TimeoutError, asyncio.CancelledError):
+            # The answer may still come: a connection in an unknown state is not used again.
+            self._connection.terminate()
+            raise
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    async def close(self) -> None:
+        """Close the connection politely for a second, then at once."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with trio.move_on_after(2, shield=True):
+            await self._database.crossing.run(_aio_close, connection)
+
+
+async def _aio_close(connection: asyncpg.Connection[Any]) -> None:
+    try:
+        await connection.close(timeout=1)
+    except Exception:  # noqa: BLE001 - whatever a dying connection says, it goes
+        connection.terminate()
+
+
+@asynccontextmanager
+async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
+    """The database for the length of a block. Nothing is connected yet: the first operation does that, or raises.
+
+    The asyncio loop lives inside the block, whether the host has none or another; it is shielded from cancellation until the
+    block has ended, so that clean-up can still write.
+    """
+    async with trio_asyncio.open_loop() as loop:
+        # By default an error in any asyncio callback kills the block (seen with a LISTEN callback that raised).
+        loop.set_exception_handler(_loop_error)
+        crossing = Crossing(loop)
+        pool = await crossing.run(_aio_open_pool, options)
+        try:
+            yield Database(options, crossing, pool)
+        finally:
+            with trio.move_on_after(5, shield=True) as scope:
+                await crossing.run(_aio_close_pool, pool)
+            if scope.cancelled_caught:
+                pool.terminate()
+
+
+async def _aio_open_pool(options: DatabaseOptions) -> asyncpg.Pool[Any]:
+    async def connect_pooled(*_args: object, **_kwargs: object) -> asyncpg.Connection[Any]:
+        return await connect(options)
+
+    return await asyncpg.create_pool(
+        options.dsn, min_size=0, max_size=options.pool_size, connect=connect_pooled, reset=_aio_no_reset
+    )
+
+
+async def _aio_no_reset(connection: asyncpg.Connection[Any]) -> None:
+    """Our operations leave nothing behind in a session; the default reset would be a round trip for each of them."""
+
+
+async def _aio_close_pool(pool: asyncpg.Pool[Any]) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), 3)
+    except Exception:  # noqa: BLE001 - a pool that can't be closed politely is ended
+        pool.terminate()
+
+
+def _loop_error(_loop: object, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    log.warning("an asyncio callback failed", what=str(context.get("message")), error=mask_text(repr(error)))

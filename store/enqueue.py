@@ -1,0 +1,168 @@
+"""Puts jobs into the queue (Q2): one statement for one job or a thousand, their journal's first line included.
+
+A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two statements:
+insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the
+row, since the row itself changes later; rows without a hash are a foreign service's and are compared by their columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
+from dataloader.jobs.states import Status
+from dataloader.jobs.text import storable_json
+from dataloader.store.database import Database
+
+MAX_ARGS_BYTES: Final = 16_777_216
+
+_INSERT: Final = """
+WITH added AS (
+  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
+                       max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+  SELECT job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
+         coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group, request_hash
+  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[],
+              $9::timestamptz[], $10::int[], $11::int[], $12::text[], $13::text[], $14::bytea[])
+    AS r (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
+          max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+  ON CONFLICT DO NOTHING
+  RETURNING job_id, queue
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
+)
+SELECT job_id FROM added
+"""
+
+_WINNERS: Final = """
+SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key, args
+FROM dl_jobs WHERE idempotency_key = ANY ($1::text[]) OR job_id = ANY ($2::uuid[])
+"""
+
+
+async def enqueue(
+    database: Database,
+    jobs: Sequence[NewJob],
+    *,
+    default_lease_s: int = 60,
+    default_attempts: int = DEFAULT_MAX_ATTEMPTS,
+) -> list[Enqueued]:
+    """Add `jobs`, all or none; the answers come in their order.
+
+    A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested alike.
+    Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON,
+    `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
+    """
+    if not jobs:
+        return []
+    rows = [_row(job, default_lease_s, default_attempts) for job in jobs]
+    return await database.write(_aio_enqueue, list(jobs), rows)
+
+
+def _row(job: NewJob, lease_s: int, attempts: int) -> tuple[Any, ...]:
+    try:
+        args = msgspec.json.encode(job.args)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest("args", f"is no JSON: {error}") from error
+    if len(args) > MAX_ARGS_BYTES:
+        raise BadRequest("args", f"has {len(args):,} bytes as JSON; at most {MAX_ARGS_BYTES:,} are allowed")
+    if b"\\u0000" in args and storable_json(job.args, MAX_ARGS_BYTES) != args.decode():
+        raise BadRequest("args", "has a NUL in a text, which PostgreSQL can't store")
+    return (
+        job.job_id,
+        job.queue,
+        job.task,
+        args.decode(),
+        job.idempotency_key,
+        job.lock_key if job.lock_key is not None else str(job.job_id),
+        job.partition_key,
+        job.priority,
+        job.available_at,
+        job.max_attempts if job.max_attempts is not None else attempts,
+        job.lease_ttl_sec if job.lease_ttl_sec is not None else lease_s,
+        job.producer,
+        job.consumer_group,
+        _request_hash(job) if job.idempotency_key is not None else None,
+    )
+
+
+def _request_hash(job: NewJob) -> bytes:
+    """SHA-256 over the request as sent: what was left out stays out, so that a changed default is no other request."""
+    request = (
+        job.queue,
+        job.task,
+        job.args,
+        job.lock_key,
+        job.partition_key,
+        job.priority,
+        job.available_at.timestamp() if job.available_at is not None else None,
+        job.max_attempts,
+        job.lease_ttl_sec,
+        job.producer,
+        job.consumer_group,
+    )
+    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
+
+
+class _WinnerGone(Exception):
+    """The first job of a key was deleted between the two statements: nobody has the key now."""
+
+
+async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[tuple[Any, ...]]) -> list[Enqueued]:
+    # The first of several jobs with one key stands for them all. Sorted by key, so that two batches with the same keys
+    # wait for each other in one order.
+    firsts: dict[str, int] = {}
+    to_add = [
+        index
+        for index, job in enumerate(jobs)
+        if job.idempotency_key is None or firsts.setdefault(job.idempotency_key, index) == index
+    ]
+    to_add.sort(key=lambda index: jobs[index].idempotency_key or "")
+    columns = list(zip(*(rows[index] for index in to_add), strict=True))
+    for _ in range(3):
+        try:
+            if len(jobs) == 1 or not firsts:
+                return await _aio_add(connection, jobs, rows, columns)
+            async with connection.transaction():
+                return await _aio_add(connection, jobs, rows, columns)
+        except _WinnerGone:
+            continue
+    raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
+
+
+async def _aio_add(
+    connection: Any, jobs: list[NewJob], rows: list[tuple[Any, ...]], columns: list[tuple[Any, ...]]
+) -> list[Enqueued]:
+    added: set[UUID] = {record["job_id"] for record in await connection.fetch(_INSERT, *columns)}
+    if len(added) == len(jobs):
+        return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
+    others = [job for job in jobs if job.job_id not in added]
+    found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
+    winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
+    winners |= {record["job_id"]: record for record in found}
+    return [_answer(job, row, added, winners) for job, row in zip(jobs, rows, strict=True)]
+
+
+def _answer(job: NewJob, row: tuple[Any, ...], added: set[UUID], winners: dict[Any, Any]) -> Enqueued:
+    if job.job_id in added:
+        return Enqueued(job.job_id, Status.QUEUED, created=True)
+    winner = winners.get(job.idempotency_key or job.job_id)
+    if winner is None:
+        raise _WinnerGone
+    if winner["request_hash"] is not None and row[13] is not None:
+        same = winner["request_hash"] == row[13]
+    else:
+        same = (
+            (winner["queue"], winner["task"], winner["partition_key"]) == (job.queue, job.task, job.partition_key)
+            and (job.lock_key is None or winner["lock_key"] == job.lock_key)
+            and winner["args"] == msgspec.json.decode(row[3])
+        )
+    if not same:
+        raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])
+    return Enqueued(winner["job_id"], Status(winner["status"]), created=False)

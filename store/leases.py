@@ -1,0 +1,124 @@
+"""Leases: one statement renews all of a process's jobs (Q8), another takes back what expired (Q10).
+
+Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their lease.
+Such a row is `UNKNOWN`, not lost, and is asked for again soon. An expired lease is never renewed: between its end and now
+another job of its key may have started.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.store.database import Database
+
+_BEAT: Final = """
+WITH mine AS MATERIALIZED (
+  SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
+), locked AS MATERIALIZED (
+  SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = m.job_id
+  WHERE j.token = m.token AND j.status = 'running' AND j.lease_expires_at > now()
+  ORDER BY j.job_id FOR NO KEY UPDATE OF j SKIP LOCKED
+), renewed AS (
+  UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
+  FROM locked l WHERE j.job_id = l.job_id
+  RETURNING j.job_id, j.queue, j.cancel_requested, l.journal
+), written AS (
+  INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'heartbeat' FROM renewed WHERE journal
+)
+SELECT m.token, r.job_id IS NOT NULL AS renewed, coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
+       coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at > now(), false) AS ours
+FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = m.job_id
+"""
+
+_REAP: Final = """
+WITH expired AS MATERIALIZED (
+  SELECT job_id, lease_expires_at, claimed_by FROM dl_jobs
+  WHERE status = 'running' AND lease_expires_at < now()
+  ORDER BY lease_expires_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
+), taken AS (
+  UPDATE dl_jobs j SET
+    status = (CASE WHEN j.cancel_requested THEN 'canceled'
+                   WHEN j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts THEN 'lost'
+                   ELSE 'queued' END)::dl_status,
+    crashes = j.crashes + 1,
+    available_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
+                        THEN j.available_at ELSE now() END,
+    waits_for = NULL,
+    lease_expires_at = NULL,
+    claimed_by = NULL,
+    error = 'worker lost: the lease of ' || coalesce(j.claimed_by, 'a foreign worker') || ' ended in attempt ' || j.attempt,
+    finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
+                       THEN now() END
+  FROM expired e WHERE j.job_id = e.job_id
+  RETURNING j.job_id, j.queue, j.status, hashtext(j.lock_key) AS lock_hash, j.attempt, e.claimed_by
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+         jsonb_strip_nulls(jsonb_build_object('reason', 'lease expired', 'attempt', attempt, 'worker', claimed_by))
+  FROM taken
+)
+SELECT job_id, status::text AS status, lock_hash FROM taken
+"""
+
+_CLOCK: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+
+class Beat(enum.Enum):
+    """What a heartbeat found of one job."""
+
+    RENEWED = enum.auto()
+    UNKNOWN = enum.auto()
+    LOST = enum.auto()
+
+
+@attrs.frozen
+class Pulse:
+    """One job's answer: its token, what was found, and whether its cancellation is wanted."""
+
+    token: int
+    beat: Beat
+    cancel_requested: bool
+
+
+async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> list[Pulse]:
+    """Renew the leases of (job_id, token, journal it) (asyncio-flavoured), in the order of their ids."""
+    ordered = sorted(runs)
+    records = await connection.fetch(_BEAT, *map(list, zip(*ordered, strict=True)))
+    return [
+        Pulse(
+            record["token"],
+            Beat.RENEWED if record["renewed"] else Beat.UNKNOWN if record["ours"] else Beat.LOST,
+            record["cancel_requested"],
+        )
+        for record in records
+    ]
+
+
+async def reap(database: Database, limit: int) -> list[int]:
+    """Take back up to `limit` jobs whose lease has ended: to the queue, or `lost` with the attempts used up (Q10).
+
+    The hashes of their keys come back; their next jobs have been woken already.
+    """
+    return await database.write(_aio_reap, limit)
+
+
+async def _aio_reap(connection: Any, limit: int) -> list[int]:
+    records = await connection.fetch(_REAP, limit)
+    hashes = sorted({record["lock_hash"] for record in records})
+    if hashes:
+        await connection.fetchval("SELECT dl_unpark($1)", hashes)
+    return [record["lock_hash"] for record in records]
+
+
+async def database_clock(database: Database) -> float:
+    """The database's clock, in seconds since 1970."""
+    return float(await database.run(_aio_clock))
+
+
+async def _aio_clock(connection: Any) -> float:
+    return float(await connection.fetchval(_CLOCK))

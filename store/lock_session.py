@@ -1,0 +1,243 @@
+"""The process's one session that holds advisory locks: claims are made on it, keys are freed on it, it is kept alive.
+
+Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to its key's hash, None once the key was
+lost (the job is still ours to stop). Everything that changes it happens while the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one.
+
+Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the next
+claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt. When the
+session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks again; jobs whose
+lock was taken by another meanwhile are reported through `lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import asyncpg
+import attrs
+import structlog
+import trio
+
+from dataloader.jobs.model import ClaimedJob
+from dataloader.store.database import Database, Session
+
+log = structlog.get_logger(__name__)
+
+IDLE_SHARE: Final = 0.8
+"""The server ends a silent session after this share of the shortest lease, so that a ghost frees its keys before that."""
+
+_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6)"
+_RELEASE: Final = "SELECT dl_release($1)"
+_HELD: Final = """
+SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
+WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_UNLOCK: Final = "SELECT count(pg_advisory_unlock(h)) FROM unnest($1::int[]) AS u (h)"
+_TAKE: Final = "SELECT h, pg_try_advisory_lock(h) AS got FROM unnest($1::int[]) AS u (h)"
+_GIVE_BACK: Final = """
+WITH returned AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled'::dl_status ELSE 'queued' END,
+    attempt = greatest(attempt - 1, 0), refunds = refunds + 1, lease_expires_at = NULL, claimed_by = NULL,
+    finished_at = CASE WHEN cancel_requested THEN now() END
+  WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[])
+  RETURNING job_id, queue, status
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
+         '{"reason": "the claim''s reply was lost"}'::jsonb
+  FROM returned
+)
+SELECT job_id FROM returned
+"""
+_WHO: Final = """
+SELECT pid, backend_start, current_setting('max_locks_per_transaction')::int AS locks,
+       current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int AS sessions
+FROM pg_stat_activity WHERE pid = pg_backend_pid()
+"""
+_END_GHOST: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
+_PING: Final = "SELECT set_config('idle_session_timeout', $1, false)"
+
+
+@attrs.frozen
+class Claim:
+    """What a claim brought: the jobs that are ours now, and what became of the other candidates.
+
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` tells whether more may wait.
+    `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another session.
+    """
+
+    jobs: list[ClaimedJob]
+    waited_s: list[float]
+    candidates: int
+    to_test: list[int]
+    sent_at: float
+
+
+class LockSession:
+    """Claims jobs and holds their keys for one worker."""
+
+    def __init__(self, database: Database, worker: str, *, lost: Callable[[list[int]], None]) -> None:
+        """`worker` becomes `claimed_by`; `lost` is told the tokens of running jobs whose key went to another."""
+        self.worker = worker
+        self.tokens: dict[int, int | None] = {}
+        self.safe_until = trio.current_time()
+        self.terminated = trio.Event()
+        self.capacity = 0
+        self._lost = lost
+        self._to_release: list[int] = []
+        self._ghost: tuple[int, Any] | None = None
+        self._suspect = False
+        self._idle_s = 60.0
+        self._session = Session(database, "locks", direct=True, on_connect=self._aio_connected)
+
+    @property
+    def connected(self) -> bool:
+        """True while the session is open, as far as we know."""
+        return self._session.connected
+
+    async def claim(self, queue: str, limit: int, tasks: Sequence[str], backoff_s: float) -> Claim:
+        """Claim up to `limit` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
+
+        Keys that were released meanwhile are freed first, in the same turn.
+        """
+        sent_at = trio.current_time()
+        try:
+            records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
+        except BaseException:
+            self._suspect = True
+            raise
+        self.safe_until = max(self.safe_until, sent_at + self._idle_s)
+        jobs, waited = [], []
+        to_test = set()
+        for record in records:
+            if record["verdict"] == "run":
+                jobs.append(_job(queue, record))
+                waited.append(record["waited_s"])
+            elif record["verdict"] != "held":
+                to_test.add(record["lock_hash"])
+        return Claim(jobs, waited, len(records), sorted(to_test), sent_at)
+
+    def forget(self, token: int) -> None:
+        """The job's run has ended and is recorded (or is somebody else's now): its key is to be freed at the next chance."""
+        lock_hash = self.tokens.pop(token, None)
+        if lock_hash is not None:
+            self._to_release.append(lock_hash)
+
+    async def release(self) -> None:
+        """Free the keys of what was forgotten, and wake their next jobs. A claim that comes first takes them along."""
+        if self._to_release:
+            try:
+                await self._session.write(self._aio_release)
+            except BaseException:
+                self._suspect = True
+                raise
+
+    async def ping(self, shortest_lease_s: float) -> None:
+        """Show the server that we live, and tell it after how long a silence to take us for dead."""
+        idle_s = shortest_lease_s * IDLE_SHARE
+        sent_at = trio.current_time()
+        await self._session.write(self._aio_ping, str(int(idle_s * 1000)))
+        self._idle_s = idle_s
+        self.safe_until = sent_at + idle_s
+
+    async def close(self) -> None:
+        """End the session; the server frees what it still holds."""
+        await self._session.close()
+
+    async def _aio_claim(self, connection: Any, queue: str, limit: int, tasks: list[str], backoff_s: float) -> list[Any]:
+        if self._suspect:
+            await self._aio_repair(connection)
+        if self._to_release:
+            await self._aio_release(connection)
+        records: list[Any] = await connection.fetch(_CLAIM, queue, limit, self.worker, tasks, self._held(), backoff_s)
+        for record in records:
+            if record["verdict"] == "run":
+                self.tokens[record["token"]] = record["lock_hash"]
+        return records
+
+    async def _aio_release(self, connection: Any) -> None:
+        if self._suspect:
+            await self._aio_repair(connection)
+        hashes, self._to_release = self._to_release, []
+        if not hashes:
+            return
+        try:
+            await connection.fetchval(_RELEASE, hashes)
+        except BaseException:
+            # Unlocked or not, the repair finds out; that nobody woke the next job is mended by asking again.
+            self._to_release.extend(hashes)
+            raise
+
+    async def _aio_ping(self, connection: Any, idle_ms: str) -> None:
+        if self._suspect:
+            await self._aio_repair(connection)
+        await connection.fetchval(_PING, idle_ms)
+
+    async def _aio_repair(self, connection: Any) -> None:
+        """Make the server's locks and rows agree with memory."""
+        surplus = [record["hash"] for record in await connection.fetch(_HELD)]
+        for lock_hash in self._held():
+            with contextlib.suppress(ValueError):
+                surplus.remove(lock_hash)
+        returned = await connection.fetch(_GIVE_BACK, self.worker, list(self.tokens))
+        if surplus:
+            await connection.fetchval(_UNLOCK, surplus)
+            self._to_release = [h for h in self._to_release if h not in surplus]
+            await connection.fetchval("SELECT dl_ready_next($1)", surplus)
+        self._suspect = False
+        if surplus or returned:
+            log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=len(returned))
+
+    async def _aio_connected(self, connection: asyncpg.Connection[Any]) -> None:
+        """A new session: the former one is ended, its locks are taken again."""
+        if self._ghost is not None:
+            await connection.fetchval(_END_GHOST, *self._ghost)
+        record = await connection.fetchrow(_WHO)
+        assert record is not None, "a session sees itself"
+        self._ghost = (record["pid"], record["backend_start"])
+        self.capacity = record["locks"] * record["sessions"]
+        await connection.fetchval(_PING, str(int(self._idle_s * 1000)))
+        connection.add_termination_listener(self._on_termination)
+        if self.tokens:
+            await self._aio_take_again(connection)
+        # Keys of ended jobs went with the former session, but their next jobs were not woken.
+        if self._to_release:
+            hashes, self._to_release = self._to_release, []
+            await connection.fetchval("SELECT dl_ready_next($1)", hashes)
+        self._suspect = True
+
+    async def _aio_take_again(self, connection: asyncpg.Connection[Any]) -> None:
+        records = await connection.fetch(_TAKE, self._held())
+        gone = {record["h"] for record in records if not record["got"]}
+        lost = [token for token, lock_hash in self.tokens.items() if lock_hash in gone]
+        log.warning("the lock session was lost; its locks are taken again", taken=len(records) - len(gone), lost=len(gone))
+        if lost:
+            for token in lost:
+                self.tokens[token] = None
+            self._lost(lost)
+
+    def _held(self) -> list[int]:
+        return [lock_hash for lock_hash in self.tokens.values() if lock_hash is not None]
+
+    def _on_termination(self, _connection: object) -> None:
+        self.terminated.set()
+        self.terminated = trio.Event()
+
+
+def _job(queue: str, record: Any) -> ClaimedJob:
+    return ClaimedJob(
+        job_id=record["job_id"],
+        token=record["token"],
+        queue=queue,
+        task=record["task"],
+        args=record["args"],
+        lock_key=record["lock_key"],
+        lock_hash=record["lock_hash"],
+        partition_key=record["partition_key"],
+        attempt=record["attempt"],
+        max_attempts=record["max_attempts"],
+        lease_s=record["lease_s"],
+    )

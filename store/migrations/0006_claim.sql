@@ -1,0 +1,186 @@
+-- Claim, release, unpark: the statements that need two snapshots and one round trip, or an advisory lock between them.
+-- They run with the caller's rights. The plans are pinned to the indexes: with a parameter as LIMIT a generic plan has
+-- been seen to turn into a hash join over the whole table.
+
+-- Claims up to p_limit ready jobs of a queue for p_worker on the session that holds the worker's advisory locks.
+-- One row for each candidate, with its verdict:
+--   run       it is ours now; the other columns are filled
+--   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
+--   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
+--   task      the worker does not know its task: parked until one that does comes
+--   canceled  it had cancel_requested and has ended
+CREATE OR REPLACE FUNCTION dl_claim(
+  p_queue text, p_limit int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8)
+RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
+               partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  v_jobs uuid[];
+  v_hashes int[];
+  v_verdicts text[];
+  v_live int[];
+BEGIN
+  IF EXISTS (SELECT FROM dl_queues q WHERE q.queue = p_queue AND q.paused) THEN
+    RETURN;
+  END IF;
+
+  -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
+  -- and LIMIT it would lock more than it returns.
+  WITH picked AS MATERIALIZED (
+    SELECT j.job_id, hashtext(j.lock_key) AS h, j.task = ANY (p_tasks) AS known, j.cancel_requested AS stop,
+           j.priority, j.created_at
+    FROM dl_jobs j
+    WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+    ORDER BY j.priority, j.created_at, j.job_id
+    LIMIT p_limit
+    FOR NO KEY UPDATE SKIP LOCKED
+  ), ranked AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) AS place
+    FROM picked p
+  ), judged AS MATERIALIZED (
+    SELECT r.job_id, r.h,
+           CASE WHEN stop THEN 'canceled'
+                WHEN NOT known THEN 'task'
+                WHEN place > 1 OR h = ANY (p_held) THEN 'held'
+                WHEN pg_try_advisory_lock(h) THEN 'run'
+                ELSE 'busy' END AS v
+    FROM ranked r
+  )
+  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v) INTO v_jobs, v_hashes, v_verdicts FROM judged;
+  IF v_jobs IS NULL THEN
+    RETURN;
+  END IF;
+
+  -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
+  -- session that held its lock.
+  SELECT array_agg(hashtext(r.lock_key)) INTO v_live
+  FROM dl_jobs r
+  WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (v_hashes) AND r.lease_expires_at > now()
+    AND NOT hashtext(r.lock_key) = ANY (p_held);
+  IF v_live IS NOT NULL THEN
+    FOR i IN 1 .. array_length(v_jobs, 1) LOOP
+      IF v_verdicts[i] = 'run' AND v_hashes[i] = ANY (v_live) THEN
+        PERFORM pg_advisory_unlock(v_hashes[i]);
+        v_verdicts[i] := 'busy';
+      END IF;
+    END LOOP;
+  END IF;
+
+  RETURN QUERY
+  WITH mine AS (
+    UPDATE dl_jobs j
+    SET status = 'running', attempt = j.attempt + 1, token = nextval('dl_token_seq'), claimed_by = p_worker,
+        lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
+        started_at = coalesce(j.started_at, now())
+    FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
+    WHERE j.job_id = w.id
+    RETURNING j.job_id, j.token, j.queue, j.task, j.args, j.lock_key, j.partition_key, j.attempt, j.max_attempts,
+              j.lease_ttl_sec, j.available_at
+  ), journal AS (
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
+  )
+  SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task, m.args::text, m.lock_key, m.partition_key, m.attempt,
+         m.max_attempts, m.lease_ttl_sec, extract(epoch FROM clock_timestamp() - m.available_at)::float8
+  FROM mine m;
+
+  IF NOT 'run' = ALL (v_verdicts) THEN
+    WITH others AS (
+      UPDATE dl_jobs j
+      SET status = CASE w.v WHEN 'canceled' THEN 'canceled'::dl_status ELSE j.status END,
+          finished_at = CASE w.v WHEN 'canceled' THEN now() ELSE j.finished_at END,
+          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' ELSE 'lock' END,
+          available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
+      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v <> 'run') AS w
+      WHERE j.job_id = w.id
+      RETURNING j.job_id, j.queue, w.v
+    )
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    SELECT o.job_id, o.queue, CASE o.v WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
+           jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' WHEN 'task' THEN 'unknown task'
+                                                 ELSE 'lock_key' END)
+    FROM others o;
+    RETURN QUERY
+    SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
+           NULL::float8
+    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v <> 'run';
+  END IF;
+END $$;
+
+-- Makes the best parked job of each key ready; how many there were comes back.
+CREATE OR REPLACE FUNCTION dl_ready_next(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+  v_count int;
+BEGIN
+  WITH best AS MATERIALIZED (
+    SELECT p.job_id
+    FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
+    CROSS JOIN LATERAL (
+      SELECT j.job_id FROM dl_jobs j
+      WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+      ORDER BY j.priority, j.created_at, j.job_id
+      LIMIT 1
+      FOR NO KEY UPDATE SKIP LOCKED
+    ) AS p
+  )
+  UPDATE dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
+  FROM best b WHERE j.job_id = b.job_id;
+  GET DIAGNOSTICS v_count = ROW_COUNT;
+  RETURN v_count;
+END $$;
+
+-- A run's end, after its outcome is committed: frees the keys on the session that holds them, then, in a new snapshot, wakes
+-- each key's next job. In this order neither a finisher nor a parker can miss the other.
+CREATE OR REPLACE FUNCTION dl_release(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+  PERFORM pg_advisory_unlock(u.h) FROM unnest(p_hashes) AS u (h);
+  RETURN dl_ready_next(p_hashes);
+END $$;
+
+-- After a park is committed, after a reaped or canceled job, and in the stager's sweep: wakes the next job of those keys that
+-- nobody holds. On any session but one that holds advisory locks, which are re-entrant within it.
+CREATE OR REPLACE FUNCTION dl_unpark(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+  v_free int[];
+  v_live int[];
+BEGIN
+  WITH tried AS MATERIALIZED (
+    SELECT k.h, pg_try_advisory_xact_lock(k.h) AS got FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
+  )
+  SELECT array_agg(h) FILTER (WHERE got) INTO v_free FROM tried;
+  SELECT array_agg(hashtext(r.lock_key)) INTO v_live
+  FROM dl_jobs r
+  WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (v_free) AND r.lease_expires_at > now();
+  RETURN dl_ready_next(ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}'))));
+END $$;
+
+-- The keys that jobs are parked for, after p_after, at most p_limit: one index probe a key, however many jobs wait for it.
+CREATE OR REPLACE FUNCTION dl_parked_keys(p_after bigint, p_limit int) RETURNS SETOF int
+LANGUAGE sql STABLE
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+  WITH RECURSIVE keys (h, n) AS (
+    (SELECT hashtext(j.lock_key), 1 FROM dl_jobs j
+     WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) > p_after
+     ORDER BY hashtext(j.lock_key) LIMIT 1)
+    UNION ALL
+    SELECT (SELECT hashtext(j.lock_key) FROM dl_jobs j
+            WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) > k.h
+            ORDER BY hashtext(j.lock_key) LIMIT 1), k.n + 1
+    FROM keys k WHERE k.h IS NOT NULL AND k.n < p_limit
+  )
+  SELECT h FROM keys WHERE h IS NOT NULL
+$$;

@@ -1,0 +1,123 @@
+"""Writes how runs ended, what they showed and what they logged: many jobs in one statement, each fenced by its token.
+
+A write whose token is no longer the job's, or whose job no longer runs, changes nothing and says so. Sending a batch again is
+harmless: a job whose row already shows our token and an end is reported as written before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import Status
+
+MAX_REFUNDS: Final = 10_000
+"""How many attempts a job gets back by snoozing and draining; a job that goes on for ever is stopped by its attempts then."""
+
+_STATUS: Final = f"""
+(CASE e.step
+   WHEN 'succeed' THEN 'succeeded'
+   WHEN 'fail' THEN 'failed'
+   WHEN 'cancel' THEN 'canceled'
+   ELSE CASE WHEN j.cancel_requested THEN 'canceled'
+             WHEN e.step = 'retry' AND j.attempt >= j.max_attempts THEN 'failed'
+             WHEN j.refunds >= {MAX_REFUNDS} AND j.attempt >= j.max_attempts THEN 'failed'
+             ELSE 'queued' END
+ END)::dl_status
+"""
+"""The status that follows a step, from the row as it is when it is written: a cancel request that came last still counts."""
+
+_FINISH: Final = f"""
+WITH ending AS MATERIALIZED (
+  SELECT *, step IN ('snooze', 'return') AS refunded
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[])
+    AS e (job_id, token, step, error, result, delay_s, progress)
+), written AS (
+  UPDATE dl_jobs j SET
+    status = {_STATUS},
+    attempt = CASE WHEN e.refunded AND j.refunds < {MAX_REFUNDS} THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
+    refunds = CASE WHEN e.refunded AND j.refunds < {MAX_REFUNDS} THEN j.refunds + 1 ELSE j.refunds END,
+    available_at = CASE WHEN {_STATUS} = 'queued' THEN now() + make_interval(secs => e.delay_s) ELSE j.available_at END,
+    waits_for = CASE WHEN {_STATUS} = 'queued' AND e.delay_s > 0 THEN 'time' END,
+    lease_expires_at = NULL,
+    claimed_by = NULL,
+    error = CASE WHEN e.refunded THEN coalesce(e.error, j.error) ELSE e.error END,
+    result = e.result::jsonb,
+    progress = coalesce(e.progress::jsonb, j.progress),
+    finished_at = CASE WHEN {_STATUS} <> 'queued' THEN now() END
+  FROM ending e
+  WHERE j.job_id = e.job_id AND j.token = e.token AND j.status = 'running'
+  RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue,
+    CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
+    CASE WHEN status <> 'succeeded' THEN
+      jsonb_strip_nulls(jsonb_build_object('reason', step, 'error', left(error, 1000), 'attempt', attempt,
+        'delay_s', CASE WHEN status = 'queued' THEN delay_s END)) END
+  FROM written
+)
+SELECT e.token, w.status::text AS status, (j.token = e.token AND j.status <> 'running') AS before
+FROM ending e
+LEFT JOIN written w ON w.token = e.token
+LEFT JOIN dl_jobs j ON j.job_id = e.job_id
+"""
+
+_PROGRESS: Final = """
+UPDATE dl_jobs j SET progress = p.progress::jsonb
+FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress)
+WHERE j.job_id = p.job_id AND j.token = p.token AND j.status = 'running'
+"""
+
+_LOG: Final = """
+INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+SELECT j.job_id, j.queue, l.ts, 'log', l.payload::jsonb
+FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::text[]) WITH ORDINALITY AS l (job_id, token, ts, payload, place)
+JOIN dl_jobs j ON j.job_id = l.job_id AND j.token = l.token AND j.status = 'running'
+ORDER BY l.place
+"""
+
+
+@attrs.frozen
+class Finished:
+    """What became of the endings: by token the status that was written, and the tokens whose writes were void."""
+
+    written: dict[int, Status]
+    void: list[int]
+
+
+async def aio_finish(connection: Any, endings: Sequence[Ending]) -> Finished:
+    """Write `endings` (asyncio-flavoured), in the order of their ids so that two batches never wait for each other."""
+    ordered = sorted(endings, key=lambda ending: ending.job_id)
+    records = await connection.fetch(
+        _FINISH,
+        [e.job_id for e in ordered],
+        [e.token for e in ordered],
+        [e.step.value for e in ordered],
+        [e.error for e in ordered],
+        [e.result for e in ordered],
+        [e.delay_s for e in ordered],
+        [e.progress for e in ordered],
+    )
+    written, void = {}, []
+    for record in records:
+        if record["status"] is not None:
+            written[record["token"]] = Status(record["status"])
+        elif not record["before"]:
+            void.append(record["token"])
+    return Finished(written, void)
+
+
+async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> None:
+    """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured)."""
+    ordered = sorted(shown)
+    await connection.execute(_PROGRESS, *map(list, zip(*ordered, strict=True)))
+
+
+async def aio_keep_lines(connection: Any, lines: Sequence[tuple[UUID, int, Any, str]]) -> None:
+    """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured)."""
+    await connection.execute(_LOG, *map(list, zip(*lines, strict=True)))

@@ -1,0 +1,281 @@
+"""What readers see: one job, pages of jobs, journals, queues, workers, the operators' log. Nothing here writes.
+
+web/, the command line and metrics call it. A list is composed of constant fragments, one for each filter that is set,
+with numbered parameters; values never enter the text. (`$1::text IS NULL OR queue = $1` would be one text for all, and
+no plan could use an index for it.) Lists are paged by key, newest first: an offset would read all it skips.
+
+A page filtered by `task` or `lock_key` alone walks the index by age until it is full; an index for each would cost
+every claim and finish more than that rare long walk, which the statement timeout ends, is worth.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
+from dataloader.jobs.model import (
+    MAX_INT,
+    JobEvent,
+    JobRecord,
+    QueueRecord,
+    WorkerRecord,
+    check_between,
+    check_text,
+)
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.store.database import Database
+
+MAX_PAGE: Final = 1_000
+"""The most rows that one call lists."""
+_CURSOR: Final = struct.Struct(">q16s")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_SELECT_JOB: Final = """
+SELECT job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
+       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress,
+       result, error, producer, consumer_group, claimed_by, created_at, started_at, finished_at
+FROM dl_jobs
+"""
+
+_FRAGMENTS: Final = {
+    "queue": "queue = ${}",
+    "task": "task = ${}",
+    "status": "status = ANY (${}::dl_status[])",
+    "lock_key": "lock_key = ${}",
+    "created_from": "created_at >= ${}",
+    "created_to": "created_at < ${}",
+}
+
+_EVENTS: Final = """
+SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
+WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
+"""
+
+_QUEUES: Final = """
+SELECT queue, bool_or(paused) AS paused,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS ready,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'task') AS unknown_task,
+       count(*) FILTER (WHERE status = 'running') AS running,
+       min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
+FROM (
+  SELECT queue, false AS paused, status, waits_for, available_at FROM dl_jobs WHERE status IN ('queued', 'running')
+  UNION ALL
+  SELECT queue, true, NULL, NULL, NULL FROM dl_queues WHERE paused
+) AS work
+GROUP BY queue ORDER BY queue
+"""
+
+_WORKERS: Final = """
+SELECT worker, host, pid, version, started_at, seen_at, queues FROM dl_workers
+WHERE seen_at > now() - make_interval(secs => $1) ORDER BY worker
+"""
+
+_AUDIT: Final = """
+SELECT audit_id, ts, actor, action, job_id, detail FROM dl_audit
+WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
+"""
+
+
+@attrs.frozen(kw_only=True)
+class JobFilter:
+    """Which jobs are meant; what is None does not matter. `created_from` is included, `created_to` is not.
+
+    Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    status: frozenset[Status] | None = None
+    lock_key: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
+        for name in ("queue", "task", "lock_key"):
+            text = getattr(self, name)
+            if text is not None:
+                check_text(name, text, MAX_INT, empty=True)
+        for name in ("created_from", "created_to"):
+            instant = getattr(self, name)
+            if instant is not None and instant.tzinfo is None:
+                raise BadRequest(name, f"{instant.isoformat()} has no time zone; RFC 3339 needs one")
+
+    def where(self) -> tuple[str, list[Any]]:
+        """The condition as SQL with parameters numbered from $1, and their values."""
+        values = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        if "queue" in values:
+            # All statuses by name: so the planner may take ix_dl_jobs_status_queue for a queue with few jobs.
+            values.setdefault("status", frozenset(Status))
+        if "status" in values:
+            values["status"] = sorted(values["status"])
+        terms = [_FRAGMENTS[name].format(number) for number, name in enumerate(values, 1)]
+        return " AND ".join(terms) or "true", list(values.values())
+
+
+@attrs.frozen
+class Cursor:
+    """A place in a list of jobs: behind the job made at `created_at` with `job_id`. Opaque text outside."""
+
+    created_at: datetime
+    job_id: UUID
+
+    def encode(self) -> str:
+        """The cursor as text for URLs."""
+        microseconds = (self.created_at - _EPOCH) // timedelta(microseconds=1)
+        return base64.urlsafe_b64encode(_CURSOR.pack(microseconds, self.job_id.bytes)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The cursor that `text` stands for. Raises `BadRequest`."""
+        try:
+            microseconds, job_id = _CURSOR.unpack(base64.b64decode(text, altchars=b"-_", validate=True))
+            return cls(_EPOCH + timedelta(microseconds=microseconds), UUID(bytes=job_id))
+        except (ValueError, struct.error, OverflowError) as error:
+            raise BadRequest("after", f"{text!r:.60} is not allowed; the `next` of the page before") from error
+
+
+@attrs.frozen
+class JobPage:
+    """Some jobs, newest first, and the cursor of the next page as text; None after the last."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+@attrs.frozen
+class AuditRecord:
+    """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
+
+    audit_id: int
+    ts: datetime
+    actor: str
+    action: str
+    job_id: UUID | None
+    detail: dict[str, Any]
+
+
+def job_of(record: Mapping[str, Any]) -> JobRecord:
+    """The picture of a row that has all of `JobRecord`'s columns."""
+    waits_for = record["waits_for"]
+    return JobRecord(
+        **dict(record) | {"status": Status(record["status"]), "waits_for": WaitsFor(waits_for) if waits_for else None}
+    )
+
+
+async def get_job(database: Database, job_id: UUID) -> JobRecord:
+    """The job as it stands (Q3). Raises `JobNotFound`."""
+    return await database.run(aio_get_job, job_id)
+
+
+async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
+    """`get_job` inside another operation (asyncio-flavoured)."""
+    record = await connection.fetchrow(_SELECT_JOB + "WHERE job_id = $1", job_id)
+    if record is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return job_of(record)
+
+
+async def list_jobs(
+    database: Database, job_filter: JobFilter, *, limit: int = 50, after: Cursor | None = None
+) -> JobPage:
+    """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    sql, values = _list_statement(job_filter, limit + 1, after)
+    records = await database.run(_aio_list, sql, values)
+    jobs = [job_of(record) for record in records[:limit]]
+    more = len(records) > limit
+    return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
+
+
+def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> tuple[str, list[Any]]:
+    where, values = job_filter.where()
+    if after is not None:
+        values += (after.created_at, after.job_id)
+        where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
+    values.append(limit)
+    return f"{_SELECT_JOB} WHERE {where} ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}", values
+
+
+async def _aio_list(connection: Any, sql: str, values: list[Any]) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs.
+        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+        return list(await connection.fetch(sql, *values))
+
+
+async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
+    """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
+
+    Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    return await database.run(_aio_events, job_id, after, limit)
+
+
+async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> list[JobEvent]:
+    records = await connection.fetch(_EVENTS, job_id, after, limit)
+    if not records:
+        await aio_get_job(connection, job_id)
+    return [JobEvent(**record) for record in records]
+
+
+async def list_queues(database: Database) -> list[QueueRecord]:
+    """Every queue that has work or is paused, by name. Counts what has not ended only, however long the history is."""
+    return await database.run(_aio_queues)
+
+
+async def _aio_queues(connection: Any) -> list[QueueRecord]:
+    return [QueueRecord(**record) for record in await connection.fetch(_QUEUES)]
+
+
+async def list_workers(database: Database, *, alive_within_s: float) -> list[WorkerRecord]:
+    """The processes that were seen in the last `alive_within_s` seconds, by name."""
+    return await database.run(_aio_workers, alive_within_s)
+
+
+async def _aio_workers(connection: Any, alive_within_s: float) -> list[WorkerRecord]:
+    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, alive_within_s)]
+
+
+async def list_audit(database: Database, *, limit: int = 100, before: int | None = None) -> list[AuditRecord]:
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, older than the audit_id `before`.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    return await database.run(_aio_audit, before, limit)
+
+
+async def _aio_audit(connection: Any, before: int | None, limit: int) -> list[AuditRecord]:
+    newest = 2**63 - 1
+    records = await connection.fetch(_AUDIT, newest if before is None else before, limit)
+    return [AuditRecord(**record) for record in records]
+
+
+async def ping(database: Database, timeout_s: float) -> None:
+    """Return if the database answers within `timeout_s` seconds, else raise `StoreUnavailable`.
+
+    With a server that is frozen rather than gone, asyncpg takes up to the options' `connect_timeout_s` longer.
+    """
+    with trio.move_on_after(timeout_s):
+        await database.run(_aio_ping, timeout_s)
+        return
+    raise StoreUnavailable(f"the database did not answer within {timeout_s:g} s")
+
+
+async def _aio_ping(connection: Any, timeout_s: float) -> None:
+    await connection.fetchval("SELECT 1", timeout=timeout_s)

@@ -1,0 +1,98 @@
+"""Makes waiting jobs ready when their time has come, their key is free, or a worker that knows their task is here.
+
+Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at by key,
+not by row: ten thousand jobs of one key cost one probe a sweep, and at most one of them is woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.store.database import Database
+
+BATCH: Final = 2_000
+KEYS: Final = 500
+"""Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
+_FIRST_KEY: Final = -(2**31) - 1
+
+_READY: Final = """
+WITH due AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' AND available_at <= now()
+  ORDER BY available_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE dl_jobs j SET waits_for = NULL FROM due d WHERE j.job_id = d.job_id
+"""
+_NEXT: Final = """
+SELECT greatest(extract(epoch FROM min(available_at) - clock_timestamp()), 0)::float8 FROM (
+  SELECT available_at FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_at LIMIT 1
+) AS first
+"""
+_KNOWN: Final = """
+WITH known AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs
+  WHERE status = 'queued' AND waits_for = 'task' AND queue = ANY ($1::text[]) AND task = ANY ($2::text[])
+  LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = k.job_id
+"""
+
+
+@attrs.frozen
+class Staged:
+    """How many jobs became ready, and in how many seconds the next one falls due (None: none is waiting for its time)."""
+
+    readied: int
+    next_due_s: float | None
+
+
+async def ready_due(database: Database) -> Staged:
+    """Make one batch of due jobs ready, oldest first (S, Q2: `available_at`)."""
+    return await database.write(_aio_ready_due)
+
+
+async def _aio_ready_due(connection: Any) -> Staged:
+    readied = _count(await connection.execute(_READY, BATCH))
+    return Staged(readied, await connection.fetchval(_NEXT))
+
+
+async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
+    """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were."""
+    return await database.write(_aio_ready_known, list(queues), list(tasks))
+
+
+async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str]) -> int:
+    return _count(await connection.execute(_KNOWN, queues, tasks, BATCH))
+
+
+async def ready_free(database: Database) -> int:
+    """Wake the next job of every key that jobs are parked for and nobody holds: the net below the holders' own wake-ups."""
+    return await database.write(_aio_ready_free)
+
+
+async def _aio_ready_free(connection: Any) -> int:
+    readied = 0
+    after = _FIRST_KEY
+    while True:
+        records = await connection.fetch("SELECT dl_parked_keys($1::bigint, $2) AS h", after, KEYS)
+        keys = [record["h"] for record in records]
+        if keys:
+            readied += await connection.fetchval("SELECT dl_unpark($1)", keys)
+        if len(keys) < KEYS:
+            return readied
+        after = keys[-1]
+
+
+async def unpark(database: Database, hashes: Sequence[int]) -> int:
+    """Look again, after a park was committed, whether its key has become free meanwhile; how many jobs were woken."""
+    return await database.write(_aio_unpark, list(hashes))
+
+
+async def _aio_unpark(connection: Any, hashes: list[int]) -> int:
+    return int(await connection.fetchval("SELECT dl_unpark($1)", hashes))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])

@@ -1,0 +1,139 @@
+"""`job.transaction()`: the handler's own rows and the job's success in ONE transaction, for an exactly-once effect (Q12).
+
+The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler that
+holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's. The job's row
+is touched by the last statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the
+row tells what happened: our token and `succeeded` mean that it committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import asyncpg
+import attrs
+import trio
+
+from dataloader.jobs.errors import LeaseLost, StoreUnavailable
+from dataloader.jobs.outcomes import Ending
+from dataloader.store.database import Database, connect
+from dataloader.store.outcomes import aio_finish
+
+_COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
+RESOLVE_TRIES: Final = 5
+
+
+@attrs.frozen(eq=False)
+class JobTransaction:
+    """An open transaction: statements run one at a time on its connection. See `dataloader.jobs.job.Transaction`."""
+
+    _database: Database
+    _connection: Any
+
+    async def execute(self, sql: str, *args: object) -> str:
+        """Run one statement; the command's tag comes back."""
+        tag: str = await self._database.crossing.run(self._connection.execute, sql, *args)
+        return tag
+
+    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments, in one batch."""
+        await self._database.crossing.run(self._connection.executemany, sql, rows)
+
+    async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query; its rows come back as dictionaries."""
+        return [dict(record) for record in await self._database.crossing.run(self._connection.fetch, sql, *args)]
+
+    async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table` in binary form; their number comes back."""
+        tag: str = await self._database.crossing.run(
+            self._connection.copy_records_to_table, table, columns=columns, records=rows
+        )
+        return int(tag.rpartition(" ")[2])
+
+
+class Transactions:
+    """The bounded pool behind `job.transaction()`."""
+
+    def __init__(self, database: Database) -> None:
+        """Connections are opened when first needed."""
+        self._database = database
+        self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
+        self._idle: list[asyncpg.Connection[Any]] = []
+
+    @asynccontextmanager
+    async def open(self, ending: Ending) -> AsyncIterator[JobTransaction]:
+        """A transaction that, when the block ends well, writes `ending` and commits.
+
+        Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be learned;
+        nothing was committed in the first case.
+        """
+        run = self._database.crossing.run
+        async with self._limiter:
+            connection = await run(self._aio_begin)
+            try:
+                yield JobTransaction(self._database, connection)
+                await self._commit(connection, ending)
+            except BaseException:
+                with trio.move_on_after(2, shield=True):
+                    await run(_aio_abandon, connection)
+                if not connection.is_closed():
+                    connection.terminate()
+                raise
+            self._idle.append(connection)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _aio_begin(self) -> Any:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                    await connection.execute("BEGIN")
+                    return connection
+            connection.terminate()
+        connection = await connect(self._database.options, role="transaction", planner=False)
+        await connection.execute("BEGIN")
+        return connection
+
+    async def _commit(self, connection: Any, ending: Ending) -> None:
+        try:
+            with trio.move_on_after(self._database.options.write_deadline_s, shield=True) as scope:
+                await self._database.crossing.run(_aio_finish_and_commit, connection, ending)
+            if not scope.cancelled_caught:
+                return
+        except StoreUnavailable:
+            pass
+        # The reply is lost. The row tells.
+        for attempt in range(RESOLVE_TRIES):
+            try:
+                committed = await self._database.write(_aio_committed, ending)
+            except StoreUnavailable:
+                await trio.sleep(0.2 * 2**attempt)
+                continue
+            if committed:
+                return
+            raise StoreUnavailable("the transaction was not committed: its connection was lost")
+        raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
+
+
+async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
+    finished = await aio_finish(connection, [ending])
+    if ending.token not in finished.written:
+        message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
+        raise LeaseLost(message)
+    await connection.execute("COMMIT")
+
+
+async def _aio_committed(connection: Any, ending: Ending) -> bool:
+    return bool(await connection.fetchval(_COMMITTED, ending.job_id, ending.token))
+
+
+async def _aio_abandon(connection: Any) -> None:
+    """End the connection, and with it the transaction, without waiting for anything the server may still owe us."""
+    await connection.close(timeout=1)

@@ -1,0 +1,35 @@
+"""Which processes live: each shows itself once a heartbeat, so that `/status` can name who else is there (Q5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+_SHOW: Final = """
+INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (worker) DO UPDATE SET seen_at = now(), queues = excluded.queues
+"""
+_LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
+
+
+@attrs.frozen
+class Worker:
+    """This process: `name` is unique (host, pid and a few random digits) and stands as `claimed_by` on its jobs."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    queues: Mapping[str, int]
+
+
+async def aio_show(connection: Any, worker: Worker) -> None:
+    """Say that `worker` lives (asyncio-flavoured)."""
+    await connection.execute(_SHOW, worker.name, worker.host, worker.pid, worker.version, dict(worker.queues))
+
+
+async def aio_leave(connection: Any, worker: Worker) -> None:
+    """Say that `worker` has ended in good order (asyncio-flavoured)."""
+    await connection.execute(_LEAVE, worker.name)

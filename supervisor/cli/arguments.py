@@ -1,0 +1,104 @@
+"""The kinds of arguments that several commands take: instants, JSON objects, and the filter that finds jobs.
+
+Refusals are click's usage errors: one line that names the option, exit code 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from dataloader.jobs.states import Status
+
+_SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def instant_before_now(text: str) -> datetime:
+    """The instant of an RFC 3339 text, or of a span such as `90s`, `15m`, `2h`, `7d` before now."""
+    return _instant(text, -1)
+
+
+def instant_after_now(text: str) -> datetime:
+    """As `instant_before_now`; a span counts from now on."""
+    return _instant(text, 1)
+
+
+def _instant(text: str, sign: int) -> datetime:
+    if span := _SPAN.fullmatch(text):
+        return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
+        raise click.BadParameter(f"{text!r} is not allowed; {allowed}")
+    return instant
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that is the text itself, in the file behind an `@`, or, for `-`, on standard input."""
+    try:
+        if text == "-":
+            encoded = sys.stdin.buffer.read()
+        else:
+            encoded = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        return msgspec.json.decode(encoded, type=dict[str, Any])
+    except OSError as error:
+        raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise click.BadParameter(f"is no JSON object: {error}") from error
+
+
+def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose jobs; it gets them as `wanted`, a `JobFilter`."""
+
+    @click.option("--queue", help="Only jobs of this queue.")
+    @click.option("--task", help="Only jobs of this task.")
+    @click.option(
+        "--status",
+        multiple=True,
+        type=click.Choice([status.value for status in Status]),
+        help="Repeat it for several.",
+    )
+    @click.option("--lock-key", help="Only jobs with this key.")
+    @click.option(
+        "--since",
+        type=instant_before_now,
+        metavar="INSTANT",
+        help="Only jobs made since then: an instant, or 15m, 2h, 7d ago.",
+    )
+    @click.option("--until", type=instant_before_now, metavar="WHEN", help="Only jobs made before then.")
+    @functools.wraps(command)
+    def with_filter(
+        *args: Any,
+        queue: str | None,
+        task: str | None,
+        status: tuple[str, ...],
+        lock_key: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        **options: Any,
+    ) -> Any:
+        from dataloader.store.reads import JobFilter  # noqa: PLC0415
+
+        wanted = JobFilter(
+            queue=queue,
+            task=task,
+            status=frozenset(map(Status, status)) or None,
+            lock_key=lock_key,
+            created_from=since,
+            created_to=until,
+        )
+        return command(*args, wanted=wanted, **options)
+
+    return with_filter

@@ -1,0 +1,113 @@
+"""The way in: the group of all commands, and what the process says and returns when one of them fails.
+
+Exit codes: 0 done; 1 failed; 2 a wrong argument or setting, one line each on stderr; 3 `--wait` saw the job end
+otherwise than succeeded; 4 no such job; 130 interrupted. What fails for a known reason gets one line and no traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import click
+
+from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound
+from dataloader.supervisor.cli.output import visible
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+NOT_SUCCEEDED: Final = 3
+NOT_FOUND: Final = 4
+INTERRUPTED: Final = 130
+
+_FILES: Final = MappingProxyType(
+    {
+        "serve": "service",
+        "trigger": "jobs",
+        "status": "jobs",
+        "jobs": "jobs",
+        "events": "jobs",
+        "cancel": "control",
+        "retry": "control",
+        "audit": "control",
+        "queues": "queues",
+        "pause": "queues",
+        "resume": "queues",
+        "workers": "queues",
+        "tasks": "service",
+        "config": "service",
+        "migrate": "database",
+        "psql": "database",
+    }
+)
+"""Every command, in the order of the help, and the file of this folder that holds it."""
+
+
+class _Commands(click.Group):
+    """Imports a command's file when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of a first use."""
+        del ctx
+        return list(_FILES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command with this name, which its file calls the same."""
+        del ctx
+        if cmd_name not in _FILES:
+            return None
+        file = importlib.import_module(f"dataloader.supervisor.cli.{_FILES[cmd_name]}")
+        command: click.Command = getattr(file, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="dataloader-supervisor", prog_name="dataloader", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Durable jobs and ETL from a queue in PostgreSQL, in one process.
+
+    Commands ask the database of DL_DB_DSN, the embedded one of the data directory, or a running service (--url).
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command to its end; the exit code comes back. `arguments` are the process's own by default."""
+    try:
+        code = cli.main(arguments, prog_name="dataloader", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as abort:  # ^C as click passes it on, or a `no` to a question
+        return INTERRUPTED if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
+    except BaseException as error:
+        # Trio's nurseries wrap what is raised within them, and so do both clients.
+        errors = list(_leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in errors):
+            return INTERRUPTED
+        if not all(isinstance(leaf, DataloaderError) for leaf in errors):
+            raise
+        return max(report(leaf) for leaf in errors)
+    return code if isinstance(code, int) else 0
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what went wrong; the exit code for it comes back."""
+    for line in str(error).splitlines():
+        click.echo(visible(line), err=True)
+    match error:
+        case ConfigError() | BadRequest():
+            return WRONG_USE
+        case JobNotFound():
+            return NOT_FOUND
+        case _:
+            return FAILED
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error

@@ -1,0 +1,154 @@
+"""Commands for single jobs: add one, look at one, list them, read a journal."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+from uuid import UUID
+
+import click
+
+from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
+from dataloader.jobs.states import Status
+from dataloader.store.reads import JobFilter
+from dataloader.supervisor.cli.arguments import finds_jobs, instant_after_now, json_object
+from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
+from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of
+from dataloader.supervisor.cli.target import Target, asks_queue
+from dataloader.supervisor.client import Client, wait_for_end
+
+wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
+timeout_option = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=math.inf, help="Seconds to --wait at most."
+)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("task")
+@click.option(
+    "--args",
+    type=json_object,
+    default="{}",
+    metavar="JSON",
+    help="A JSON object, @file, or - for stdin.",
+)
+@click.option("--lock-key", help="Jobs with one key never run at once.  [default: the job's id]")
+@click.option("--partition-key", default="", help="Kept with the job, for its handler.")
+@click.option("--priority", type=int, default=DEFAULT_PRIORITY, show_default=True, help="Lower ones run first.")
+@click.option(
+    "--available-at",
+    type=instant_after_now,
+    metavar="INSTANT",
+    help="Not before then: an instant, or 15m, 2h, 7d from now.",
+)
+@click.option("--idempotency-key", help="The same key and request again gives the first job.")
+@click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
+@click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")
+@wait_option
+@timeout_option
+@asks_queue
+def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
+    """Add a job for TASK to QUEUE."""
+    new = NewJob(**request)
+
+    async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
+        enqueued = await client.trigger(new)
+        if not wait:
+            return enqueued, None
+        job = await client.job(enqueued.job_id)
+        return enqueued, await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change)
+
+    enqueued, job = target.ask(question)
+    if job is not None:
+        return _show_end(job, as_json=as_json, all_fields=False)
+    if as_json:
+        print_json(enqueued)
+    else:
+        note = "" if enqueued.created else "  (the first job with this idempotency key)"
+        click.echo(f"{enqueued.job_id}  {enqueued.status}{note}")
+    return 0
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--all-fields", is_flag=True, help="Every field, not only how the job stands.")
+@wait_option
+@timeout_option
+@asks_queue
+def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
+    """Show how a job stands."""
+
+    async def question(client: Client) -> JobRecord:
+        job = await client.job(job_id)
+        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change) if wait else job
+
+    job = target.ask(question)
+    if wait:
+        return _show_end(job, as_json=as_json, all_fields=all_fields)
+    _show(job, as_json=as_json, all_fields=all_fields)
+    return 0
+
+
+@click.command()
+@finds_jobs
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on a page.")
+@click.option("--after", help="The cursor that the page before ended with.")
+@asks_queue
+def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
+    """List jobs, newest first."""
+    page = target.ask(lambda client: client.jobs(wanted, limit=limit, after=after))
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ("JOB_ID", "STATUS", "QUEUE", "TASK", "ATTEMPT", "CREATED", "PROGRESS"), map(_row, page.jobs), nothing="no jobs"
+    )
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--limit", type=click.IntRange(1, 1000), default=200, show_default=True, help="Events at most.")
+@click.option("--after", type=int, default=0, help="Only those behind the event with this number.")
+@asks_queue
+def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
+    """Read a job's journal, oldest first."""
+    journal = target.ask(lambda client: client.events(job_id, after=after, limit=limit))
+    if as_json:
+        print_json(journal)
+        return
+    print_table(
+        ("EVENT", "AT", "KIND", "PAYLOAD"),
+        ((event.event_id, event.ts, event.kind, event.payload) for event in journal),
+        nothing="no events",
+    )
+
+
+def _row(job: JobRecord) -> tuple[object, ...]:
+    attempt = f"{job.attempt}/{job.max_attempts}"
+    return job.job_id, state_of(job), job.queue, job.task, attempt, job.created_at, job.progress
+
+
+def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
+    if as_json:
+        print_json(job)
+    else:
+        print_job(job, all_fields=all_fields)
+
+
+def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
+    """Show the job that was waited for; the exit code says how it ended."""
+    _show(job, as_json=as_json, all_fields=all_fields)
+    if not job.status.is_final:
+        click.echo(f"job {job.job_id} has not ended yet", err=True)
+        return FAILED
+    return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED
+
+
+def _show_change(job: JobRecord) -> None:
+    """While somebody watches, tell what changes."""
+    if sys.stderr.isatty():
+        click.echo(f"{state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip(), err=True)

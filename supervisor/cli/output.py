@@ -1,0 +1,117 @@
+"""What commands print: a table or a list of fields for people, one JSON document for machines.
+
+On a terminal tables are drawn by rich; in a pipe they are plain columns. Nothing is cut off in either, so that an id
+can always be copied. Values come from jobs, which anybody may have made: secrets in them are masked and control
+characters escaped, so that they can't write on the reader's terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+import click
+import msgspec
+
+from dataloader.jobs.masking import mask
+from dataloader.jobs.model import JobRecord
+
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters, line breaks too, as visible escapes, and without half surrogate pairs."""
+    return text.translate(_ESCAPES).encode("utf-8", "replace").decode()
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document: a record, or a list or dictionary of them; secrets masked."""
+    click.echo(msgspec.json.encode(mask(msgspec.to_builtins(value))))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, nothing: str) -> None:
+    """Print rows under their column's names; without any, the sentence `nothing` on stderr."""
+    cells = [[cell(value) for value in row] for row in rows]
+    if not cells:
+        click.echo(nothing, err=True)
+    elif sys.stdout.isatty():
+        _print_drawn(columns, cells)
+    else:
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for line in (columns, *cells):
+            padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+            click.echo("  ".join(padded).rstrip())
+
+
+def _print_drawn(columns: Sequence[str], cells: list[list[str]]) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - a tenth of a second that a pipe need not wait for
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns[:-1]:
+        table.add_column(name, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    # A window too narrow for the table breaks its lines; rich would cut the ids.
+    *widths, last = (max(map(len, column)) for column in zip(columns, *cells, strict=True))
+    needed = sum(widths) + min(last, 30) + 3 * len(columns)
+    console = Console()
+    console.width = max(console.width, needed)
+    console.print(table)
+
+
+def print_fields(fields: dict[str, object]) -> None:
+    """Print one field a line; the lines of a longer text stand below its name."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        lines = str(mask(value)).splitlines() if isinstance(value, str) else [cell(value)]
+        if len(lines) > 1:
+            click.echo(name)
+            for line in lines:
+                click.echo(f"  {visible(line)}")
+        else:
+            click.echo(f"{name.ljust(width)}  {visible(''.join(lines))}".rstrip())
+
+
+def cell(value: object) -> str:
+    """One value as it stands in a table: instants in UTC, objects as JSON, nothing as nothing."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case datetime():
+            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+        case dict() | list():
+            return visible(msgspec.json.encode(mask(value)).decode()) if value else ""
+        case _:
+            return visible(str(mask(str(value))))
+
+
+def state_of(job: JobRecord) -> str:
+    """A job's status, with what a reader must know beside it."""
+    if job.cancel_requested and not job.status.is_final:
+        return f"{job.status} (cancel requested)"
+    return f"{job.status} (waits for {job.waits_for})" if job.waits_for else str(job.status)
+
+
+def print_job(job: JobRecord, *, all_fields: bool) -> None:
+    """Print one job, either what says how it stands or every field."""
+    fields: dict[str, Any] = {"job_id": job.job_id, "status": state_of(job)}
+    if all_fields:
+        fields = attrs.asdict(job, recurse=False)
+    else:
+        fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
+        fields |= {"created_at": job.created_at}
+        if job.waits_for == "time":
+            fields["available_at"] = job.available_at
+        for name in ("started_at", "heartbeat_at", "finished_at", "claimed_by", "progress", "result", "error"):
+            if getattr(job, name) not in (None, {}):
+                fields[name] = getattr(job, name)
+    print_fields(fields)

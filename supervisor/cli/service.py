@@ -1,0 +1,110 @@
+"""Commands that run the service, or show what it would run with: `serve`, `tasks`, `config`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.cli.loading import load_tasks
+from dataloader.supervisor.cli.output import print_json, print_table
+from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
+from dataloader.supervisor.settings import Settings, explain, load_settings, unknown_variables
+
+
+@click.command()
+@click.option("--tasks", "where", metavar="MODULE:ATTR", help="The tasks to run, such as my_module:tasks.")
+@click.option("--host", help="The address to listen on.  [default: DL_HOST or 127.0.0.1]")
+@click.option("--port", type=int, help="The port to listen on; 0 for any free one.  [default: DL_PORT or 8080]")
+@click.option("--workers", metavar="JSON", help="The queues to serve.  [default: WORKERS_JSON]")
+@click.option("--drain-timeout", "drain_timeout_s", metavar="SECONDS", help="After SIGTERM, how long jobs may go on.")
+@click.option("--log-format", help="console, json or auto.")
+@click.option("--log-level", help="debug, info, warning, error or critical.")
+@data_dir_option
+def serve(where: str | None, **overrides: Any) -> int:
+    """Run a service: the HTTP API, and the jobs of its queues.
+
+    Without DL_DB_DSN it starts a PostgreSQL of its own in the data directory, or joins the one that runs there.
+    SIGTERM or SIGINT drains it; a second one stops its jobs now.
+    """
+    settings = load_settings(overrides=overrides)
+    if settings.workers and where is None:
+        raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
+    tasks = Tasks() if where is None else load_tasks(where)
+    return _serve(settings, tasks)
+
+
+def _serve(settings: Settings, tasks: Tasks) -> int:
+    import structlog  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
+    import trio  # noqa: PLC0415
+    from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
+
+    from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+
+    configure_logging(settings.log_format, settings.log_level)
+    log = structlog.get_logger(__name__)
+    for warning in _warnings():
+        log.warning(warning)
+    if not settings.workers:
+        log.warning("no queues are served: WORKERS_JSON is empty, so this process only answers the HTTP API")
+    with provide_database(settings, create=True) as provided:
+        if settings.db_dsn is None:
+            data_dir = settings.data_dir.absolute()
+            log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=f"dataloader psql --data-dir {data_dir}")
+        return trio.run(serve_until_drained, provided, tasks)
+
+
+def _warnings() -> list[str]:
+    """A sentence for each DL_ variable that nothing reads; DL_TOKEN is the command line's own."""
+    return unknown_variables({name: value for name, value in os.environ.items() if name != "DL_TOKEN"})
+
+
+@click.command()
+@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
+@json_option
+def tasks(*, where: str, as_json: bool) -> None:
+    """List the tasks of a module, and how each is run."""
+    rows = [
+        {
+            "name": task.name,
+            "description": task.description,
+            "kind": "async" if task.is_async else "thread",
+            "timeout_s": task.timeout_s,
+            "max_attempts": task.max_attempts,
+            "lease_ttl_sec": task.lease_ttl_sec,
+            "retry": _described(task.retry),
+        }
+        for task in load_tasks(where).values()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("name", "kind", "timeout_s", "max_attempts", "retry", "description")
+        print_table(
+            [name.upper() for name in columns], ([row[name] for name in columns] for row in rows), nothing="no tasks"
+        )
+
+
+def _described(retry: RetryPolicy) -> str:
+    growth = "× attempt" if retry.factor is None else f"× {retry.factor:g} ^ attempt"
+    final = f", never after {', '.join(error.__name__ for error in retry.final)}" if retry.final else ""
+    return f"{retry.base_s:g} s {growth}, at most {retry.cap_s:g} s, + {retry.jitter:.0%}{final}"
+
+
+@click.command()
+@json_option
+def config(*, as_json: bool) -> None:
+    """Show every setting, its value and where that came from; secrets masked."""
+    rows = explain()
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ("NAME", "VALUE", "SOURCE"), ((row.name, row.value, row.source) for row in rows), nothing="no settings"
+        )
+    for warning in _warnings():
+        click.echo(warning, err=True)

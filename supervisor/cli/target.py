@@ -1,0 +1,91 @@
+"""Which queue a command asks: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
+
+Commands take `@asks_queue`, which adds the options and passes a `Target`; `target.ask(question)` runs an async function
+with an open `Client`. `provide_database` is for the commands that need the database itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import click
+import trio
+
+from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.client import Client
+from dataloader.supervisor.settings import Settings, load_settings
+
+T = TypeVar("T")
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The embedded database's directory, when there is no DL_DB_DSN.  [default: DL_DATA_DIR or .dataloader]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+
+
+@attrs.frozen
+class Target:
+    """The queue that was named on the command line, and how to ask it."""
+
+    url: str | None
+    token: str | None = attrs.field(repr=False)
+    data_dir: Path | None
+
+    def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Open a client, run `question` with it, close it."""
+        if self.url is not None:
+            from dataloader.supervisor.client_http import open_http_client  # noqa: PLC0415 - no driver is needed here
+
+            return trio.run(_ask, open_http_client(self.url, self.token), question)
+        from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - no HTTP client is needed here
+
+        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
+            return trio.run(_ask, open_store_client(settings), question)
+
+
+async def _ask(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
+    async with opening as client:
+        return await question(client)
+
+
+def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--url`, `--token`, `--data-dir` and `--json`; it gets `target` first and `as_json` by name."""
+
+    @json_option
+    @data_dir_option
+    @click.option("--token", envvar="DL_TOKEN", help="The token for --url; better by the variable.  [env: DL_TOKEN]")
+    @click.option("--url", help="Ask a running service, such as http://127.0.0.1:8080, instead of the database.")
+    @functools.wraps(command)
+    def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:
+        return command(Target(url, token, data_dir), **options)
+
+    return with_target
+
+
+@contextmanager
+def provide_database(settings: Settings, *, create: bool) -> Iterator[Settings]:
+    """The settings with a database: as they are, or with the embedded one, which runs as long as somebody uses it.
+
+    Raises `ConfigError` if there is none and it is not to be made, so that a question asked in the wrong directory
+    makes no database there; `EmbeddedDatabaseError` if it can't be started.
+    """
+    if settings.db_dsn is not None:
+        yield settings
+        return
+    from dataloader.store.cluster import versions_in  # noqa: PLC0415 - most have a database of their own
+    from dataloader.store.embedded import embedded_postgres  # noqa: PLC0415
+
+    if not create and not versions_in(settings.data_dir):
+        raise ConfigError(
+            f"DL_DB_DSN: is not set, and {settings.data_dir} holds no embedded database; set it, or name a running "
+            "service by --url or the directory by --data-dir (`dataloader serve` makes one)"
+        )
+    with embedded_postgres(settings.data_dir) as server:
+        yield attrs.evolve(settings, db_dsn=server.dsn, lock_dsn=server.dsn)

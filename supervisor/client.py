@@ -1,0 +1,78 @@
+"""What the command line asks of a queue, whether it speaks with the database or with a running service.
+
+client_store.py and client_http.py implement it; nothing else does. Every method raises our own errors:
+`StoreUnavailable` when there is no answer, `JobNotFound`, `BadRequest`, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import trio
+
+from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+
+BULK: Final = 1_000
+"""Jobs that one bulk action changes: their rows stay locked until it commits, so more are done in several."""
+
+
+class Client(Protocol):
+    """A queue as an operator sees it."""
+
+    async def trigger(self, job: NewJob) -> Enqueued:
+        """Add a job. `IdempotencyConflict` when its key stands for another request."""
+
+    async def job(self, job_id: UUID) -> JobRecord:
+        """The job as it stands."""
+
+    async def change(self, seen: JobRecord) -> JobRecord:
+        """The job again, when its status or progress is no longer as `seen`, or some seconds later as it is."""
+
+    async def jobs(self, wanted: JobFilter, *, limit: int, after: str | None) -> JobPage:
+        """A page of jobs, newest first; `after` is the `next` of the page before."""
+
+    async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
+        """The job's journal, oldest first, from behind the event `after`."""
+
+    async def cancel(self, job_id: UUID) -> JobRecord:
+        """Cancel a queued job, ask a running one to end, leave an ended one as it is."""
+
+    async def retry(self, job_id: UUID) -> JobRecord:
+        """Queue a failed, canceled or lost job again. `Conflict` for another one."""
+
+    async def cancel_many(self, wanted: JobFilter) -> int:
+        """Cancel every job that the filter finds; how many there were."""
+
+    async def retry_many(self, wanted: JobFilter) -> int:
+        """Queue every failed, canceled or lost job that the filter finds again; how many there were."""
+
+    async def queues(self) -> list[QueueRecord]:
+        """The queues, with the jobs that have not ended."""
+
+    async def pause(self, queue: str) -> None:
+        """Let no process start jobs of the queue."""
+
+    async def resume(self, queue: str) -> None:
+        """End a pause."""
+
+    async def workers(self) -> list[WorkerRecord]:
+        """The processes that have beaten lately."""
+
+    async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
+        """What operators did, latest first, from before the entry `before`."""
+
+
+async def wait_for_end(
+    client: Client, job: JobRecord, *, timeout_s: float, on_change: Callable[[JobRecord], Any]
+) -> JobRecord:
+    """Wait until the job has ended, or `timeout_s` seconds; how it stands then comes back."""
+    with trio.move_on_after(timeout_s):
+        while not job.status.is_final:
+            now = await client.change(job)
+            if (now.status, now.attempt, now.progress) != (job.status, job.attempt, job.progress):
+                on_change(now)
+            job = now
+    return job

@@ -1,0 +1,170 @@
+"""The client that speaks with a running service by its HTTP API: the command line's way with `--url`.
+
+Answers become the same records as from the database, and problems (RFC 9457) the same errors, so that a command doesn't
+know which client it has. Nothing is sent a second time: whether a request without an answer took effect is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+import attrs
+import httpx
+import msgspec
+
+from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound, StoreUnavailable
+from dataloader.jobs.masking import mask_text
+from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+from dataloader.supervisor.client import BULK, Client
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 30.0
+"""Seconds for an answer: as long as a statement may take by default."""
+LONG_POLL_S: Final = 25.0
+"""Seconds that the service may hold a question for a change: below what proxies cut off."""
+
+
+@asynccontextmanager
+async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]:
+    """A client of the service at `url`, such as `http://127.0.0.1:8080`, for the length of a block.
+
+    Raises `ConfigError` for another kind of address.
+    """
+    try:
+        address = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL:
+        address = httpx.URL("")
+    if address.scheme not in {"http", "https"} or not address.host:
+        raise ConfigError(f"--url: {mask_text(url)!r} is not allowed; an address such as http://127.0.0.1:8080")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = httpx.Timeout(ANSWER_S, connect=10.0)
+    async with httpx.AsyncClient(base_url=f"{address}/api/v1", headers=headers, timeout=timeout) as connection:
+        yield HttpClient(connection, mask_text(str(address)))
+
+
+@attrs.frozen
+class HttpClient(Client):
+    """A queue, by a service that serves it."""
+
+    connection: httpx.AsyncClient
+    shown_url: str
+
+    async def trigger(self, job: NewJob) -> Enqueued:
+        request = {name: value for name, value in attrs.asdict(job).items() if value not in (None, "", {})}
+        del request["job_id"]
+        # The API wants a key (Q2): one that excludes no other job, and is the same when the request is repeated.
+        request.setdefault("lock_key", job.idempotency_key or str(job.job_id))
+        return await self._ask(Enqueued, "POST", "/jobs/trigger", json=request)
+
+    async def job(self, job_id: UUID) -> JobRecord:
+        return await self._ask(JobRecord, "GET", f"/jobs/{job_id}")
+
+    async def change(self, seen: JobRecord) -> JobRecord:
+        wait = {"wait": LONG_POLL_S}
+        await self._ask(dict, "GET", f"/jobs/{seen.job_id}/status", params=wait, timeout=LONG_POLL_S + ANSWER_S)
+        return await self.job(seen.job_id)
+
+    async def jobs(self, wanted: JobFilter, *, limit: int, after: str | None) -> JobPage:
+        page = {"limit": limit} if after is None else {"limit": limit, "after": after}
+        return await self._ask(JobPage, "GET", "/jobs", params=_criteria(wanted) | page)
+
+    async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
+        page = {"after": after, "limit": limit}
+        return await self._list(JobEvent, "events", f"/jobs/{job_id}/events", params=page)
+
+    async def cancel(self, job_id: UUID) -> JobRecord:
+        await self._ask(dict, "POST", f"/jobs/{job_id}/cancel")
+        return await self.job(job_id)
+
+    async def retry(self, job_id: UUID) -> JobRecord:
+        await self._ask(dict, "POST", f"/jobs/{job_id}/retry")
+        return await self.job(job_id)
+
+    async def cancel_many(self, wanted: JobFilter) -> int:
+        return await self._all("/jobs/cancel", wanted)
+
+    async def retry_many(self, wanted: JobFilter) -> int:
+        return await self._all("/jobs/retry", wanted)
+
+    async def queues(self) -> list[QueueRecord]:
+        return await self._list(QueueRecord, "queues", "/queues")
+
+    async def pause(self, queue: str) -> None:
+        await self._ask(dict, "POST", f"/queues/{_segment(queue)}/pause")
+
+    async def resume(self, queue: str) -> None:
+        await self._ask(dict, "POST", f"/queues/{_segment(queue)}/resume")
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await self._list(WorkerRecord, "workers", "/workers")
+
+    async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
+        page = {"limit": limit} if before is None else {"limit": limit, "before": before}
+        return await self._list(AuditRecord, "audit", "/audit", params=page)
+
+    async def _all(self, path: str, wanted: JobFilter) -> int:
+        """Repeat a bulk request, which is bounded, until it finds no more."""
+        count = 0
+        while True:
+            answer = await self._ask(dict[str, int], "POST", path, json=_criteria(wanted) | {"limit": BULK})
+            count += answer["changed"]
+            if answer["changed"] < BULK:
+                return count
+
+    async def _list(self, kind: type[T], name: str, path: str, **request: Any) -> list[T]:
+        """The records under `name` in an answer."""
+        answer = await self._ask(dict[str, list[kind]], "GET", path, **request)  # type: ignore[valid-type]
+        return answer[name]
+
+    async def _ask(self, kind: type[T], method: str, path: str, **request: Any) -> T:
+        """The answer to one request, as `kind`; another status than a good one is raised as our error."""
+        try:
+            answer = await self.connection.request(method, path, **request)
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(reason)}") from error
+        if not answer.is_success:
+            raise self._error(answer)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.DecodeError as error:
+            message = f"{self.shown_url} answers {method} {path} in an unknown way: {error}; is it another version?"
+            raise DataloaderError(message) from error
+
+    def _error(self, answer: httpx.Response) -> DataloaderError:
+        """Our error for an answer that is none, from its problem document if it has one."""
+        try:
+            problem = msgspec.json.decode(answer.content, type=dict[str, Any])
+        except msgspec.DecodeError:
+            problem = {}
+        detail = str(problem.get("detail") or f"{answer.status_code} {answer.reason_phrase}")
+        match answer.status_code:
+            case HTTPStatus.NOT_FOUND if answer.request.url.path.startswith(f"{self.connection.base_url.path}jobs/"):
+                return JobNotFound(detail)
+            case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+                return ConfigError(f"--token: {self.shown_url} refuses it: {detail}")
+            case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("errors"):
+                first = problem["errors"][0]
+                return BadRequest(str(first.get("path")), str(first.get("message")))
+            case HTTPStatus.SERVICE_UNAVAILABLE:
+                return StoreUnavailable(f"{self.shown_url}: {detail}")
+            case _:
+                return DataloaderError(f"{self.shown_url}: {detail}")
+
+
+def _criteria(wanted: JobFilter) -> dict[str, Any]:
+    """The filter as the API takes it, in a query and in a body."""
+    chosen = {name: value for name, value in attrs.asdict(wanted).items() if value is not None}
+    return msgspec.to_builtins(chosen)  # type: ignore[no-any-return]
+
+
+def _segment(text: str) -> str:
+    """`text` as one segment of a path, whatever is in it."""
+    return quote(text, safe="")

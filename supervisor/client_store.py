@@ -1,0 +1,124 @@
+"""The client that speaks with the database itself: the command line's way when no service is named.
+
+Waiting is reading again: a command has no listener, and one row by its key twice a second costs the database nothing.
+Operators' actions are signed with the account and the host they come from.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.store import control, reads
+from dataloader.store.control import Actor
+from dataloader.store.database import Database, DatabaseOptions, open_database
+from dataloader.store.enqueue import enqueue
+from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+from dataloader.supervisor.client import BULK, Client
+from dataloader.supervisor.settings import Settings
+
+READ_AGAIN_S: Final = 0.5
+ALIVE_WITHIN_S: Final = 60.0
+"""A process that has not beaten for so long is not listed."""
+
+
+@asynccontextmanager
+async def open_store_client(settings: Settings) -> AsyncIterator[Client]:
+    """A client of the settings' database for the length of a block. Nothing is connected before the first question."""
+    async with open_database(database_options(settings)) as database:
+        yield StoreClient(database, Actor(_account()), settings)
+
+
+def database_options(settings: Settings) -> DatabaseOptions:
+    """How a command connects: as the settings say, with one connection. `ConfigError` when they name no database."""
+    if settings.db_dsn is None:
+        raise ConfigError("DL_DB_DSN: is not set; the address of a database")
+    return DatabaseOptions(
+        dsn=settings.db_dsn,
+        lock_dsn=settings.lock_dsn,
+        pool_size=1,
+        connect_timeout_s=settings.connect_timeout_s,
+        statement_timeout_s=settings.statement_timeout_s,
+        name="dataloader command",
+    )
+
+
+def _account() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as containers have it
+        user = str(os.geteuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+@attrs.frozen
+class StoreClient(Client):
+    """A queue, by its tables."""
+
+    database: Database
+    actor: Actor
+    settings: Settings
+
+    async def trigger(self, job: NewJob) -> Enqueued:
+        (enqueued,) = await enqueue(self.database, [job], default_lease_s=self.settings.default_lease_s)
+        return enqueued
+
+    async def job(self, job_id: UUID) -> JobRecord:
+        return await reads.get_job(self.database, job_id)
+
+    async def change(self, seen: JobRecord) -> JobRecord:
+        await trio.sleep(READ_AGAIN_S)
+        return await reads.get_job(self.database, seen.job_id)
+
+    async def jobs(self, wanted: JobFilter, *, limit: int, after: str | None) -> JobPage:
+        cursor = None if after is None else reads.Cursor.decode(after)
+        return await reads.list_jobs(self.database, wanted, limit=limit, after=cursor)
+
+    async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
+        return await reads.list_events(self.database, job_id, after=after, limit=limit)
+
+    async def cancel(self, job_id: UUID) -> JobRecord:
+        return await control.cancel(self.database, job_id, self.actor)
+
+    async def retry(self, job_id: UUID) -> JobRecord:
+        return await control.retry(self.database, job_id, self.actor)
+
+    async def cancel_many(self, wanted: JobFilter) -> int:
+        return await self._all(control.cancel_many, wanted)
+
+    async def retry_many(self, wanted: JobFilter) -> int:
+        return await self._all(control.retry_many, wanted)
+
+    async def _all(self, change: Callable[..., Awaitable[int]], wanted: JobFilter) -> int:
+        """Repeat a bulk action, which is bounded, until it finds no more."""
+        count = 0
+        while True:
+            changed = await change(self.database, wanted, self.actor, limit=BULK)
+            count += changed
+            if changed < BULK:
+                return count
+
+    async def queues(self) -> list[QueueRecord]:
+        return await reads.list_queues(self.database)
+
+    async def pause(self, queue: str) -> None:
+        await control.pause(self.database, queue, self.actor)
+
+    async def resume(self, queue: str) -> None:
+        await control.resume(self.database, queue, self.actor)
+
+    async def workers(self) -> list[WorkerRecord]:
+        return await reads.list_workers(self.database, alive_within_s=ALIVE_WITHIN_S)
+
+    async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
+        return await reads.list_audit(self.database, limit=limit, before=before)

@@ -1,0 +1,104 @@
+"""Ends the work of a process in good order (Q15), and reports what became of it.
+
+    claims off ─► jobs finish, until the deadline ─► what runs is stopped and goes back, attempt refunded ─► all is recorded
+
+Every wait has a deadline of its own, so that a database that is gone, a handler that swallows its cancellation and a thread that
+never returns cost seconds and not for ever: after `drain_timeout_s` + `BOUND_S` the report says what is still open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.recorder import Recorder
+from dataloader.actors.runs import Runs
+from dataloader.jobs.outcomes import Why
+from dataloader.jobs.states import Step
+
+log = structlog.get_logger(__name__)
+
+BOUND_S: Final = 9.0
+"""After the drain's deadline: the time for stopped jobs to clean up and for their ends to be written."""
+
+
+@attrs.frozen
+class DrainReport:
+    """What a drain came to: jobs that finished, that were given back, that did not stop, whose end is not written."""
+
+    finished: int
+    returned: int
+    stuck: tuple[str, ...]
+    unrecorded: int
+
+    @property
+    def is_clean(self) -> bool:
+        """True when every row was finished or given back."""
+        return not self.stuck and not self.unrecorded
+
+
+@attrs.define(eq=False)
+class Drain:
+    """The drain of one process. `request` begins it, `hurry` stops the jobs at once; both may be called from anywhere, often."""
+
+    runs: Runs
+    timeout_s: float
+    requested: trio.Event = attrs.field(factory=trio.Event)
+    hurried: trio.Event = attrs.field(factory=trio.Event)
+    deadline: float = math.inf
+
+    def request(self) -> None:
+        """Begin: no new claims; running jobs may finish until the deadline."""
+        if not self.requested.is_set():
+            self.deadline = trio.current_time() + self.timeout_s
+            self.requested.set()
+
+    def hurry(self) -> None:
+        """Stop the running jobs now; they go back to the queue."""
+        self.request()
+        self.deadline = min(self.deadline, trio.current_time())
+        self.hurried.set()
+
+    async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder) -> DrainReport:
+        """Wait for the request, then end the work of `dispatchers`; the report comes when all is done or the bound is reached."""
+        await self.requested.wait()
+        before = recorder.tally.copy()
+        log.info("draining: no new jobs are taken", running=len(self.runs), for_at_most_s=self.timeout_s)
+        for dispatcher in dispatchers:
+            dispatcher.intake.cancel(reason="drain")
+        with trio.move_on_at(self.deadline):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._until, lambda: not self.runs, nursery)
+                await self.hurried.wait()
+                nursery.cancel_scope.cancel()
+        left = [run for run in self.runs if not run.body_ended]
+        if left:
+            log.info("draining: running jobs are stopped and go back to the queue", running=len(left))
+            for run in left:
+                run.stop(Why.DRAIN)
+        with trio.move_on_at(min(self.deadline, trio.current_time()) + BOUND_S):
+            await self._until(lambda: not self.runs)
+        tally = recorder.tally - before
+        stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
+        report = DrainReport(
+            finished=tally.total() - tally[Step.RETURN],
+            returned=tally[Step.RETURN],
+            stuck=stuck,
+            unrecorded=len(self.runs) - len(stuck),
+        )
+        say = log.info if report.is_clean else log.error
+        say("drained", finished=report.finished, returned=report.returned, stuck=stuck, unrecorded=report.unrecorded)
+        return report
+
+    async def _until(self, condition: Callable[[], bool], done: trio.Nursery | None = None) -> None:
+        """Return when `condition` holds; the runs say when one of them is gone."""
+        while not condition():
+            await self.runs.wait_removed()
+        if done is not None:
+            done.cancel_scope.cancel()

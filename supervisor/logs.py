@@ -1,0 +1,176 @@
+"""Where log lines go and how they look: structlog and stdlib logging through one chain to stderr (Q16).
+
+The command line calls `configure_logging` once; an embedding program has its own logging and does not. All other code
+says `log = structlog.get_logger(__name__)` and binds `job_id`, `queue`, `task`, `attempt`, `request_id` as context
+variables, which every line then carries. Hypercorn, Quart, asyncio, asyncpg and `warnings` come in through stdlib's
+root logger. Lines for people on a terminal, one JSON object a line otherwise.
+
+A log call must never raise because of what is logged or because stderr is gone, and never show a secret: the whole line
+is masked, the rendered exception too. Rejected: structlog's rich tracebacks, which print local variables.
+"""
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TextIO
+
+import attrs
+import msgspec
+import structlog
+
+from dataloader.jobs.masking import mask, mask_text
+from dataloader.jobs.text import storable_text
+
+LogFormat = Literal["auto", "console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+MAX_TRACEBACK: Final = 20_000
+"""Characters kept of an exception's text: its head and its tail."""
+_MAX_MASKED: Final = 200_000
+
+_EventDict = MutableMapping[str, Any]
+# Text from outside must not write lines or colours of its own on a terminal; tracebacks keep their line breaks.
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_MULTILINE: Final = {code: text for code, text in _ESCAPES.items() if code not in {9, 10}}
+
+
+@attrs.frozen
+class _Lines:
+    """The end of the chain: writes whole lines to a stream, and gives up on a line rather than raise."""
+
+    name: str
+    stream: TextIO
+
+    def write(self, line: str) -> None:
+        try:
+            self.stream.write(f"{line}\n")
+            self.stream.flush()
+        except (OSError, ValueError):
+            return  # the pipe or the terminal is gone, or the stream is closed; there is nowhere left to say it
+
+    msg = debug = info = warning = warn = error = critical = fatal = exception = log = failure = write
+
+
+class _RootHandler(logging.Handler):
+    """Takes the records of stdlib loggers into the same chain."""
+
+    def __init__(self, chain: list[Callable[[Any, str, _EventDict], Any]], lines: _Lines) -> None:
+        super().__init__()
+        self._chain = chain
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line: Any = {"event": _message(record), "exc_info": record.exc_info, "logger": record.name}
+            for processor in self._chain:
+                line = processor(self._lines, record.levelname.lower(), line)
+        except Exception:  # noqa: BLE001 - as stdlib's own handlers do: a log call never raises
+            self.handleError(record)
+        else:
+            self._lines.write(line)
+
+
+def configure_logging(format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:  # noqa: A002 - its name everywhere
+    """Send all logging of this process to `stream`, by default stderr (Q16).
+
+    Args:
+        format: `console` for people, `json` for machines, `auto` for what the stream is.
+        level: the least serious lines that are written, from stdlib loggers too.
+        stream: where to; anything with `write`, `flush` and `isatty`.
+    """
+    to = sys.stderr if stream is None else stream
+    if isinstance(to, io.TextIOWrapper):
+        to.reconfigure(encoding="utf-8", errors="backslashreplace")  # JSON is UTF-8, whatever the container's locale
+    on_terminal = to.isatty()
+    people = format == "console" or (format == "auto" and on_terminal)
+    render = _console(colors=on_terminal and "NO_COLOR" not in os.environ) if people else _json
+    chain: list[Callable[[Any, str, _EventDict], Any]] = [
+        structlog.contextvars.merge_contextvars,
+        _stamp,
+        _render_exception,
+        _masked(render),
+    ]
+    structlog.configure(
+        processors=[*chain],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda name="", *_: _Lines(str(name), to),
+        # Not cached: a logger made before this call, or before a second one, follows it all the same.
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(
+        handlers=[_RootHandler(chain, _Lines("", to))],
+        level=level.upper(),
+        force=True,
+    )
+    logging.captureWarnings(capture=True)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001 - arguments that do not fit the message must not lose it
+        return f"{record.msg!s} {record.args!r} ({type(error).__name__} while formatting)"
+
+
+def _stamp(logger: Any, method: str, event: _EventDict) -> _EventDict:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    level = {"exception": "error", "warn": "warning", "fatal": "critical"}.get(method, method)
+    stamped = {"timestamp": now, "level": level, "logger": event.pop("logger", "") or logger.name, "event": ""}
+    return {**stamped, **event}
+
+
+def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict:  # noqa: ARG001 - structlog's signature
+    exc_info = event.pop("exc_info", None)
+    if event.pop("stack_info", None):
+        event["stack"] = "".join(traceback.format_stack())
+    if not exc_info:
+        return event
+    if isinstance(exc_info, BaseException):
+        error: BaseException | None = exc_info
+    else:
+        error = exc_info[1] if isinstance(exc_info, tuple) else sys.exception()
+    if error is not None:
+        try:
+            text = "".join(traceback.format_exception(error)).rstrip()
+        except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
+            text = f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"
+        # Cut twice: masking takes time, and a cut right before it could part a secret from its name.
+        event["exception"] = storable_text(mask_text(storable_text(text, _MAX_MASKED)), MAX_TRACEBACK)
+    return event
+
+
+def _masked(render: Callable[[dict[str, Any]], str]) -> Callable[[Any, str, _EventDict], str]:
+    def finish(logger: Any, method: str, event: _EventDict) -> str:  # noqa: ARG001 - structlog's signature
+        try:
+            fields = mask(event)
+            return render(fields if isinstance(fields, dict) else {"event": fields})
+        except Exception as error:  # noqa: BLE001 - a log call never raises
+            return _json({"level": method, "event": "a log line could not be rendered", "error": type(error).__name__})
+
+    return finish
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _json(fields: dict[str, Any]) -> str:
+    try:
+        return _encode(fields).decode()
+    except (UnicodeEncodeError, OverflowError, ValueError, TypeError):
+        return _encode({name: storable_text(str(value), MAX_TRACEBACK) for name, value in fields.items()}).decode()
+
+
+def _console(*, colors: bool) -> Callable[[dict[str, Any]], str]:
+    renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+
+    def render(fields: dict[str, Any]) -> str:
+        for name, value in fields.items():
+            if isinstance(value, str):
+                fields[name] = value.translate(_MULTILINE if name in {"exception", "stack"} else _ESCAPES)
+        return str(renderer(None, "", fields))
+
+    return render

@@ -1,0 +1,265 @@
+"""Makes every part of a process from its settings and ties them together; tree.py then lets them live.
+
+The one place that knows who is told what by whom. Nothing here runs or waits.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+import attrs
+import trio
+from prometheus_client import CollectorRegistry
+
+from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.heartbeat import Heartbeat
+from dataloader.actors.keeper import Keeper
+from dataloader.actors.listener import Listener
+from dataloader.actors.messages import ToRecord
+from dataloader.actors.pruner import Pruner
+from dataloader.actors.reaper import Reaper
+from dataloader.actors.recorder import Recorder, open_channel
+from dataloader.actors.releaser import Releaser
+from dataloader.actors.runner import Workshop
+from dataloader.actors.runs import Run, Runs
+from dataloader.actors.stager import Stager
+from dataloader.jobs.outcomes import Why
+from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.database import Database, DatabaseOptions, Session, open_database
+from dataloader.store.lock_session import LockSession
+from dataloader.store.transaction import Transactions
+from dataloader.store.waits import Waits
+from dataloader.store.workers import Worker
+from dataloader.supervisor.drain import Drain, DrainReport
+from dataloader.supervisor.settings import Settings
+from dataloader.web.app import App, create_app
+from dataloader.web.auth import Token
+from dataloader.web.server import open_listener, serve_web
+from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
+
+
+def program_version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return version("dataloader-supervisor")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "0+unknown"
+
+
+@attrs.define(eq=False, kw_only=True)
+class Parts:
+    """All parts of one process."""
+
+    settings: Settings
+    worker: Worker
+    database: Database
+    runs: Runs
+    locks: LockSession
+    telemetry: Telemetry
+    workshop: Workshop
+    to_record: trio.MemoryReceiveChannel[ToRecord]
+    dispatchers: list[Dispatcher]
+    recorder: Recorder
+    heartbeat: Heartbeat
+    keeper: Keeper
+    releaser: Releaser
+    helpers: Mapping[str, Callable[[], Awaitable[None]]]
+    listener: Listener
+    waits: Waits
+    drain: Drain
+    registry: CollectorRegistry
+    reported: Callable[[DrainReport], None] = lambda _report: None
+    started_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
+    web: Callable[[], Awaitable[None]] | None = None
+    url: str | None = None
+    ready: bool = False
+    over: trio.Event = attrs.field(factory=trio.Event)
+
+    def state(self) -> ProcessState:
+        """The process as `/status`, `/ready` and `/metrics` show it."""
+        return ProcessState(
+            version=self.worker.version,
+            worker=self.worker.name,
+            started_at=self.started_at,
+            draining=self.drain.requested.is_set(),
+            queues={d.queue: QueueLoad(d.concurrency, d.running) for d in self.dispatchers},
+            listener_connected=self.listener.connected,
+            store_ready=self.ready and self.locks.connected,
+        )
+
+
+def options_of(settings: Settings) -> DatabaseOptions:
+    """Where the settings say the database is."""
+    assert settings.db_dsn is not None, "the command line has put in the embedded database's DSN"
+    return DatabaseOptions(
+        dsn=settings.db_dsn,
+        lock_dsn=settings.lock_dsn,
+        pool_size=settings.pool_size,
+        transaction_pool_size=settings.transaction_pool_size,
+        connect_timeout_s=settings.connect_timeout_s,
+        statement_timeout_s=settings.statement_timeout_s,
+        name=f"dataloader {settings.instance}",
+    )
+
+
+@asynccontextmanager
+async def open_parts(
+    settings: Settings,
+    tasks: Tasks,
+    *,
+    with_web: bool,
+    unstoppable: Callable[[Run], None],
+) -> AsyncIterator[Parts]:
+    """The parts over an open database, for the length of a block. Raises `OSError` when the HTTP address is taken."""
+    options = options_of(settings)
+    async with open_database(options) as database:
+        parts = _make(settings, tasks, database, unstoppable=unstoppable)
+        sock = open_listener(settings.host, settings.port) if with_web else None
+        try:
+            if sock is not None:
+                host, port = sock.getsockname()[:2]
+                parts.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                parts.web = partial(serve_web, _app(parts, tasks), sock, shutdown=parts.over.wait)
+            yield parts
+        finally:
+            if sock is not None:
+                sock.close()
+            await parts.locks.close()
+            await parts.heartbeat.session.close()
+            await parts.recorder.session.close()
+            await parts.workshop.transactions.close()
+
+
+def _make(
+    settings: Settings,
+    tasks: Tasks,
+    database: Database,
+    *,
+    unstoppable: Callable[[Run], None],
+) -> Parts:
+    name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
+    slots = {worker.queue: worker.concurrency for worker in settings.workers}
+    worker = Worker(name, socket.gethostname(), os.getpid(), program_version(), slots)
+    runs = Runs()
+
+    def keys_lost(tokens: list[int]) -> None:
+        for token in tokens:
+            run = runs.by_token(token)
+            if run is not None:
+                run.stop(Why.KEY_LOST)
+
+    locks = LockSession(database, name, lost=keys_lost)
+    registry = CollectorRegistry()
+    telemetry = Telemetry(registry)
+    to_recorder, to_record = open_channel(sum(slots.values()))
+    workshop = Workshop(
+        to_recorder=to_recorder,
+        transactions=Transactions(database),
+        telemetry=telemetry,
+        max_lines=settings.log_lines_per_job,
+    )
+    dispatchers = {
+        queue: Dispatcher(
+            queue=queue,
+            concurrency=concurrency,
+            database=database,
+            locks=locks,
+            runs=runs,
+            tasks=tasks,
+            workshop=workshop,
+            backoff_s=settings.claim_backoff_s,
+            poll_s=settings.poll_s,
+        )
+        for queue, concurrency in slots.items()
+    }
+    releaser = Releaser(locks)
+    recorder = Recorder(
+        session=Session(database, "recorder"),
+        locks=locks,
+        runs=runs,
+        telemetry=telemetry,
+        freed=lambda queue, number: dispatchers[queue].freed(number),
+        released=releaser.wake,
+    )
+    heartbeat = Heartbeat(
+        session=Session(database, "heartbeat"),
+        worker=worker,
+        runs=runs,
+        telemetry=telemetry,
+        period_s=settings.heartbeat_s,
+        cancel_grace_s=settings.cancel_grace_s,
+        unstoppable=unstoppable,
+    )
+    stager = Stager(
+        database=database, queues=list(slots), tasks=tasks, sweep_s=settings.claim_backoff_s, poll_s=settings.poll_s
+    )
+    waits = Waits(database)
+    listener = Listener(
+        options=database.options,
+        queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
+        stager=stager.wake,
+        heartbeat=heartbeat.wake,
+        runs=runs,
+        waits=waits,
+    )
+    days = {
+        Status.SUCCEEDED: settings.retain_succeeded_days,
+        Status.FAILED: settings.retain_failed_days,
+        Status.CANCELED: settings.retain_canceled_days,
+        Status.LOST: settings.retain_lost_days,
+    }
+    return Parts(
+        settings=settings,
+        worker=worker,
+        database=database,
+        runs=runs,
+        locks=locks,
+        telemetry=telemetry,
+        workshop=workshop,
+        to_record=to_record,
+        dispatchers=list(dispatchers.values()),
+        recorder=recorder,
+        heartbeat=heartbeat,
+        keeper=Keeper(
+            locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s
+        ),
+        releaser=releaser,
+        helpers={
+            "listener": listener.run,
+            "stager": stager.run,
+            "reaper": Reaper(database=database, period_s=settings.reaper_period_s).run,
+            "pruner": Pruner(database=database, days=days).run,
+        },
+        listener=listener,
+        waits=waits,
+        drain=Drain(runs, settings.drain_timeout_s),
+        registry=registry,
+    )
+
+
+def _app(parts: Parts, tasks: Tasks) -> App:
+    settings = parts.settings
+    return create_app(
+        Services(
+            database=parts.database,
+            waits=parts.waits,
+            settings=WebSettings(
+                tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
+                max_body_bytes=settings.max_body_bytes,
+                max_batch_body_bytes=settings.max_batch_body_bytes,
+                default_lease_s=settings.default_lease_s,
+            ),
+            tasks=tasks,
+            state=parts.state,
+            registry=parts.registry,
+        )
+    )

@@ -1,0 +1,75 @@
+"""Keeps a part of the tree running: starts it again when it fails, with a pause, and only so often.
+
+A part that fails more often than its budget is not going to mend itself: `gave_up` is told, and the process drains and exits 1
+with the cause in its last words. Rejected: letting the error fall through the nurseries, which would cancel running jobs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from dataloader.jobs.errors import ActorGaveUp, StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 5.0
+
+
+@attrs.frozen
+class Budget:
+    """At most `restarts` within `within_s` seconds. A database that is away does not count: it is waited for."""
+
+    restarts: int
+    within_s: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.restarts} restarts in {self.within_s:g} s"
+
+
+async def keep_running(
+    name: str, part: Callable[[], Awaitable[None]], budget: Budget, gave_up: Callable[[ActorGaveUp], None]
+) -> None:
+    """Run `part` until it returns or is cancelled; after an error start it again, until `budget` is used up."""
+    failures: deque[float] = deque()
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = trio.current_time()
+        error: Exception | None = None
+        try:
+            await part()
+        except* StoreUnavailable as group:
+            error = group.exceptions[0]
+            log.warning("a part waits for the database", part=name, error=str(_innermost(group)))
+        except* Exception as group:
+            error = group
+            log.exception("a part failed and is started again", part=name, budget=str(budget))
+        if error is None:
+            return
+        now = trio.current_time()
+        if now - began > MAX_PAUSE_S * 2:
+            pause_s = FIRST_PAUSE_S
+        if isinstance(error, ExceptionGroup):
+            failures.append(now)
+            while failures[0] < now - budget.within_s:
+                failures.popleft()
+            if len(failures) > budget.restarts:
+                cause = _innermost(error)
+                gave_up(ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(cause).__name__}: {cause}"))
+                return
+        await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
+        pause_s = min(pause_s * 2, MAX_PAUSE_S)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,122 @@
+"""The binary's way to run a supervisor: signals, the announcement, and an end that always comes (Q15).
+
+First SIGTERM or SIGINT: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a thread that never
+returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when every row was finished or
+given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Final, NoReturn
+
+import structlog
+import trio
+
+from dataloader.actors.runs import Run
+from dataloader.jobs.errors import ActorGaveUp, Draining
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.drain import DrainReport
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.supervisor import Supervisor, leaf, open_starting
+
+log = structlog.get_logger(__name__)
+
+TOTAL_BOUND_S: Final = 10.0
+"""After the drain's timeout: when the process ends, whatever still runs."""
+
+
+async def serve(settings: Settings, tasks: Tasks) -> int:
+    """Run until a signal ends it, or a part gives up; the exit code comes back.
+
+    Raises `SchemaError`, `ConfigError` or `OSError` when it can't start at all.
+    """
+    report: DrainReport | None = None
+    failure: ActorGaveUp | None = None
+    impossible: Exception | None = None
+    try:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_obey, signals, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
+                    try:
+                        await supervisor.ready()
+                        _announce(supervisor, settings)
+                    except Draining:
+                        pass
+                    except Exception as error:  # noqa: BLE001 - told to the caller, once all is closed
+                        impossible = error
+                    if impossible is None:
+                        report = await supervisor.wait_drained()
+                        if report.stuck:
+                            # A thread that does not return would hold the process; its rows are left to their leases.
+                            _leave(1)
+                    nursery.cancel_scope.cancel()
+    except* ActorGaveUp as group:
+        found = leaf(group)
+        failure = found if isinstance(found, ActorGaveUp) else None
+    if impossible is not None:
+        raise impossible
+    if failure is not None:
+        log.critical("ended because a part gave up", cause=str(failure))
+        return 1
+    return 0 if report is not None and report.is_clean else 1
+
+
+async def _obey(signals: AsyncIterator[int], supervisor: Supervisor, bound_s: float) -> None:
+    count = 0
+    async for number in signals:
+        count += 1
+        name = signal.Signals(number).name
+        if count == 1:
+            log.info("signal: draining; another one stops the jobs at once", signal=name)
+            _leave_after(bound_s)
+            supervisor.request_drain()
+        elif count == 2:
+            log.warning("second signal: the running jobs are stopped now", signal=name)
+            supervisor.hurry()
+        else:
+            log.critical("third signal: leaving at once", signal=name)
+            _leave(1)
+
+
+def _announce(supervisor: Supervisor, settings: Settings) -> None:
+    log.info(
+        "serving",
+        url=supervisor.url,
+        worker=supervisor.worker,
+        queues={worker.queue: worker.concurrency for worker in settings.workers},
+    )
+
+
+def _leave_after(bound_s: float) -> None:
+    """Leave at the total deadline, from a thread: the loop itself may be what hangs."""
+
+    def leave() -> None:
+        log.critical("the total deadline of the drain has passed: leaving at once", after_s=bound_s)
+        _leave(1)
+
+    timer = threading.Timer(bound_s, leave)
+    timer.daemon = True
+    timer.start()
+
+
+def _leave_unstoppable(run: Run) -> None:
+    log.critical(
+        "a handler goes on although its lease is gone: this process ends, so that the job never runs twice at once",
+        job_id=str(run.job.job_id),
+        task=run.job.task,
+    )
+    _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,186 @@
+"""The supervisor as a Trio program sees it: `async with open_supervisor(settings, tasks) as supervisor`.
+
+Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and touches no signal. The tree lives in one
+shielded task, so that a host which is cancelled still gets its jobs given back: leaving the block drains, leaving it by an
+error or a cancellation stops the jobs at once. Either takes at most the drain's bound, but for handlers that never stop:
+those are reported, and waited for, since no Trio program can leave a thread behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import structlog
+import trio
+
+from dataloader.actors.runs import Run
+from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.database import Database
+from dataloader.store.enqueue import enqueue
+from dataloader.supervisor.drain import DrainReport
+from dataloader.supervisor.parts import Parts, open_parts
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.tree import live
+
+log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """A running supervisor. Made by `open_supervisor`."""
+
+    def __init__(self, parts: Parts) -> None:
+        """`parts` are alive already."""
+        self._parts = parts
+        self._started = trio.Event()
+        self._drained = trio.Event()
+        self._impossible: Exception | None = None
+        self.failure: ActorGaveUp | None = None
+        self.report: DrainReport | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where the HTTP API answers; None when it was not asked for."""
+        return self._parts.url
+
+    @property
+    def worker(self) -> str:
+        """This process's name, as in `claimed_by`."""
+        return self._parts.worker.name
+
+    @property
+    def database(self) -> Database:
+        """The queue's database, for the functions of `dataloader.store`."""
+        return self._parts.database
+
+    async def trigger(self, queue: str, task: str, args: dict[str, Any] | None = None, **fields: Any) -> Enqueued:
+        """Add a job (Q2); `fields` are those of `NewJob`. Without a `lock_key` nothing excludes it.
+
+        Raises `BadRequest`, `IdempotencyConflict`, `StoreUnavailable`, and `Draining` once a drain has begun.
+        """
+        return (await self.trigger_many([NewJob(queue=queue, task=task, args=args or {}, **fields)]))[0]
+
+    async def trigger_many(self, jobs: list[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none, in one statement."""
+        if self._parts.drain.requested.is_set():
+            raise Draining("this supervisor is draining and takes no new jobs")
+        return await enqueue(self._parts.database, jobs, default_lease_s=self._parts.settings.default_lease_s)
+
+    async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
+        """The job as soon as it has ended, or as it stands after `timeout_s`."""
+        deadline = trio.current_time() + timeout_s
+        job: JobRecord | None = None
+        while job is None or not (job.status.is_final or trio.current_time() >= deadline):
+            job = await self._parts.waits.wait(job_id, timeout_s=max(deadline - trio.current_time(), 0), seen=job)
+        return job
+
+    async def drain(self) -> DrainReport:
+        """Take no new jobs, let the running ones finish within the drain's timeout, give back the rest; then report."""
+        self._parts.drain.request()
+        await self._drained.wait()
+        assert self.report is not None, "the report comes with the event"
+        return self.report
+
+    def request_drain(self) -> None:
+        """Begin a drain without waiting for it."""
+        self._parts.drain.request()
+
+    def hurry(self) -> None:
+        """Stop the running jobs now and give them back; begins a drain if none has begun."""
+        self._parts.drain.hurry()
+
+    async def wait_drained(self) -> DrainReport:
+        """Return when a drain, whoever began it, has come to its end."""
+        await self._drained.wait()
+        assert self.report is not None, "the report comes with the event"
+        return self.report
+
+    async def ready(self) -> None:
+        """Return when the database is ready and every queue claims.
+
+        Raises what made that impossible: `SchemaError`, `ConfigError`, or `Draining` when a drain came first.
+        """
+        await self._started.wait()
+        if self._impossible is not None:
+            raise self._impossible
+        if not self._parts.ready:
+            raise Draining("the supervisor was drained before the database was ready")
+
+    async def live(self, *, migrate: bool) -> None:
+        """Run the tree to its end; called once, by `open_starting`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._parts.reported = self._reported
+                await nursery.start(partial(live, self._parts, migrate=migrate, gave_up=self._gave_up))
+                self._started.set()
+        except* (SchemaError, ConfigError) as group:
+            self._impossible = leaf(group)
+        finally:
+            self._started.set()
+            if self.report is None:
+                self._reported(DrainReport(0, 0, (), 0))
+
+    def _reported(self, report: DrainReport) -> None:
+        self.report = report
+        self._drained.set()
+
+    def _gave_up(self, error: ActorGaveUp) -> None:
+        log.critical("a part of the supervisor gave up: this process drains and ends", cause=str(error))
+        self.failure = self.failure or error
+        self._parts.drain.request()
+
+
+def leaf(error: BaseException) -> Exception:
+    """The first exception that is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception), "only exceptions are looked into"
+    return error
+
+
+def _say_unstoppable(run: Run) -> None:
+    log.critical("a handler goes on without a lease: another worker may run its job", job_id=str(run.job.job_id))
+
+
+@asynccontextmanager
+async def open_starting(
+    settings: Settings, tasks: Tasks, *, with_web: bool, unstoppable: Callable[[Run], None] = _say_unstoppable
+) -> AsyncIterator[Supervisor]:
+    """A supervisor that may still be waiting for its database: for those who must be able to end it meanwhile."""
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[Supervisor]) -> None:
+            # Bounded by the drain that leaving the block begins.
+            with trio.CancelScope(shield=True):
+                async with open_parts(settings, tasks, with_web=with_web, unstoppable=unstoppable) as parts:
+                    supervisor = Supervisor(parts)
+                    task_status.started(supervisor)
+                    await supervisor.live(migrate=settings.migrate)
+
+        supervisor: Supervisor = await nursery.start(run)
+        try:
+            yield supervisor
+        except BaseException:
+            supervisor.hurry()
+            raise
+        supervisor.request_drain()
+    if supervisor.failure is not None:
+        raise supervisor.failure
+
+
+@asynccontextmanager
+async def open_supervisor(settings: Settings, tasks: Tasks, *, with_web: bool = False) -> AsyncIterator[Supervisor]:
+    """A supervisor for the length of a block: it claims and runs jobs, and with `with_web` serves the HTTP API.
+
+    `settings.db_dsn` must be set (`dataloader.store.embedded` has a database for those who have none).
+
+    Raises `SchemaError` or `ConfigError` when the database can't serve it, and `ActorGaveUp` at the end if a part of it gave up.
+    """
+    async with open_starting(settings, tasks, with_web=with_web) as supervisor:
+        await supervisor.ready()
+        yield supervisor

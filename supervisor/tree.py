@@ -1,0 +1,133 @@
+"""The tree: what runs, in which order it comes up and goes down, and how often each part may fail.
+
+    root                                          (shielded from the host's cancellation; ended by a drain alone)
+     ├─ service: store        asyncio loop, pool, sessions          first up, last down
+     ├─ service: watchdog     a thread that sees the loop blocked
+     ├─ service: web          own listening socket      5 in 60 s   up before the database is, and during the drain
+     ├─ service: heartbeat    leases, cancel requests  10 in 60 s   down after the recorder
+     ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
+     ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
+     ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
+     ├─ kept running: listener 20 in 60 s · stager, reaper, pruner 10 in 60 s each
+     └─ queues
+         └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
+
+Nested nurseries do not order a cancellation: all tasks hear of it at once. So nothing here is cancelled from outside; each
+nursery is ended by us, when what needs it has left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreUnavailable
+from dataloader.store import migrations
+from dataloader.store.workers import aio_leave
+from dataloader.supervisor.parts import Parts
+from dataloader.supervisor.restarts import Budget, keep_running
+from dataloader.supervisor.watchdog import watch_loop
+
+log = structlog.get_logger(__name__)
+
+SERVICE: Final = Budget(10, 60)
+WEB: Final = Budget(5, 60)
+HELPER: Final = Budget(10, 60)
+LISTENER: Final = Budget(20, 60)
+CLAIMS: Final = Budget(20, 60)
+LEAVE_S: Final = 3.0
+"""What the last two writes, freed keys and the worker's farewell, may take."""
+
+
+async def live(
+    parts: Parts,
+    *,
+    migrate: bool,
+    gave_up: Callable[[ActorGaveUp], None],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the whole tree until it is drained. `started` when the database is ready and every queue claims.
+
+    Raises `SchemaError` and `ConfigError` when the database can't serve this process at all.
+    """
+    keep = partial(keep_running, gave_up=gave_up)
+    async with trio.open_nursery() as services:
+        services.start_soon(watch_loop, parts.telemetry)
+        if parts.web is not None:
+            services.start_soon(keep, "web", parts.web, WEB)
+        if not await _prepare(parts, migrate=migrate):
+            task_status.started()
+            parts.over.set()
+            services.cancel_scope.cancel()
+            return
+        services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
+        services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
+        services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
+        async with trio.open_nursery() as recording:
+            await recording.start(parts.recorder.run, parts.to_record)
+            with parts.workshop.to_recorder:
+                async with trio.open_nursery() as helpers:
+                    for name, helper in parts.helpers.items():
+                        helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)
+                    async with trio.open_nursery() as queues:
+                        for dispatcher in parts.dispatchers:
+                            keep_claiming = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
+                            await queues.start(dispatcher.run, keep_claiming)
+                        parts.ready = True
+                        task_status.started()
+                        parts.reported(await parts.drain.carry_out(parts.dispatchers, parts.recorder))
+                    helpers.cancel_scope.cancel()
+        await _leave(parts)
+        parts.over.set()
+        services.cancel_scope.cancel()
+
+
+async def _prepare(parts: Parts, *, migrate: bool) -> bool:
+    """Wait for the database, bring its schema up to date, check what it can carry; False when a drain came first."""
+    prepared = False
+    pause_s = 0.2
+    async with trio.open_nursery() as nursery:
+
+        async def stop_waiting() -> None:
+            await parts.drain.requested.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(stop_waiting)
+        while not prepared:
+            try:
+                if migrate:
+                    applied = await migrations.migrate(parts.database)
+                    if applied:
+                        log.info("the schema was brought up to date", applied=applied)
+                else:
+                    await migrations.check(parts.database)
+                await parts.locks.ping(parts.keeper.default_lease_s)
+                prepared = True
+            except StoreUnavailable as error:
+                log.warning("waiting for the database", error=str(error), again_in_s=round(pause_s, 1))
+                await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
+                pause_s = min(pause_s * 2, 5.0)
+        nursery.cancel_scope.cancel()
+    slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
+    if prepared and slots > parts.locks.capacity // 2:
+        message = (
+            f"WORKERS_JSON: {slots} slots are not allowed; each may hold a lock, and half of the server's lock table has room "
+            f"for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). Use fewer, or raise those"
+        )
+        raise ConfigError(message)
+    return prepared
+
+
+async def _leave(parts: Parts) -> None:
+    """Wake the next jobs of the last keys, and say goodbye; both are a courtesy that others do without."""
+    with trio.move_on_after(LEAVE_S, shield=True):
+        try:
+            await parts.locks.release()
+            await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
+        except StoreUnavailable as error:
+            log.warning("left without a word to the database", error=str(error))

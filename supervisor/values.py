@@ -1,0 +1,277 @@
+"""How the text of one setting becomes a value, and what is allowed there (Q13).
+
+settings.py names a kind for each setting; the kind's `read` takes the text of an environment variable as well as the
+value itself (tests and embedders construct `Settings` directly), so there is one check and one message for both. `read`
+raises `Refused`, which settings.py turns into the line `NAME: 'value' is not allowed; what is`. Nothing here knows the
+settings' names.
+
+Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which one line for a person
+would have to be pieced together again; the kinds are shorter than that.
+"""
+
+import ipaddress
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+from urllib.parse import urlsplit
+
+import attrs
+import msgspec
+
+from dataloader.jobs.masking import MASKED, mask_text
+
+Role = Literal["read", "operate", "admin"]
+ROLES: Final = ("read", "operate", "admin")
+_SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+asyncpg", "postgres+asyncpg"})
+_LONGEST_S: Final = 31_536_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@attrs.frozen
+class Worker:
+    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` at once."""
+
+    queue: str
+    concurrency: int
+
+
+@attrs.frozen
+class ApiToken:
+    """One entry of DL_TOKENS: who sends `token` in the Authorization header is `name` and may do what `role` allows."""
+
+    name: str
+    role: Role
+    token: str = attrs.field(repr=False)
+
+
+class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
+    """A value is not allowed. `allowed` says what is, `where` which part of the value is meant, `shown` that part."""
+
+    def __init__(self, allowed: str, where: str = "", shown: str | None = None) -> None:
+        super().__init__(allowed)
+        self.allowed = allowed
+        self.where = where
+        self.shown = shown
+
+
+@attrs.frozen
+class Kind:
+    """What a setting may be: `allowed` in words, `read` from a text or a value, `show` without secrets."""
+
+    allowed: str
+    read: Callable[[object], Any]
+    show: Callable[[Any], str] = str
+
+
+def quoted(value: object) -> str:
+    """Return a value as it stands in a message: on one line, in quotes, not longer than 200 characters."""
+    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(value))
+    return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
+
+
+def seconds(example: str, *, zero: bool = False) -> Kind:
+    """Return the kind of a duration: greater than 0, or also 0 if `zero`."""
+    allowed = f"a number of seconds {'not less' if zero else 'greater'} than 0, for example {example}"
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise Refused(allowed)
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            raise Refused(allowed) from None
+        if math.isnan(number) or number < 0 or (number == 0 and not zero):
+            raise Refused(allowed)
+        if number > _LONGEST_S:
+            raise Refused(f"{allowed}, and at most {_LONGEST_S} (a year)")
+        return number
+
+    return Kind(allowed, read, lambda value: f"{value:.12g}")
+
+
+def whole(least: int, most: int) -> Kind:
+    """Return the kind of a whole number from `least` to `most`."""
+    allowed = f"a whole number from {least} to {most}"
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise Refused(allowed)
+        return value
+
+    return Kind(allowed, read)
+
+
+def choice(*choices: str) -> Kind:
+    """Return the kind of a word out of a few, in any case."""
+    allowed = f"one of {', '.join(choices)}"
+
+    def read(value: object) -> str:
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word not in choices:
+            raise Refused(allowed)
+        return word
+
+    return Kind(allowed, read)
+
+
+def _read_flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in {"true", "yes", "on", "1"}:
+        return True
+    if word in {"false", "no", "off", "0"}:
+        return False
+    raise Refused(FLAG.allowed)
+
+
+def _read_line(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value.strip()) <= 200 or _CONTROL.search(value):
+        raise Refused(LINE.allowed)
+    return value.strip()
+
+
+def _read_directory(value: object) -> Path:
+    if not isinstance(value, (str, Path)) or _CONTROL.search(str(value)):
+        raise Refused(DIRECTORY.allowed)
+    return Path(value).expanduser()
+
+
+def _read_host(value: object) -> str:
+    host = value.strip() if isinstance(value, str) else ""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        if re.fullmatch(r"(?=.{1,253}$)(?![0-9.]+$)[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", host):
+            return host
+        raise Refused(HOST.allowed) from None
+
+
+def _read_dsn(value: object) -> str:
+    scheme, _, rest = value.strip().partition("://") if isinstance(value, str) else ("", "", "")
+    dsn = f"postgresql://{rest}"
+    if scheme.lower() not in _SCHEMES or not rest or re.search(r"\s", rest) or _CONTROL.search(rest):
+        raise Refused(DSN.allowed)
+    try:
+        parts = urlsplit(dsn)
+        # Several hosts are fine for the driver, and no port for urlsplit.
+        whole_address = not parts.fragment and ("," in parts.netloc or parts.port != 0)
+    except ValueError:
+        whole_address = False
+    if not whole_address:
+        raise Refused(f"{DSN.allowed} (in the password / ? # are written as %2F %3F %23)")
+    return dsn
+
+
+def _show_dsn(dsn: str) -> str:
+    """Return the DSN without user and password, also where these contain what no URL may."""
+    address, mark, query = dsn.partition("?")
+    scheme, _, rest = address.partition("://")
+    if "@" in rest:
+        rest = f"{MASKED}@{rest.rpartition('@')[2]}"
+    return mask_text(f"{scheme}://{rest}{mark}{query}")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether nobody on another machine can connect to this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _entries(value: object, fields: tuple[str, ...], allowed: str, *, secret: bool) -> list[dict[str, Any]]:
+    """Return the objects of a JSON list, each with exactly these fields."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise Refused(f"{allowed} ({error})") from None
+    if not isinstance(value, (list, tuple)):
+        raise Refused(allowed)
+    entries: list[dict[str, Any]] = []
+    for index, item in enumerate(cast("Iterable[object]", value)):
+        entry = attrs.asdict(item) if isinstance(item, (Worker, ApiToken)) else item
+        if not isinstance(entry, Mapping):
+            raise Refused(f"an object with {' and '.join(fields)}", f"[{index}]", MASKED if secret else None)
+        for name in entry:
+            if name not in fields:
+                raise Refused(f"only {', '.join(fields)}", f"[{index}]", MASKED if secret else str(name))
+        for name in fields:
+            if name not in entry:
+                missing = f"an object with {', '.join(fields)}; {name} is missing"
+                raise Refused(missing, f"[{index}]", MASKED if secret else msgspec.json.encode(entry).decode())
+        entries.append(dict(entry))
+    return entries
+
+
+def _field(kind: Kind, entry: dict[str, Any], index: int, name: str, *, secret: bool = False) -> Any:
+    try:
+        return kind.read(entry[name])
+    except Refused as refused:
+        raise Refused(refused.allowed, f"[{index}].{name}", MASKED if secret else str(entry[name])) from None
+
+
+def _read_workers(value: object) -> tuple[Worker, ...]:
+    workers: list[Worker] = []
+    for index, entry in enumerate(_entries(value, ("queue", "concurrency"), WORKERS.allowed, secret=False)):
+        queue = _field(QUEUE, entry, index, "queue")
+        if any(worker.queue == queue for worker in workers):
+            raise Refused("each queue once", f"[{index}].queue", queue)
+        workers.append(Worker(queue, _field(CONCURRENCY, entry, index, "concurrency")))
+    return tuple(workers)
+
+
+def _read_tokens(value: object) -> tuple[ApiToken, ...]:
+    tokens: list[ApiToken] = []
+    for index, entry in enumerate(_entries(value, ("name", "role", "token"), TOKENS.allowed, secret=True)):
+        name = _field(LINE, entry, index, "name", secret=True)
+        role = cast("Role", _field(choice(*ROLES), entry, index, "role", secret=True))
+        token = _field(TOKEN, entry, index, "token", secret=True)
+        if any(other.name == name for other in tokens):
+            raise Refused("each name once", f"[{index}].name", name)
+        if any(other.token == token for other in tokens):
+            raise Refused("each token once", f"[{index}].token", MASKED)
+        tokens.append(ApiToken(name, role, token))
+    return tuple(tokens)
+
+
+def _read_queue(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > 200 or _CONTROL.search(value):
+        raise Refused(QUEUE.allowed)
+    return value
+
+
+def _read_token(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{16,1000}", value):
+        raise Refused(TOKEN.allowed)
+    return value
+
+
+def _show_workers(workers: tuple[Worker, ...]) -> str:
+    return msgspec.json.encode([attrs.asdict(worker) for worker in workers]).decode()
+
+
+def _show_tokens(tokens: tuple[ApiToken, ...]) -> str:
+    return msgspec.json.encode([{**attrs.asdict(token), "token": MASKED} for token in tokens]).decode()
+
+
+FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
+LINE = Kind("a text of 1 to 200 characters on one line", _read_line)
+DIRECTORY = Kind("the path of a directory", _read_directory)
+HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1", _read_host)
+DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, _show_dsn)
+QUEUE = Kind("a queue's name: 1 to 200 characters, no control characters", _read_queue)
+CONCURRENCY = whole(1, 1000)
+WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
+TOKEN = Kind("16 to 1000 printable ASCII characters without spaces", _read_token)
+TOKENS = Kind(
+    'a JSON list such as [{"name":"ci","role":"operate","token":"…"}], role one of read, operate, admin, '
+    "token of 16 or more characters",
+    _read_tokens,
+    _show_tokens,
+)

@@ -1,0 +1,56 @@
+"""Fixtures for all tests: PostgreSQL servers (`--pg 18,16` runs the database tests on each) and databases on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from databases import postgres_server
+
+VERSIONS = pytest.StashKey[list[int]]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--pg", default="18", help="PostgreSQL versions to run the database tests on, such as 18,16")
+
+
+def pytest_configure(config):
+    config.stash[VERSIONS] = [int(version) for version in config.getoption("--pg").split(",")]
+
+
+def pytest_generate_tests(metafunc):
+    if "postgres" in metafunc.fixturenames:
+        versions = metafunc.config.stash[VERSIONS]
+        metafunc.parametrize("postgres", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions])
+
+
+@pytest.fixture(scope="session")
+def postgres(request):
+    """The server of this session (of this worker, with xdist), without durability."""
+    # Not below pytest's own temporary directory: every session that begins closes that to others, root's server too.
+    with (
+        TemporaryDirectory(prefix="dataloader-tests-") as data_dir,
+        postgres_server(request.param, Path(data_dir)) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def database(postgres):
+    """A fresh database with our schema: `.dsn`, `.psql(sql)`."""
+    with postgres.database("migrated") as database:
+        yield database
+
+
+@pytest.fixture
+def empty_database(postgres):
+    """A fresh database with nothing in it."""
+    with postgres.database("empty") as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def document_ddl():
+    """The tables as the queue document has them, for databases that somebody else has made (Q1)."""
+    return Path(__file__).with_name("data").joinpath("document.sql").read_text()

@@ -1,0 +1,146 @@
+"""PostgreSQL for the tests: a server for each session, a database for each test.
+
+conftest.py makes fixtures of what is here; tests import `raw_connection` for SQL that must not go through our store
+(what another service would run, or what the test wants to know). Servers are started by plain subprocesses, outside
+Trio. Durability is switched off: nobody crashes these machines; tests/store/test_embedded.py starts servers of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import attrs
+import trio
+import trio_asyncio
+
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.embedded import EmbeddedPostgres, embedded_postgres
+from dataloader.store.migrations import migrate
+
+SETTINGS: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    # A test that holds a transaction open by mistake fails instead of blocking all that come after it.
+    "idle_in_transaction_session_timeout": "60s",
+}
+_numbers = itertools.count(1)
+
+
+@attrs.frozen
+class Database:
+    """A database of its own for one test."""
+
+    name: str
+    server: EmbeddedPostgres
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn_of(self.name)
+
+    def psql(self, sql: str) -> str:
+        """Run statements, each by itself; the rows come back as psql's unaligned text, without a last newline."""
+        arguments, environment = self.server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=self.name)
+        result = subprocess.run(
+            arguments, env=environment, input=sql, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.removesuffix("\n")
+
+
+@attrs.define
+class PostgresServer:
+    """A server of one version, with the templates that the tests' databases are copied from."""
+
+    embedded: EmbeddedPostgres
+    _templates: dict[str, Database] = attrs.field(factory=dict)
+
+    @property
+    def version(self) -> int:
+        return self.embedded.version
+
+    @contextlib.contextmanager
+    def database(self, template: str) -> Iterator[Database]:
+        """A fresh copy of the template `empty` or `migrated`, dropped afterwards whoever is still connected."""
+        if template not in self._templates:
+            self._templates[template] = self._create_template(template)
+        database = self._create(f"test_{next(_numbers)}", self._templates[template].name)
+        try:
+            yield database
+        finally:
+            self._administer(f"drop database {database.name} with (force)")
+
+    def _create_template(self, template: str) -> Database:
+        database = self._create(f"template_{template}", "template0")
+        try:
+            if template == "migrated":
+                trio.run(migrate_template, database.dsn)
+        except BaseException:
+            self._administer(f"drop database {database.name} with (force)")
+            raise
+        return database
+
+    def _create(self, name: str, template: str) -> Database:
+        # Copying files (a reflink where the file system can) beats writing each page to the log.
+        clone = "set file_copy_method = clone;" if self.version >= 18 else ""
+        self._administer(f"{clone} create database {name} template {template} strategy file_copy")
+        return Database(name, self.embedded)
+
+    def _administer(self, sql: str) -> None:
+        Database("postgres", self.embedded).psql(sql)
+
+
+async def migrate_template(dsn: str) -> None:
+    """Bring the template to the schema of today. The one place where the tests' databases know how that is done."""
+    async with open_database(DatabaseOptions(dsn=dsn)) as database:
+        await migrate(database)
+
+
+@contextlib.contextmanager
+def postgres_server(version: int, data_dir: Path) -> Iterator[PostgresServer]:
+    """A server without durability in `data_dir`, for as long as the block lasts."""
+    with embedded_postgres(data_dir, version=version, extra_settings=SETTINGS) as embedded:
+        yield PostgresServer(embedded)
+
+
+@attrs.frozen
+class RawConnection:
+    """asyncpg's connection as a Trio test uses it: the same methods, awaited from Trio."""
+
+    asyncpg: asyncpg.Connection[Any]
+    _loop: trio_asyncio.TrioEventLoop
+
+    async def execute(self, sql: str, *args: object) -> str:
+        return await self._cross(self.asyncpg.execute, sql, *args)
+
+    async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
+        return await self._cross(self.asyncpg.fetch, sql, *args)
+
+    async def fetchrow(self, sql: str, *args: object) -> asyncpg.Record | None:
+        return await self._cross(self.asyncpg.fetchrow, sql, *args)
+
+    async def fetchval(self, sql: str, *args: object) -> Any:
+        return await self._cross(self.asyncpg.fetchval, sql, *args)
+
+    async def _cross(self, operation: Any, *args: object) -> Any:
+        return await trio_asyncio.aio_as_trio(operation, loop=self._loop)(*args)
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(dsn: str) -> AsyncIterator[RawConnection]:
+    """A connection past our store, on an asyncio loop of its own, so that it disturbs no other and none disturbs it."""
+    async with trio_asyncio.open_loop() as loop:
+        connect = trio_asyncio.aio_as_trio(asyncpg.connect, loop=loop)
+        connection = await connect(dsn, timeout=10, command_timeout=30)
+        try:
+            yield RawConnection(connection, loop)
+        finally:
+            with trio.move_on_after(5, shield=True):
+                await trio_asyncio.aio_as_trio(connection.close, loop=loop)(timeout=3)

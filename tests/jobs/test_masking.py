@@ -1,0 +1,247 @@
+"""Secrets never show in what we print, and what is no secret stays readable (Q16)."""
+
+import datetime as dt
+import enum
+import time
+import uuid
+from decimal import Decimal
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloader.jobs.masking import mask, mask_text, names_a_secret
+
+pytestmark = pytest.mark.requirement("Q16")
+
+SECRET_NAMES = """
+    password Password PASSWORD db_password PGPASSWORD userPassword password1 passwd pwd user_pwd passphrase
+    token access_token accessToken AuthToken x-auth-token csrftoken tokens DL_TOKENS secret client_secret clientSecret
+    clientsecret secret_value api_key apikey apiKey APIKey X-API-Key api_keys key access_key private-key privateKey
+    ssh.private.key signing_key_pem dsn DL_DB_DSN authorization Authorization Proxy-Authorization auth cookie Set-Cookie
+    cookies credential credentials awsCredentials smtp_pass X-Amz-Signature sig key2 token_hash
+""".split()  # noqa: SIM905
+
+HARMLESS_NAMES = """
+    lock_key lockKey partition_key partition-key idempotency_key idempotencyKey primary_key primary_keys
+    foreign_key sort_key public_key object_key keyboard monkey hockey keys key_count keyed tokenizer token_count
+    token_type expires_in secretary passenger_count bypass compass author authority cookie_policy queue task design
+    signal lock_key_hash user host dsn_count compassion 1 _ -
+""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_value_under_a_secret_name_is_hidden(name: str) -> None:
+    assert mask({"a": [{name: "hunter2-xyz"}]}) == {"a": [{name: "***"}]}
+    assert mask_text(f"see {name}=hunter2-xyz now") == f"see {name}=*** now"
+    assert mask_text(f'{{"{name}": "hunter2-xyz", "n": 1}}') == f'{{"{name}": "***", "n": 1}}'
+
+
+@pytest.mark.parametrize("name", HARMLESS_NAMES)
+def test_a_value_under_a_harmless_name_stays_readable(name: str) -> None:
+    assert not names_a_secret(name)
+    assert mask({name: "hunter2-xyz"}) == {name: "hunter2-xyz"}
+    assert mask_text(f"see {name}=hunter2-xyz now") == f"see {name}=hunter2-xyz now"
+
+
+TEXTS = [
+    # URLs
+    ("postgresql://bob:s3cr3t@db:5432/etl", "postgresql://***@db:5432/etl"),
+    (
+        "to postgres+asyncpg://bob:p%40ss@[::1]:5432/etl?x=1 failed",
+        "to postgres+asyncpg://***@[::1]:5432/etl?x=1 failed",
+    ),
+    ("redis://:s3cr3t@cache/0", "redis://***@cache/0"),
+    ("https://ghp_abc@github.com/a/b.git", "https://***@github.com/a/b.git"),
+    ("postgres://bob:p@ss:w@db/etl", "postgres://***@db/etl"),
+    ("postgres://bob:p/s?w#d@db/etl", "postgres://***@db/etl"),
+    ("postgresql://bob@db/etl?password=s3cr3t&sslmode=require", "postgresql://***@db/etl?password=***&sslmode=require"),
+    ("postgresql://u:p@h1:5432,h2:5433/db", "postgresql://***@h1:5432,h2:5433/db"),
+    ("postgresql://h1:5432,h2:5433/db?user=a@b", "postgresql://h1:5432,h2:5433/db?user=a@b"),
+    ("GET https://api.example/x?token=s3cr3t&page=2#top", "GET https://api.example/x?token=***&page=2#top"),
+    ("https://b.s3/x?X-Amz-Signature=abc&X-Amz-Date=2026", "https://b.s3/x?X-Amz-Signature=***&X-Amz-Date=2026"),
+    ("https://example.com/@bob/a", "https://example.com/@bob/a"),
+    ("http://host:8080/mail/a@b.example", "http://host:8080/mail/a@b.example"),
+    ("http://host:8080/x mailto:a@b.example", "http://host:8080/x mailto:a@b.example"),
+    # what HTTP sends
+    ("Authorization: Bearer abc.def-ghi", "Authorization: ***"),
+    ("authorization: Basic dXNlcjpwYXNz\r\nHost: x", "authorization: ***\r\nHost: x"),
+    ("curl -H 'Authorization: Bearer abc' http://x/y", "curl -H 'Authorization: ***' http://x/y"),
+    ("{'Authorization': 'Bearer abc', 'Accept': '*/*'}", "{'Authorization': '***', 'Accept': '*/*'}"),
+    ("Cookie: a=1; session=s3cr3t\nAccept: x", "Cookie: ***\nAccept: x"),
+    ("Authorization=Bearer s3cr3t now", "Authorization=*** *** now"),
+    ("sent Bearer xyz to it", "sent Bearer *** to it"),
+    ("sent Basic dXNlcjpwYXNz to it", "sent Basic *** to it"),
+    ("a Bearer token is required", "a Bearer token is required"),
+    ("Basic authentication and a basic course", "Basic authentication and a basic course"),
+    # pairs
+    ("host=db user=bob password=s3cr3t dbname=etl", "host=db user=bob password=*** dbname=etl"),
+    ("host=db password = 's3 cr\\'3t' dbname=etl", "host=db password = '***' dbname=etl"),
+    ("Server=db;Password=s3cr3t;Database=etl", "Server=db;Password=***;Database=etl"),
+    ("Client(host='h', api_key='s3cr3t', n=1)", "Client(host='h', api_key='***', n=1)"),
+    ("Client(token=b's3cr3t', n=1)", "Client(token=b'***', n=1)"),
+    ("Client(token=Secret('s3cr3t'), n=1)", "Client(token=Secret('***'), n=1)"),
+    ("Point(x=1,token=s3cr3t,y=2)", "Point(x=1,token=***,y=2)"),
+    ("password=s3,cr3t and more", "password=*** and more"),
+    ("(token=s3cr3t), then", "(token=***), then"),
+    ("DETAIL: Key (token)=(s3cr3t) already exists.", "DETAIL: Key (token)=*** already exists."),
+    ("DETAIL: Key (lock_key)=(ecb 2024) already exists.", "DETAIL: Key (lock_key)=(ecb 2024) already exists."),
+    ("token => s3cr3t", "token => ***"),
+    ("export PGPASSWORD=s3cr3t", "export PGPASSWORD=***"),
+    ('DL_TOKENS=[{"name":"ci","token":"a]b"}] x=1', "DL_TOKENS=*** x=1"),
+    # JSON in texts, also cut off and nested
+    ('{"password": "s3\\"cr3t", "n": 1}', '{"password": "***", "n": 1}'),
+    ('{"password":12345,"n":1}', '{"password":***,"n":1}'),
+    ('{"password": null, "token": true, "secret": ""}', '{"password": null, "token": true, "secret": ""}'),
+    ('{"args": "{\\"password\\": \\"s3cr3t\\", \\"n\\": 1}"}', '{"args": "{\\"password\\": \\"***\\", \\"n\\": 1}"}'),
+    ('{"credentials": {"user": "bob", "p": "}"}, "n": 1}', '{"credentials": ***, "n": 1}'),
+    ('{"sql": "ALTER USER u; token=s3cr3t"}', '{"sql": "ALTER USER u; token=***"}'),
+    ('{"password": "s3cr', '{"password": "***'),
+    (
+        "-----BEGIN RSA PRIVATE KEY-----\nMII-Eab\n-----END RSA PRIVATE KEY-----\nx",
+        "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----\nx",
+    ),
+    # nothing to hide
+    ("password authentication failed for user bob", "password authentication failed for user bob"),
+    ("the key of the lock is held", "the key of the lock is held"),
+    ("lock_key=ecb:2024 idempotency_key=a,b", "lock_key=ecb:2024 idempotency_key=a,b"),
+    ("KeyError: 'queue'", "KeyError: 'queue'"),
+    ("https://example.com:8443/a/b?page=1", "https://example.com:8443/a/b?page=1"),
+    ("12:30:45 a=b, c: d", "12:30:45 a=b, c: d"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), TEXTS)
+def test_secrets_inside_a_text_are_hidden_and_the_rest_is_not(text: str, shown: str) -> None:
+    assert mask_text(text) == shown
+    assert mask_text(shown) == shown
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Login:
+    def __repr__(self) -> str:
+        return "Login(user='bob', password='s3cr3t')"
+
+
+def test_what_comes_out_is_plain_data() -> None:
+    job_id = uuid.uuid4()
+    value = {
+        1: (1, 2.5, None, True),
+        b"token": b"s3cr3t",
+        "raw": b"token=s3cr3t \xff",
+        "at": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        "id": job_id,
+        "amount": Decimal("1.10"),
+        "path": PurePosixPath("/tmp/x"),
+        "colour": Colour.RED,
+        "login": Login(),
+        "broken": Broken(),
+        "error": ValueError("password=s3cr3t"),
+        "postgres://u:p@h": {"x"},
+    }
+    assert mask(value) == {
+        "1": [1, 2.5, None, True],
+        "token": "***",
+        "raw": "token=*** \\xff",
+        "at": "2026-01-02T00:00:00+00:00",
+        "id": str(job_id),
+        "amount": "1.10",
+        "path": "/tmp/x",
+        "colour": "red",
+        "login": "Login(user='bob', password='***')",
+        "broken": "<unprintable Broken: RuntimeError>",
+        "error": "ValueError('password=***')",
+        "postgres://***@h": ["x"],
+    }
+
+
+def test_the_original_is_left_alone() -> None:
+    value = {"password": "s3cr3t", "list": [{"token": "t"}]}
+    mask(value)
+    assert value == {"password": "s3cr3t", "list": [{"token": "t"}]}
+
+
+def test_whether_there_is_a_secret_may_be_seen() -> None:
+    assert mask({"password": None, "token": True, "secret": 0}) == {"password": None, "token": True, "secret": "***"}
+
+
+def test_depth_is_bounded_and_a_cycle_ends() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    assert "…" in str(mask(loop))
+    deep: dict[str, object] = {"password": "s3cr3t"}
+    for _ in range(10_000):
+        deep = {"d": deep}
+    assert "s3cr3t" not in str(mask(deep))
+
+
+HOSTILE = [
+    "a",
+    "a ",
+    "://",
+    "://a:",
+    "://a@",
+    "token=",
+    "token=(",
+    'token="',
+    "token='",
+    'token=\\"',
+    'token="\\',
+    "\\",
+    "password:",
+    "Bearer ",
+    "bearer a",
+    "basic a",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN ",
+    "token=[",
+    "a,",
+    ",;",
+    "key =",
+    "key",
+    " ",
+    "token=a,",
+    'token=a"b',
+    "é",
+    "A",
+    "tokenA",
+    "authorization:",
+    "a.",
+    "a-",
+    'token=\\\\"x\\"',
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_hostile_text_of_a_megabyte_takes_linear_time(piece: str) -> None:
+    text = "token " + piece * (1_000_000 // len(piece))
+    began = time.perf_counter()
+    mask_text(text)
+    # 0.05 to 0.5 s here; the quadratic patterns that this test is against take minutes.
+    assert time.perf_counter() - began < 6
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    )
+)
+def test_anything_can_be_masked(value: object) -> None:
+    mask(value)
+
+
+@given(st.text(alphabet="ab\"'\\=:,;()[]{}@/ \n"), st.sampled_from(["{} ", "x {}, ", "({}) ", '"{}" ']))
+def test_a_secret_never_survives_what_stands_around_it(noise: str, frame: str) -> None:
+    text = noise + "\n" + frame.format("password=s3cr3t")
+    assert "s3cr3t" not in mask_text(text)

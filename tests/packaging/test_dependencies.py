@@ -1,0 +1,39 @@
+"""The program imports what it declares, no less and no more."""
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs", "src")
+
+
+def imported_modules(source: str) -> set[str]:
+    """The first names of all modules that a file imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["embedded"], *extras["demo"]]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines} - {"dataloader-supervisor"}
+
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    modules = set().union(*(imported_modules(path.read_text()) for path in files)) - {"dataloader"}
+    owners = packages_distributions()
+    imported = {
+        canonicalize_name(owner) for name in modules - sys.stdlib_module_names for owner in owners.get(name, [name])
+    }
+    assert imported == declared

@@ -1,0 +1,97 @@
+"""What is built and installed: source distribution, the wheel made from it, and a clean environment that holds
+PyPI's packages `supervisor` and `web.py` too, whose names ours would destroy were the rooms installed bare.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.packaging, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs")
+NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.egg-info")
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """Without what the test run itself sets for its child processes."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COVERAGE"))}
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """The folder with both, built from a copy of the tree, since setuptools writes beside its sources."""
+    source = tmp_path_factory.mktemp("source")
+    for folder in (*ROOMS, "src"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=NOT_SHIPPED)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    out = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "build", "--outdir", out, source], environment)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: Path) -> Path:
+    (path,) = distributions.glob("*.whl")
+    return path
+
+
+def run(command: list[str | Path], environment: dict[str, str], cwd: Path | None = None) -> str:
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shipped() -> set[str]:
+    """All files of the rooms and of the face, as they must be found in the package."""
+    files = {f"{room}/{path.relative_to(ROOT / room)}" for room in ROOMS for path in (ROOT / room).rglob("*")}
+    face = ROOT / "src" / "dataloader"
+    files |= {path.name for path in face.iterdir() if path.is_file()}
+    return {f"dataloader/{name}" for name in files if "__pycache__" not in name and Path(name).suffix}
+
+
+def test_the_wheel_holds_every_file_of_the_rooms_and_no_other_package(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == shipped()
+    assert "dataloader/py.typed" in packed
+    assert any(name.endswith(".sql") for name in packed)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_source_distribution_holds_files_and_no_links(distributions: Path) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    names = {member.name.partition("/src/")[2] for member in members}
+    assert shipped() <= names
+
+
+def test_it_installs_beside_the_packages_whose_names_its_rooms_have(
+    wheel: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """`supervisor` and `web.py` are installed first and must import afterwards, from where they were."""
+    python = tmp_path / "venv" / "bin" / "python"
+    run([sys.executable, "-m", "venv", tmp_path / "venv"], environment)
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    run([*install, "supervisor", "web.py"], environment)
+    find = "import supervisor.xmlrpc, web; print(supervisor.__file__, web.__file__, web.application)"
+    before = run([python, "-c", find], environment, tmp_path)
+    run([*install, wheel], environment)
+    assert run([python, "-c", find], environment, tmp_path) == before
+
+    run([python, "-c", ";".join(f"import dataloader.{room}" for room in ROOMS)], environment, tmp_path)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = python.with_name("dataloader")
+    assert version in run([command, "--version"], environment, tmp_path)
+    assert "dl_jobs" in run([command, "migrate", "--sql"], environment, tmp_path), "the SQL files came along"

@@ -1,0 +1,87 @@
+"""The rooms of the house: one link each in the package, imports in one direction, no import by a bare name."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FACE = ROOT / "src" / "dataloader"
+ROOMS = {"supervisor", "actors", "web", "flows", "store", "jobs"}
+
+
+def test_each_room_has_a_relative_link_in_the_package_and_nothing_else_has() -> None:
+    links = {path.name: str(path.readlink()) for path in FACE.iterdir() if path.is_symlink()}
+    assert links == {room: f"../../{room}" for room in ROOMS}
+    for room in ROOMS:
+        assert (FACE / room / "__init__.py").samefile(ROOT / room / "__init__.py")
+
+
+def test_each_package_at_the_top_of_the_repository_is_a_room() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == ROOMS
+
+
+def test_bare_imports_of_rooms_are_banned() -> None:
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert set(ruff["lint"]["flake8-tidy-imports"]["banned-api"]) == ROOMS
+
+
+def test_imports_run_one_way() -> None:
+    done = _lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "wrong_import"),
+    [
+        ("dataloader.jobs", "dataloader.store"),
+        ("dataloader.store", "dataloader.actors"),
+        ("dataloader.actors", "dataloader.web"),
+        ("dataloader.web", "dataloader.flows"),
+        ("dataloader.flows", "dataloader.supervisor"),
+        ("dataloader.supervisor", "asyncpg"),
+        ("dataloader.actors", "trio_asyncio"),
+        ("dataloader.actors", "quart"),
+        ("dataloader", "hypercorn"),
+    ],
+)
+def test_a_wrong_import_is_found(tmp_path: Path, package: str, wrong_import: str) -> None:
+    for name in (*ROOMS, "src"):
+        _copy_python(ROOT / name, tmp_path / name)
+    (tmp_path / "src" / package.replace(".", "/") / "wrong.py").write_text(f"import {wrong_import}\n")
+    done = _lint_imports(tmp_path)
+    assert done.returncode == 1
+    assert f"{package}.wrong -> {wrong_import}" in done.stdout, done.stdout + done.stderr
+
+
+def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            Path(sys.executable).with_name("lint-imports"),
+            "--no-logo",
+            "--no-cache",
+            "--config",
+            ROOT / "pyproject.toml",
+        ],
+        cwd=root,
+        env={"PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def _copy_python(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        copy = target / path.name
+        if path.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(path.readlink())
+        elif path.is_dir():
+            _copy_python(path, copy)
+        elif path.suffix == ".py":
+            target.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())

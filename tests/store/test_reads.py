@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+import trio
+
+from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.store import reads
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.reads import Cursor, JobFilter
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+LATER = "now() + interval '1 hour'"
+
+FILTERS = {
+    "nothing": JobFilter(),
+    "queue": JobFilter(queue="common"),
+    "rare queue": JobFilter(queue="rare"),
+    "task": JobFilter(task="t"),
+    "status": JobFilter(status=frozenset({Status.SUCCEEDED, Status.QUEUED})),
+    "rare status": JobFilter(status=frozenset({Status.LOST})),
+    "lock_key": JobFilter(lock_key="k7"),
+    "created_from": JobFilter(created_from=LONG_AGO),
+    "created_to": JobFilter(created_to=LONG_AGO + timedelta(days=365_00)),
+    "everything": JobFilter(
+        queue="common",
+        task="t",
+        status=frozenset({Status.SUCCEEDED}),
+        lock_key="k7",
+        created_from=LONG_AGO,
+        created_to=LONG_AGO + timedelta(days=365_00),
+    ),
+}
+
+
+async def all_pages(store, job_filter, limit):
+    jobs, after = [], None
+    while True:
+        page = await reads.list_jobs(store, job_filter, limit=limit, after=after)
+        assert len(page.jobs) <= limit
+        jobs += page.jobs
+        if page.next is None:
+            return jobs
+        after = Cursor.decode(page.next)
+
+
+def scans(plan):
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from scans(child)
+
+
+async def explain(store, sql, values):
+    async def aio_explain(connection):
+        async with connection.transaction():
+            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+            text = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", *values)
+        return list(scans(json.loads(text)[0]["Plan"]))
+
+    return await store.run(aio_explain)
+
+
+@pytest.mark.requirement("Q3")
+async def test_a_job_is_read_with_all_its_columns(store, add_job):
+    job_id = await add_job(
+        args="""'{"year": 2026}'""", status="'running'", attempt="2", claimed_by="'w'", token="7", result="'[1]'"
+    )
+    job = await reads.get_job(store, job_id)
+    assert (job.job_id, job.status, job.attempt, job.claimed_by) == (job_id, Status.RUNNING, 2, "w")
+    assert (job.args, job.progress, job.result, job.waits_for) == ({"year": 2026}, {}, [1], None)
+    assert job.created_at.tzinfo is not None
+
+
+async def test_reading_an_unknown_job_says_so(store):
+    with pytest.raises(JobNotFound):
+        await reads.get_job(store, uuid7())
+
+
+@pytest.mark.requirement("Q1")
+@pytest.mark.parametrize(
+    ("stored", "seen"),
+    [("[1]", [1]), ('"a"', "a"), ("7", 7), ("null", None), ("1e400", 10**400), ("1e5000", math.inf)],
+    ids=["list", "text", "number", "null", "large", "beyond a float"],
+)
+async def test_a_foreign_row_may_have_any_json(store, add_job, stored, seen):
+    job_id = await add_job(args=f"'{stored}'", progress=f"'{stored}'")
+    [job] = (await reads.list_jobs(store, JobFilter())).jobs
+    assert (job.job_id, job.args, job.progress) == (job_id, seen, seen)
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_foreign_row_may_be_due_never(store, add_job):
+    job_id = await add_job(available_at="'infinity'", created_at="'-infinity'")
+    await add_job()
+    first = await reads.list_jobs(store, JobFilter(), limit=1)
+    second = await reads.list_jobs(store, JobFilter(), limit=1, after=Cursor.decode(first.next))
+    assert [job.job_id for job in second.jobs] == [job_id]
+    assert second.jobs[0].waits_for is WaitsFor.TIME
+
+
+async def test_pages_hold_every_job_once_newest_first_also_with_equal_instants(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at) SELECT gen_random_uuid(), 'q', 't', i::text,"
+        " timestamptz '2026-01-01' + (i / 5) * interval '1 microsecond' FROM generate_series(0, 24) i"
+    )
+    jobs = await all_pages(store, JobFilter(), 7)
+    keys = [(job.created_at, job.job_id) for job in jobs]
+    assert len(set(keys)) == 25
+    assert keys == sorted(keys, reverse=True)
+
+
+async def test_a_page_that_is_just_full_is_the_last(store, add_job):
+    await add_job()
+    assert (await reads.list_jobs(store, JobFilter(), limit=1)).next is None
+
+
+async def test_jobs_that_arrive_between_pages_move_nothing(store, add_job):
+    old = [await add_job() for _ in range(3)]
+    first = await reads.list_jobs(store, JobFilter(), limit=2)
+    await add_job()
+    second = await reads.list_jobs(store, JobFilter(), limit=2, after=Cursor.decode(first.next))
+    assert [job.job_id for job in first.jobs + second.jobs] == old[::-1]
+
+
+@pytest.mark.parametrize(
+    "job_filter",
+    [
+        JobFilter(queue="a"),
+        JobFilter(task="a"),
+        JobFilter(lock_key="a"),
+        JobFilter(status=frozenset({Status.FAILED, Status.LOST})),
+        JobFilter(created_to=LONG_AGO + timedelta(microseconds=1)),
+        JobFilter(queue="a", task="a", lock_key="a", status=frozenset({Status.FAILED}), created_from=LONG_AGO),
+    ],
+)
+async def test_a_filter_finds_what_it_means_and_nothing_else(store, add_job, job_filter):
+    wanted = await add_job(queue="'a'", task="'a'", lock_key="'a'", status="'failed'", created_at="'2020-01-01Z'")
+    await add_job(created_at="'2020-01-01 00:00:00.000001Z'")
+    assert [job.job_id for job in (await reads.list_jobs(store, job_filter)).jobs] == [wanted]
+
+
+async def test_no_status_at_all_means_no_job(store, add_job):
+    await add_job()
+    assert (await reads.list_jobs(store, JobFilter(status=frozenset()))).jobs == []
+
+
+async def test_the_bounds_of_a_time_filter_are_from_included_to_excluded(store, add_job):
+    job_id = await add_job(created_at="'2020-01-01Z'")
+    [job] = (await reads.list_jobs(store, JobFilter(created_from=LONG_AGO))).jobs
+    assert job.job_id == job_id
+    assert (await reads.list_jobs(store, JobFilter(created_to=LONG_AGO))).jobs == []
+
+
+async def test_a_value_is_never_read_as_sql(store, add_job):
+    await add_job()
+    assert (await reads.list_jobs(store, JobFilter(queue="q' OR true --"))).jobs == []
+
+
+@pytest.mark.parametrize("text", ["", "?", "AAAA", "f" + "_" * 31, "A" * 31 + "é", "A" * 3000])
+def test_a_cursor_that_we_did_not_make_is_refused(text):
+    with pytest.raises(BadRequest, match="after"):
+        Cursor.decode(text)
+
+
+@pytest.mark.parametrize("instant", [LONG_AGO, datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)])
+def test_a_cursor_survives_its_text(instant):
+    cursor = Cursor(instant, UUID(int=2**128 - 1))
+    assert Cursor.decode(cursor.encode()) == cursor
+
+
+@pytest.mark.parametrize("values", [{"queue": "a\x00"}, {"task": "\ud800"}, {"created_from": datetime(2026, 1, 1)}])  # noqa: DTZ001
+def test_a_filter_that_no_row_can_match_is_refused(values):
+    with pytest.raises(BadRequest, match=next(iter(values))):
+        JobFilter(**values)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1_001])
+async def test_a_limit_out_of_bounds_is_refused(store, limit):
+    with pytest.raises(BadRequest, match="limit"):
+        await reads.list_jobs(store, JobFilter(), limit=limit)
+
+
+async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_once(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at)"
+        " SELECT gen_random_uuid(), CASE WHEN i = 40 THEN 'rare' ELSE 'common' END, 't', 'k' || i % 50,"
+        " (CASE WHEN i = 40 THEN 'lost' WHEN i % 10 = 0 THEN 'queued' ELSE 'succeeded' END)::dl_status,"
+        " timestamptz '2026-01-01' + i * interval '1 second', CASE WHEN i % 10 > 0 THEN now() END"
+        " FROM generate_series(1, 20000) i"
+    )
+    await raw.execute("ANALYZE dl_jobs")
+    for name, job_filter in FILTERS.items():
+        for after in (None, Cursor(datetime(2026, 1, 1, 3, tzinfo=UTC), UUID(int=0))):
+            plan = await explain(store, *reads._list_statement(job_filter, 51, after))
+            assert not [node for node in plan if node["Node Type"] == "Seq Scan"], (name, plan)
+            if name.startswith("rare"):
+                visited = sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan)
+                assert visited < 100, (name, plan)
+            elif name != "lock_key":
+                assert not [node for node in plan if node["Node Type"] == "Sort"], (name, plan)
+        for _ in range(8):
+            await reads.list_jobs(store, job_filter)
+    await raw.execute("SELECT pg_stat_force_next_flush()")
+    await store.run(aio_flush)
+    await raw.execute("SELECT pg_stat_clear_snapshot()")
+    scanned = await raw.fetchval("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'dl_jobs'")
+    # ANALYZE doesn't count; a planner that probes the ends of an index doesn't either.
+    assert scanned == 0
+
+
+async def aio_flush(connection):
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+@pytest.mark.requirement("Q11")
+async def test_a_journal_is_read_in_order_and_in_parts(store, raw, add_job):
+    job_id, other = await add_job(), await add_job()
+    await raw.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT j, 'q', 'log', to_jsonb(i)"
+        " FROM generate_series(1, 5) i, unnest($1::uuid[]) j ORDER BY i",
+        [job_id, other],
+    )
+    first = await reads.list_events(store, job_id, limit=3)
+    second = await reads.list_events(store, job_id, after=first[-1].event_id)
+    assert [event.payload for event in first + second] == [1, 2, 3, 4, 5]
+    assert {event.job_id for event in first + second} == {job_id}
+    assert await reads.list_events(store, job_id, after=second[-1].event_id) == []
+
+
+async def test_the_journal_of_an_unknown_job_is_not_just_empty(store):
+    with pytest.raises(JobNotFound):
+        await reads.list_events(store, uuid7())
+
+
+@pytest.mark.requirement("Q5")
+async def test_queues_count_open_jobs_by_reason_and_never_finished_ones(store, raw, add_job):
+    await add_job(queue="'a'", available_at="timestamptz '2026-01-01Z'")
+    await add_job(queue="'a'")
+    await add_job(queue="'a'", available_at=LATER)
+    await add_job(queue="'a'", waits_for="'lock'", available_at=LATER)
+    await add_job(queue="'a'", waits_for="'task'")
+    await add_job(queue="'a'", status="'running'")
+    for status in ("succeeded", "failed", "canceled", "lost"):
+        await add_job(queue="'done'", status=f"'{status}'")
+    await add_job(queue="'b'", status="'running'")
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('b', true), ('empty', true), ('resumed', false)")
+    a, b, empty = await reads.list_queues(store)
+    assert (a.queue, a.ready, a.delayed, a.blocked, a.unknown_task, a.running, a.paused) == ("a", 2, 1, 1, 1, 1, False)
+    assert a.oldest_ready_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert (b.queue, b.running, b.paused, b.oldest_ready_at) == ("b", 1, True, None)
+    assert (empty.queue, empty.paused, empty.ready + empty.running) == ("empty", True, 0)
+
+
+async def test_workers_are_those_seen_lately(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues, seen_at) VALUES"
+        " ('new', 'h', 1, '1', '{\"q\": 2}', now() - interval '5 s'),"
+        " ('old', 'h', 2, '1', '{}', now() - interval '15 s')"
+    )
+    [worker] = await reads.list_workers(store, alive_within_s=10)
+    assert (worker.worker, worker.queues) == ("new", {"q": 2})
+
+
+async def test_the_operators_log_is_read_latest_first_in_parts(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{}' FROM generate_series(1, 3) i"
+    )
+    first = await reads.list_audit(store, limit=2)
+    rest = await reads.list_audit(store, limit=2, before=first[-1].audit_id)
+    assert [record.action for record in first + rest] == ["x3", "x2", "x1"]
+
+
+@pytest.mark.requirement("Q5")
+async def test_ping_answers_or_says_in_time_that_nobody_does(database):
+    options = DatabaseOptions(dsn=database.dsn, connect_timeout_s=1, pool_size=1)
+    async with open_database(options) as store:
+        await reads.ping(store, 5)
+
+        async def aio_pid(connection):
+            return await connection.fetchval("SELECT pg_backend_pid()")
+
+        backend = await store.run(aio_pid)
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            started_at = trio.current_time()
+            with pytest.raises(StoreUnavailable):
+                await reads.ping(store, 0.2)
+            assert trio.current_time() - started_at < 3
+        finally:
+            os.kill(backend, signal.SIGCONT)
+        await reads.ping(store, 5)

@@ -1,0 +1,129 @@
+"""Commands that change jobs and queues, on a real database."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+
+import pytest
+
+MISSING = "01900000-0000-7000-8000-000000000000"
+
+
+def statuses(database):
+    return database.psql("select status from dl_jobs order by created_at").splitlines()
+
+
+@pytest.mark.requirement("Q4")
+def test_several_jobs_are_canceled_though_one_is_missing(on_database, add, database):
+    first, second = add("q", "t"), add("q", "t")
+    result = on_database("cancel", first, MISSING, second)
+    assert result.returncode == 4
+    assert result.stdout == f"{first}  canceled\n{second}  canceled\n"
+    assert result.stderr == f"no job has the id {MISSING}\n"
+    assert statuses(database) == ["canceled", "canceled"]
+
+
+@pytest.mark.requirement("Q4")
+def test_a_job_that_has_ended_is_left_as_it_is(on_database, add, database):
+    job_id = add("q", "t")
+    database.psql("update dl_jobs set status = 'succeeded', finished_at = now()")
+    result = on_database("cancel", job_id)
+    assert (result.returncode, result.stdout) == (0, f"{job_id}  succeeded\n")
+
+
+def test_retry_queues_an_ended_job_again_and_refuses_a_queued_one(on_database, add, database):
+    job_id = add("q", "t")
+    database.psql("update dl_jobs set status = 'failed', finished_at = now(), attempt = 5")
+    assert json.loads(on_database("retry", job_id, "--json").stdout)[0]["attempt"] == 0
+    assert statuses(database) == ["queued"]
+    refused = on_database("retry", job_id)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"job {job_id} is queued")
+
+
+def test_a_filter_changes_the_jobs_that_it_finds_and_no_others(on_database, add, database):
+    for queue in ("a", "b", "a"):
+        add(queue, "t")
+    assert on_database("cancel", "--all", "--queue", "a", "--yes").stdout == "2 jobs\n"
+    assert statuses(database) == ["canceled", "queued", "canceled"]
+    result = on_database("retry", "--all", "--status", "canceled", "--yes", "--json")
+    assert json.loads(result.stdout) == {"changed": 2}
+    assert statuses(database) == ["queued"] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--queue", "q"),
+        ("--all", "--yes"),
+        ("--all", "--queue", "q"),  # nobody is there to be asked
+        ("--all", "--queue", "q", "--yes", MISSING),
+        ("--queue", "q", MISSING),
+    ],
+)
+def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database, options):
+    add("q", "t")
+    assert on_database("cancel", *options).returncode == 2
+    assert statuses(database) == ["queued"]
+
+
+@pytest.mark.parametrize(("answer", "code", "after"), [("y", 0, "canceled"), ("n", 1, "queued")])
+def test_a_terminal_is_asked_first(start, add, database, answer, code, after):
+    add("q", "t")
+    keyboard, terminal = pty.openpty()
+    try:
+        asking = start("cancel", "--all", "--queue", "q", stdin=terminal, DL_DB_DSN=database.dsn)
+        os.write(keyboard, f"{answer}\n".encode())
+        _, question = asking.communicate(timeout=20)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert "cancel all jobs with queue q? [y/N]" in question
+    assert asking.returncode == code
+    assert statuses(database) == [after]
+
+
+def test_the_audit_names_who_did_what_to_which_job(on_database, add):
+    job_id = add("q", "t")
+    on_database("cancel", job_id)
+    on_database("pause", "q")
+    latest, first = json.loads(on_database("audit", "--json").stdout)
+    assert (latest["action"], latest["detail"]) == ("pause", {"queue": "q"})
+    assert (first["action"], first["job_id"]) == ("cancel", job_id)
+    user, _, host = first["actor"].partition("@")
+    assert user
+    assert host == os.uname().nodename
+    older = json.loads(on_database("audit", "--json", "--before", latest["audit_id"]).stdout)
+    assert older == [first]
+
+
+def test_a_queue_is_paused_and_resumed(on_database, add):
+    add("q", "t")
+
+    def queues():
+        return json.loads(on_database("queues", "--json").stdout)
+
+    assert on_database("pause", "q").stdout == "q  paused\n"
+    assert [(queue["queue"], queue["paused"], queue["ready"]) for queue in queues()] == [("q", True, 1)]
+    assert on_database("resume", "q").stdout == "q  resumed\n"
+    assert [queue["paused"] for queue in queues()] == [False]
+
+
+def test_workers_that_were_heard_of_lately_are_listed(on_database, database):
+    database.psql(
+        "insert into dl_workers (worker, host, pid, version, queues, seen_at) values"
+        """ ('w1', 'h', 7, '0', '{"q": 2}', now()), ('w2', 'h', 8, '0', '{}', now() - interval '1 hour')"""
+    )
+    assert [worker["worker"] for worker in json.loads(on_database("workers", "--json").stdout)] == ["w1"]
+    header, row = on_database("workers").stdout.splitlines()
+    assert header.split()[0] == "WORKER"
+    assert row.split()[0] == "w1"
+
+
+def test_an_empty_list_is_said_on_stderr_and_is_an_empty_document(on_database):
+    text = on_database("queues")
+    assert (text.stdout, text.stderr) == ("", "no queues\n")
+    assert on_database("queues", "--json").stdout == "[]\n"

@@ -1,0 +1,101 @@
+"""What holds for every command: help, exit codes, one line for what went wrong, a quick start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from dataloader.supervisor.cli.entry import cli
+
+
+def test_the_version_needs_neither_a_web_framework_nor_a_database_driver(tmp_path):
+    code = (
+        "import sys; from dataloader.supervisor.cli.entry import run; code = run(['--version']);"
+        "print(code, [name for name in ('asyncpg', 'trio_asyncio', 'quart', 'hypercorn', 'rich') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    version, rest = result.stdout.splitlines()
+    assert version.startswith("dataloader ")
+    assert rest == "0 []"
+
+
+@pytest.mark.parametrize("name", cli.list_commands(None))
+def test_each_command_has_help_that_begins_with_a_sentence(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"], prog_name="dataloader")
+    assert end.value.code == 0
+    usage, _, sentence = capsys.readouterr().out.splitlines()[:3]
+    assert usage.startswith(f"Usage: dataloader {name}")
+    assert sentence.strip()
+
+
+def test_a_wrong_argument_ends_with_2(dataloader):
+    result = dataloader("jobs", "--no-such-option")
+    assert result.returncode == 2
+    assert "--no-such-option" in result.stderr
+
+
+@pytest.mark.requirement("Q13")
+def test_each_bad_setting_is_one_line_and_ends_with_2(dataloader):
+    result = dataloader("jobs", DL_PORT="many", DL_POOL_SIZE="0")
+    assert result.returncode == 2
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["DL_PORT", "DL_POOL_SIZE"]
+    assert not result.stdout
+
+
+def test_a_question_without_a_database_says_so_and_makes_none(dataloader, tmp_path):
+    result = dataloader("jobs")
+    assert result.returncode == 2
+    assert result.stderr.startswith("DL_DB_DSN: is not set")
+    assert len(result.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.requirement("Q16")
+def test_a_database_that_does_not_answer_is_one_line_without_the_password(dataloader):
+    result = dataloader("queues", DL_DB_DSN="postgresql://me:sesame@127.0.0.1:1/none")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "sesame" not in result.stderr
+
+
+def test_a_service_that_does_not_answer_is_one_line(dataloader):
+    result = dataloader("queues", "--url", "http://127.0.0.1:1")
+    assert result.returncode == 1
+    assert result.stderr.startswith("no answer from http://127.0.0.1:1")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_address_that_is_none_is_one_line(dataloader):
+    result = dataloader("queues", "--url", "localhost:8080")
+    assert result.returncode == 2
+    assert result.stderr.startswith("--url: 'localhost:8080' is not allowed")
+
+
+def test_a_database_without_our_tables_is_one_line_that_says_what_to_run(dataloader, empty_database):
+    result = dataloader("queues", DL_DB_DSN=empty_database.dsn)
+    assert result.returncode == 1
+    assert result.stderr.endswith("run `dataloader migrate`\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, database):
+    waiting = start("status", add("q", "t"), "--wait", DL_DB_DSN=database.dsn)
+    deadline = time.monotonic() + 20
+    asked = "select count(*) from pg_stat_activity where application_name like 'dataloader command%' and query <> ''"
+    while database.psql(asked) == "0":
+        assert time.monotonic() < deadline
+        assert waiting.poll() is None
+    waiting.send_signal(signal.SIGINT)
+    stdout, stderr = waiting.communicate(timeout=20)
+    assert (waiting.returncode, stdout, stderr) == (130, "", "")
+
+
+def test_a_reader_who_leaves_is_no_error_to_speak_of(start):
+    listing = start("config")
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    listing.wait(timeout=20)

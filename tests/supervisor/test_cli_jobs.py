@@ -1,0 +1,193 @@
+"""`trigger`, `status`, `jobs` and `events`, on a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import struct
+import termios
+import time
+
+import pytest
+
+MISSING = "01900000-0000-7000-8000-000000000000"
+
+
+def end(database, job_id, status):
+    """End a job as another service would, that knows nothing of us."""
+    database.psql(f"update dl_jobs set status = '{status}', finished_at = now(), error = 'x' where job_id = '{job_id}'")
+
+
+@pytest.mark.requirement("Q2")
+def test_trigger_puts_every_option_into_the_row(add, database):
+    options = {
+        "--args": '{"year": 2024}',
+        "--lock-key": "k",
+        "--partition-key": "p",
+        "--priority": 7,
+        "--available-at": "2040-01-02T03:04:05+02:00",
+        "--idempotency-key": "i",
+        "--max-attempts": 3,
+        "--lease": 44,
+    }
+    job_id = add("load.ecb", "load", *(word for option in options.items() for word in option))
+    row = database.psql(
+        "select job_id, queue, task, args, lock_key, partition_key, priority, available_at at time zone 'utc',"
+        " idempotency_key, max_attempts, lease_ttl_sec, status from dl_jobs"
+    )
+    assert row == f'{job_id}|load.ecb|load|{{"year": 2024}}|k|p|7|2040-01-02 01:04:05|i|3|44|queued'
+
+
+def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_database, tmp_path):
+    (tmp_path / "args.json").write_text('{"from": "file"}')
+    for text, stdin in (('{"from": "line"}', ""), ("@args.json", ""), ("-", '{"from": "stdin"}')):
+        assert on_database("trigger", "q", "t", "--args", text, stdin=stdin).returncode == 0
+    jobs = json.loads(on_database("jobs", "--json").stdout)["jobs"]
+    assert [job["args"]["from"] for job in jobs] == ["stdin", "file", "line"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--args", "[1]"), "no JSON object"),
+        (("--args", "@none.json"), "none.json"),
+        (("--args", '{"a": "\\u0000"}'), "args: "),
+        (("--priority", "-1"), "priority: -1 is not allowed"),
+        (("--available-at", "2040-01-02T03:04:05"), "time zone"),
+        (("--available-at", "tomorrow"), "'tomorrow' is not allowed"),
+        (("--lease", "1"), "lease_ttl_sec: 1 is not allowed"),
+    ],
+)
+def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database, database, options, said):
+    result = on_database("trigger", "q", "t", *options)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert database.psql("select count(*) from dl_jobs") == "0"
+
+
+@pytest.mark.requirement("Q2")
+def test_the_same_idempotency_key_gives_the_first_job_and_another_request_is_refused(on_database):
+    first = json.loads(on_database("trigger", "q", "t", "--idempotency-key", "k", "--json").stdout)
+    again = json.loads(on_database("trigger", "q", "t", "--idempotency-key", "k", "--json").stdout)
+    assert again == first | {"created": False}
+    other = on_database("trigger", "q", "other", "--idempotency-key", "k")
+    assert (other.returncode, first["job_id"] in other.stderr) == (1, True)
+
+
+@pytest.mark.requirement("Q3")
+def test_status_shows_how_a_job_stands_to_people_and_to_machines(on_database, add):
+    job_id = add("q", "t", "--available-at", "1h")
+    text = dict(line.split(maxsplit=1) for line in on_database("status", job_id).stdout.splitlines())
+    assert text["job_id"] == job_id
+    assert text["status"] == "queued (waits for time)"
+    assert "available_at" in text
+    fields = json.loads(on_database("status", job_id, "--json").stdout)
+    assert (fields["job_id"], fields["status"], fields["waits_for"]) == (job_id, "queued", "time")
+    names = [line.split()[0] for line in on_database("status", job_id, "--all-fields").stdout.splitlines()]
+    assert sorted(names) == sorted(fields)
+
+
+@pytest.mark.parametrize("command", ["status", "events", "cancel", "retry"])
+def test_a_job_that_is_not_there_ends_with_4(on_database, command):
+    result = on_database(command, MISSING)
+    assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
+
+
+def test_an_id_that_is_none_ends_with_2(on_database):
+    assert on_database("status", "17").returncode == 2
+
+
+@pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 3), ("canceled", 3), ("lost", 3)])
+def test_the_exit_code_of_wait_says_how_the_job_ended(on_database, add, database, status, code):
+    job_id = add("q", "t")
+    end(database, job_id, status)
+    result = on_database("status", job_id, "--wait")
+    assert result.returncode == code
+    assert f"status       {status}" in result.stdout
+
+
+def test_wait_returns_when_the_job_ends(start, database):
+    waiting = start("trigger", "q", "t", "--wait", "--json", DL_DB_DSN=database.dsn)
+    deadline = time.monotonic() + 20
+    while not (job_id := database.psql("select job_id from dl_jobs")):
+        assert time.monotonic() < deadline
+    end(database, job_id, "failed")
+    stdout, stderr = waiting.communicate(timeout=20)
+    assert (waiting.returncode, stderr) == (3, "")
+    assert json.loads(stdout)["status"] == "failed"
+
+
+def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_database):
+    result = on_database("trigger", "q", "t", "--wait", "--timeout", "0.1")
+    assert result.returncode == 1
+    assert result.stderr.endswith("has not ended yet\n")
+    assert "queued" in result.stdout
+
+
+def test_jobs_are_found_by_each_filter(on_database, add, database):
+    old = add("a", "t1", "--lock-key", "k")
+    new = add("b", "t2")
+    database.psql(f"update dl_jobs set created_at = now() - interval '1 day' where job_id = '{old}'")
+    end(database, new, "failed")
+
+    def found(*options):
+        return [job["job_id"] for job in json.loads(on_database("jobs", "--json", *options).stdout)["jobs"]]
+
+    assert found() == [new, old]
+    assert found("--queue", "a") == found("--task", "t1") == found("--lock-key", "k") == found("--until", "1h") == [old]
+    assert found("--status", "failed") == found("--since", "1h") == [new]
+    assert found("--status", "failed", "--status", "queued") == [new, old]
+    assert found("--queue", "a", "--status", "failed") == []
+
+
+def test_pages_follow_each_other_by_the_cursor(on_database, add):
+    ids = [add("q", "t") for _ in range(3)]
+    first = on_database("jobs", "--limit", 2)
+    assert [line.split()[0] for line in first.stdout.splitlines()] == ["JOB_ID", ids[2], ids[1]]
+    more = first.stderr.removeprefix("more: ").split()
+    last = on_database("jobs", "--limit", 2, *more)
+    assert [line.split()[0] for line in last.stdout.splitlines()] == ["JOB_ID", ids[0]]
+    assert not last.stderr
+    assert on_database("jobs", "--after", "nonsense").returncode == 2
+
+
+def test_a_narrow_terminal_gets_whole_ids_and_a_pipe_plain_columns(start, on_database, add, database):
+    job_id = add("a-queue-with-a-rather-long-name", "t")
+    assert on_database("jobs").stdout.splitlines()[1].startswith(f"{job_id}  queued  a-queue-with-a-rather-long-name  t")
+    keyboard, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    listing = start("jobs", stdout=terminal, DL_DB_DSN=database.dsn, TERM="xterm")
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+        while more := os.read(keyboard, 10_000):
+            shown += more
+    os.close(keyboard)
+    assert listing.wait(timeout=20) == 0
+    assert f"{job_id}   queued   a-queue-with-a-rather-long-name".encode() in shown
+
+
+@pytest.mark.requirement("Q16")
+def test_what_jobs_carry_neither_shows_secrets_nor_writes_on_the_terminal(on_database, add, database):
+    job_id = add("q\x1b[31m", "t", "--args", '{"password": "sesame", "rows": 1}')
+    database.psql(f"update dl_jobs set error = E'at postgresql://me:sesame@db/x\\n\\x1b[2J' where job_id = '{job_id}'")
+    for command in (("jobs",), ("status", job_id), ("status", "--all-fields", job_id)):
+        for form in ((), ("--json",)):
+            result = on_database(*command, *form)
+            assert result.returncode == 0
+            assert "sesame" not in result.stdout
+            assert "\x1b" not in result.stdout
+
+
+@pytest.mark.requirement("Q11")
+def test_events_are_listed_from_the_oldest_on(on_database, add):
+    job_id = add("q", "t")
+    on_database("cancel", job_id)
+    events = json.loads(on_database("events", job_id, "--json").stdout)
+    assert [event["kind"] for event in events] == ["queued", "canceled"]
+    lines = on_database("events", job_id, "--after", events[0]["event_id"]).stdout.splitlines()
+    assert [line.split()[3] for line in lines[1:]] == ["canceled"]

@@ -1,0 +1,225 @@
+"""Log lines as they leave the process: one chain for structlog and stdlib, masked, never raising (Q16)."""
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from dataloader.supervisor.logs import MAX_TRACEBACK, configure_logging
+
+pytestmark = pytest.mark.requirement("Q16")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()  # so that `force` closes none of pytest's
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.contextvars.clear_contextvars()
+    structlog.reset_defaults()
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def lines(out: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_time_level_logger_and_context(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    with structlog.contextvars.bound_contextvars(job_id="0190", queue="load", task="t", attempt=1, request_id="r"):
+        structlog.get_logger("dataloader.x").info("job started", rows=3, text="a\nb")
+    (line,) = lines(out)
+    assert line.pop("timestamp")[10:] >= "T00:00:00.000Z"
+    assert list(line)[:3] == ["level", "logger", "event"]
+    assert line == {
+        "level": "info",
+        "logger": "dataloader.x",
+        "event": "job started",
+        "rows": 3,
+        "text": "a\nb",
+        "job_id": "0190",
+        "queue": "load",
+        "task": "t",
+        "attempt": 1,
+        "request_id": "r",
+    }
+
+
+def test_times_are_utc_with_milliseconds(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    structlog.get_logger().info("x")
+    assert len(lines(out)[0]["timestamp"]) == len("2026-01-01T00:00:00.000Z")
+
+
+def test_stdlib_loggers_and_warnings_go_through_the_same_chain(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    structlog.contextvars.bind_contextvars(job_id="0190")
+    logging.getLogger("hypercorn.error").warning("Running on %s", "http://bob:s3cr3t@h")
+    logging.getLogger("asyncpg").warning("wrong arguments %d", "x")
+    logging.getLogger("quart.app").debug("not shown")
+    try:
+        int("token=s3cr3t")
+    except ValueError:
+        logging.getLogger("asyncio").exception("callback failed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", stacklevel=1)
+    first, second, third, fourth = lines(out)
+    assert (first["event"], first["logger"], first["level"]) == (
+        "Running on http://***@h",
+        "hypercorn.error",
+        "warning",
+    )
+    assert first["job_id"] == "0190"
+    assert "wrong arguments" in second["event"]
+    assert third["level"] == "error"
+    assert third["exception"].endswith("invalid literal for int() with base 10: 'token=***'")
+    assert (fourth["logger"], "old" in fourth["event"]) == ("py.warnings", True)
+
+
+def test_secrets_are_masked_everywhere_in_a_line(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    log = structlog.get_logger()
+    try:
+        fail(ExceptionGroup("password=s3cr3t", [ValueError("dsn postgres://u:s3cr3t@h"), KeyError("x")]))
+    except ExceptionGroup:
+        log.exception("GET /x?token=s3cr3t", args={"db": [{"password": "s3cr3t"}]}, headers={"Authorization": "s3cr3t"})
+    log.warning("given", exc_info=RuntimeError("Bearer s3cr3t"))
+    assert "s3cr3t" not in out.getvalue()
+    group, given = lines(out)
+    assert group["event"] == "GET /x?token=***"
+    assert "ValueError: dsn postgres://***@h" in group["exception"]
+    assert "KeyError: 'x'" in group["exception"]
+    assert given["exception"] == "RuntimeError: Bearer ***"
+
+
+def test_a_huge_error_is_cut_and_keeps_both_ends(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    try:
+        fail(ValueError("begin " + "x " * 2_000_000 + "password=s3cr3t the end"))
+    except ValueError:
+        structlog.get_logger().exception("boom")
+    text = lines(out)[0]["exception"]
+    assert len(text) <= MAX_TRACEBACK
+    assert text.startswith("Traceback")
+    assert "ValueError: begin" in text
+    assert text.endswith("password=*** the end")
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no str")
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_nothing_that_is_logged_makes_the_call_raise(out: io.StringIO, format_: Any) -> None:
+    configure_logging(format_, "info", out)
+    log = structlog.get_logger()
+    loop: list[object] = []
+    loop.append(loop)
+    odd = (
+        Broken(),
+        loop,
+        2**200,
+        10**5000,
+        float("nan"),
+        "\ud800",
+        b"\xff",
+        {Broken(): 1},
+        {(1, 2): object()},
+        iter,
+    )
+    for value in odd:
+        log.info("odd", value=value)
+    log.error("error", exc_info=BrokenError())
+    log.error("no error", exc_info=True)  # noqa: LOG014 - that is the case
+    assert out.getvalue().count("odd") == len(odd)
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_a_stream_that_is_gone_makes_no_call_raise(out: io.StringIO, format_: Any) -> None:
+    configure_logging(format_, "info", out)
+    out.close()
+    structlog.get_logger().info("x")
+    logging.getLogger("a").warning("x")
+
+
+def test_people_get_plain_lines_on_a_terminal_and_machines_json(
+    out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    configure_logging("auto", "info", terminal)
+    structlog.get_logger("x").info("job started", job_id="0190", password="s3cr3t")
+    assert "job started" in terminal.getvalue()
+    assert "job_id=0190" in terminal.getvalue()
+    assert "password=***" in terminal.getvalue()
+    configure_logging("auto", "info", out)
+    structlog.get_logger("x").info("job started")
+    assert lines(out)[0]["event"] == "job started"
+
+
+def test_text_from_outside_writes_no_lines_or_colours_of_its_own(out: io.StringIO) -> None:
+    configure_logging("console", "info", out)
+    structlog.get_logger().info("a\nb", args={"x": "\x1b[31m\n"}, name="\x1b[2J")
+    assert out.getvalue().count("\n") == 1
+    assert "\x1b" not in out.getvalue()
+
+
+def test_lines_below_the_level_are_left_out(out: io.StringIO) -> None:
+    configure_logging("json", "warning", out)
+    structlog.get_logger().info("no")
+    logging.getLogger("a").info("no")
+    structlog.get_logger().warning("yes")
+    assert [line["event"] for line in lines(out)] == ["yes"]
+
+
+def test_a_logger_made_before_the_configuration_follows_it(out: io.StringIO) -> None:
+    log = structlog.get_logger("early")
+    configure_logging("json", "info", out)
+    log.info("x")
+    assert lines(out)[0]["logger"] == "early"
+
+
+def test_a_process_logs_to_stderr_as_json_when_nobody_watches() -> None:
+    program = """
+        import logging, structlog
+        from dataloader.supervisor.logs import configure_logging
+        configure_logging("auto", "info")
+        structlog.get_logger("a").info("ünï", n=1)
+        logging.getLogger("b").error("two")
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        check=True,
+        timeout=60,
+        env={"PYTHONIOENCODING": "ascii:backslashreplace"},
+    )
+    assert run.stdout == b""
+    assert [json.loads(line)["event"] for line in run.stderr.splitlines()] == ["ünï", "two"]

@@ -1,0 +1,302 @@
+"""Settings: layers, one clear line for each bad value, no secret shown, documents that agree with the code (Q13)."""
+
+import io
+import json
+import re
+import socket
+from pathlib import Path
+
+import attrs
+import pytest
+from dotenv import dotenv_values
+
+from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.settings import (
+    ApiToken,
+    Settings,
+    Worker,
+    explain,
+    load_settings,
+    settings_table,
+    unknown_variables,
+)
+
+pytestmark = pytest.mark.requirement("Q13")
+
+ROOT = Path(__file__).parents[2]
+DSN = "postgresql://bob:s3cr3t@db:5432/etl"
+TOKENS = '[{"name":"ci","role":"operate","token":"s3cr3t-0123456789"}]'
+
+
+def refusals(env: dict[str, str], directory: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(env, directory=directory)
+    return str(caught.value).splitlines()
+
+
+def test_without_anything_the_documented_defaults_hold(tmp_path: Path) -> None:
+    settings = load_settings({}, directory=tmp_path)
+    assert settings == Settings()
+    assert (settings.db_dsn, settings.lock_dsn, settings.workers) == (None, None, ())
+    assert (settings.heartbeat_s, settings.default_lease_s) == (10, 60)
+    assert (settings.reaper_period_s, settings.claim_backoff_s) == (10, 15)
+    assert (settings.drain_timeout_s, settings.poll_s) == (30, 5)
+    assert (settings.host, settings.port, settings.migrate) == ("127.0.0.1", 8080, True)
+    assert settings.data_dir == Path(".dataloader")
+    assert settings.instance == socket.gethostname()
+
+
+def test_each_layer_overrides_the_one_below(tmp_path: Path) -> None:
+    names = ["DL_PORT", "DL_POOL_SIZE", "DL_HEARTBEAT_SEC", "DL_POLL_SEC"]
+    (tmp_path / ".env").write_text("".join(f"{name}=11\n" for name in names))
+    (tmp_path / ".env.local").write_text("".join(f"{name}=12\n" for name in names[:3]))
+    env = dict.fromkeys(names[:2], "13")
+    overrides = {"port": 14, "host": None}
+    settings = load_settings(env, directory=tmp_path, overrides=overrides)
+    assert (settings.port, settings.pool_size, settings.heartbeat_s, settings.poll_s) == (14, 13, 12, 11)
+    sources = {row.name: row.source for row in explain(env, directory=tmp_path, overrides=overrides)}
+    assert [sources[name] for name in names] == ["command line", "environment", ".env.local", ".env"]
+    assert sources["DL_HOST"] == "default"
+
+
+def test_the_process_environment_and_directory_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("DL_POLL_SEC=7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DL_POOL_SIZE", "9")
+    assert (load_settings().poll_s, load_settings().pool_size) == (7, 9)
+
+
+def test_a_blank_value_counts_as_not_set(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"DL_DB_DSN={DSN}\nDL_PORT=\nDL_HOST\n")
+    assert load_settings({"DL_DB_DSN": " "}, directory=tmp_path).db_dsn == DSN
+
+
+def test_files_are_taken_literally(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "\ufeff# comment\nexport DL_DB_DSN=postgresql://u:a$HOME${X}b@h/d  # trailing\n"
+        'WORKERS_JSON=[{"queue":"load.cbr","concurrency":2}, {"queue":"ж", "concurrency":1}]\n'
+        'DL_INSTANCE="worker # 1"\n'
+    )
+    settings = load_settings({"X": "x"}, directory=tmp_path)
+    assert settings.db_dsn == "postgresql://u:a$HOME${X}b@h/d"
+    assert settings.workers == (Worker("load.cbr", 2), Worker("ж", 1))
+    assert settings.instance == "worker # 1"
+
+
+def test_a_broken_line_of_a_file_is_named_without_its_content(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("DL_PORT=1\n\nDL_DB_DSN='postgresql://u:s3cr3t@h/d\n")
+    assert refusals({}, tmp_path) == [".env: line 3 is not allowed; NAME=value, with quotes that are closed"]
+    (tmp_path / ".env").write_bytes(b"DL_INSTANCE=\xff\n")
+    assert refusals({}, tmp_path) == [".env: can't be read: it is no UTF-8 text"]
+
+
+def test_a_directory_called_env_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / ".env").mkdir()
+    assert refusals({}, tmp_path) == [".env: can't be read: Is a directory"]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg", "PostgreSQL"])
+def test_a_dsn_is_taken_in_every_usual_form(scheme: str) -> None:
+    for rest in ("u:p@h/d", "u:p@h1:1,h2:2/d?sslmode=require", "/d?host=/run/postgresql", "[::1]:5432/d"):
+        assert Settings(db_dsn=f"{scheme}://{rest}").db_dsn == f"postgresql://{rest}"
+
+
+def test_the_lock_address_is_the_database_unless_given() -> None:
+    assert Settings(db_dsn=DSN).lock_dsn == DSN
+    assert Settings(db_dsn=DSN, lock_dsn="postgres://direct/etl").lock_dsn == "postgresql://direct/etl"
+    assert attrs.evolve(Settings(), db_dsn=DSN).lock_dsn == DSN
+
+
+SEC = "a number of seconds greater than 0, for example"
+WORKERS = 'a JSON list such as [{"queue":"load.cbr","concurrency":2}]'
+DSN_LIKE = "the address of a database, for example postgresql://user:password@host:5432/name"
+ENCODED = "(in the password / ? # are written as %2F %3F %23)"
+ENTRY = '{"queue":"a","concurrency":1}'
+BAD = [
+    ("DL_HEARTBEAT_SEC", "0", f"'0' is not allowed; {SEC} 10"),
+    ("DL_HEARTBEAT_SEC", "-1", f"'-1' is not allowed; {SEC} 10"),
+    ("DL_HEARTBEAT_SEC", "ten", f"'ten' is not allowed; {SEC} 10"),
+    ("DL_HEARTBEAT_SEC", "nan", f"'nan' is not allowed; {SEC} 10"),
+    ("DL_CLAIM_BACKOFF_SEC", "inf", f"'inf' is not allowed; {SEC} 15, and at most 31536000 (a year)"),
+    ("DL_DRAIN_TIMEOUT_SEC", "-1", "'-1' is not allowed; a number of seconds not less than 0, for example 30"),
+    ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "'1.5' is not allowed; a whole number from 2 to 86400"),
+    ("DL_PORT", "65536", "'65536' is not allowed; a whole number from 0 to 65535"),
+    ("DL_PORT", "8_0", "'8_0' is not allowed; a whole number from 0 to 65535"),
+    ("DL_PORT", "9" * 5000, f"'{'9' * 200}…' is not allowed; a whole number from 0 to 65535"),
+    ("DL_MIGRATE", "maybe", "'maybe' is not allowed; true or false"),
+    ("DL_LOG_FORMAT", "xml", "'xml' is not allowed; one of auto, console, json"),
+    (
+        "DL_HOST",
+        "127.0.0.1:80",
+        "'127.0.0.1:80' is not allowed; an IP address or host name, without a port, for example 127.0.0.1",
+    ),
+    ("DL_INSTANCE", "a\nb", r"'a\nb' is not allowed; a text of 1 to 200 characters on one line"),
+    ("DL_DB_DSN", "mysql://bob:s3cr3t@db/etl", f"'mysql://***' is not allowed; {DSN_LIKE}"),
+    ("DL_DB_DSN", "s3cr3t", f"'***' is not allowed; {DSN_LIKE}"),
+    ("DL_DB_DSN", "postgresql://bob:s3 cr3t@db/etl", f"'postgresql://***' is not allowed; {DSN_LIKE}"),
+    ("DL_DB_DSN", "postgresql://bob:s3cr3t@db:x/etl", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
+    ("DL_DB_DSN", "postgresql://bob:s3#cr3t@db/etl", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
+    ("DL_DB_DSN", "postgresql://bob@db/etl#s3cr3t", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
+    ("WORKERS_JSON", "{}", f"'{{}}' is not allowed; {WORKERS}"),
+    ("WORKERS_JSON", "[{", f"'[{{' is not allowed; {WORKERS} (Input data was truncated)"),
+    ("WORKERS_JSON", "[1]", "[0] '[1]' is not allowed; an object with queue and concurrency"),
+    (
+        "WORKERS_JSON",
+        '[{"queue":"a"}]',
+        """[0] '{"queue":"a"}' is not allowed; an object with queue, concurrency; concurrency is missing""",
+    ),
+    ("WORKERS_JSON", '[{"queue":"a","concurrency":1,"x":2}]', "[0] 'x' is not allowed; only queue, concurrency"),
+    (
+        "WORKERS_JSON",
+        f'[{ENTRY},{{"queue":"b","concurrency":0}}]',
+        "[1].concurrency '0' is not allowed; a whole number from 1 to 1000",
+    ),
+    (
+        "WORKERS_JSON",
+        '[{"queue":"b","concurrency":true}]',
+        "[0].concurrency 'True' is not allowed; a whole number from 1 to 1000",
+    ),
+    (
+        "WORKERS_JSON",
+        '[{"queue":" ","concurrency":1}]',
+        "[0].queue ' ' is not allowed; a queue's name: 1 to 200 characters, no control characters",
+    ),
+    ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue 'a' is not allowed; each queue once"),
+    (
+        "DL_TOKENS",
+        '[{"name":"a","role":"read","token":"s3cr3t"}]',
+        "[0].token '***' is not allowed; 16 to 1000 printable ASCII characters without spaces",
+    ),
+    (
+        "DL_TOKENS",
+        '[{"name":"a","role":"s3cr3t","token":"s3cr3t"}]',
+        "[0].role '***' is not allowed; one of read, operate, admin",
+    ),
+    ("DL_TOKENS", "[" + ",".join(2 * [TOKENS[1:-1]]) + "]", "[1].name 'ci' is not allowed; each name once"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "line"), BAD)
+def test_a_bad_value_is_one_line_naming_variable_value_and_what_is_allowed(
+    name: str, text: str, line: str, tmp_path: Path
+) -> None:
+    assert refusals({name: text}, tmp_path) == [f"{name}: {line}"]
+
+
+def test_a_malformed_secret_is_not_echoed(tmp_path: Path) -> None:
+    for text in ("s3cr3t", '["s3cr3t"]', '[{"s3cr3t":1}]', '[{"name":"a","role":"read","token":"s3cr3t'):
+        assert "s3cr3t" not in refusals({"DL_TOKENS": text}, tmp_path)[0]
+
+
+def test_all_bad_values_are_named_at_once(tmp_path: Path) -> None:
+    lines = refusals({"DL_PORT": "x", "DL_HEARTBEAT_SEC": "0", "WORKERS_JSON": "no"}, tmp_path)
+    assert [line.split(":")[0] for line in lines] == ["WORKERS_JSON", "DL_HEARTBEAT_SEC", "DL_PORT"]
+
+
+def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(heartbeat_s=0, workers=(Worker("a", 0),))
+    assert str(caught.value).splitlines() == [
+        "WORKERS_JSON: [0].concurrency '0' is not allowed; a whole number from 1 to 1000",
+        "DL_HEARTBEAT_SEC: '0' is not allowed; a number of seconds greater than 0, for example 10",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        (
+            {"DL_HEARTBEAT_SEC": "60"},
+            "DL_HEARTBEAT_SEC: '60' is not allowed; less than DL_DEFAULT_LEASE_TTL_SEC (60), best a sixth of it",
+        ),
+        (
+            {"DL_MAX_BODY_BYTES": "20000000"},
+            "DL_MAX_BATCH_BODY_BYTES: '16777216' is not allowed; at least DL_MAX_BODY_BYTES (20000000)",
+        ),
+        (
+            {"DL_LOCK_DSN": DSN},
+            "DL_LOCK_DSN: 'postgresql://***@db:5432/etl' is not allowed without DL_DB_DSN; set both or neither",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(env: dict[str, str], line: str, tmp_path: Path) -> None:
+    assert refusals(env, tmp_path) == [line]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "dataloader.example"])
+def test_another_than_a_loopback_address_needs_tokens(host: str, tmp_path: Path) -> None:
+    (line,) = refusals({"DL_HOST": host}, tmp_path)
+    assert line.startswith(f"DL_HOST: '{host}' is not allowed without DL_TOKENS; a loopback address such as 127.0.0.1")
+    assert load_settings({"DL_HOST": host, "DL_TOKENS": TOKENS}, directory=tmp_path).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_needs_no_tokens(host: str) -> None:
+    assert Settings(host=host).tokens == ()
+
+
+def test_tokens_are_read(tmp_path: Path) -> None:
+    settings = load_settings({"DL_TOKENS": TOKENS}, directory=tmp_path)
+    assert settings.tokens == (ApiToken("ci", "operate", "s3cr3t-0123456789"),)
+
+
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        (DSN, "postgresql://***@db:5432/etl"),
+        (
+            "postgresql://db/etl?user=a@b&password=s3cr3t&sslmode=require",
+            "postgresql://db/etl?user=a@b&password=***&sslmode=require",
+        ),
+        ("postgresql://u:\"s3cr3t'@db/etl", "postgresql://***@db/etl"),
+        ("postgresql://u:x@y@s3cr3t@db/etl", "postgresql://***@db/etl"),
+    ],
+)
+def test_no_secret_is_shown(dsn: str, shown: str, tmp_path: Path) -> None:
+    env = {"DL_DB_DSN": dsn, "DL_TOKENS": TOKENS, "WORKERS_JSON": f"[{ENTRY}]"}
+    settings = load_settings(env, directory=tmp_path)
+    assert "s3cr3t" not in f"{settings!r} {settings}"
+    rows = {row.name: row.value for row in explain(env, directory=tmp_path)}
+    assert rows["DL_DB_DSN"] == rows["DL_LOCK_DSN"] == shown
+    assert json.loads(rows["DL_TOKENS"]) == [{"name": "ci", "role": "operate", "token": "***"}]
+    assert rows["WORKERS_JSON"] == f"[{ENTRY}]"
+    assert (rows["DL_HEARTBEAT_SEC"], rows["DL_MIGRATE"], rows["DL_DATA_DIR"]) == ("10", "true", ".dataloader")
+
+
+def test_a_misspelt_variable_is_pointed_out_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("DL_HEARTBEAT=5\nOTHER=1\n")
+    env = {"DL_XYZZY_PLUGH": "1", "DL_PIPELINE__RATE_MIN": "1", "DL_PORT": "1", "HOME": "/"}
+    assert unknown_variables(env, directory=tmp_path) == [
+        "DL_HEARTBEAT (.env) is no setting; DL_HEARTBEAT_SEC is",
+        "DL_XYZZY_PLUGH (environment) is no setting",
+    ]
+
+
+def test_every_explained_value_can_be_set_again(tmp_path: Path) -> None:
+    rows = {row.name: row.value for row in explain({}, directory=tmp_path)}
+    assert load_settings(rows, directory=tmp_path) == Settings()
+
+
+def test_the_document_has_the_table_of_the_code() -> None:
+    document = (ROOT / "docs" / "settings.md").read_text("utf-8")
+    table = re.search(r"<!-- settings -->\n(.*)<!-- /settings -->", document, re.DOTALL)
+    assert table is not None
+    assert table[1] == settings_table()
+
+
+@pytest.mark.requirement("Q18")
+def test_the_example_file_has_every_setting_with_its_default() -> None:
+    text = (ROOT / ".env.example").read_text("utf-8")
+    assert dotenv_values(stream=io.StringIO(text)) == {}, "an example sets nothing until somebody decides"
+    examples = re.findall(r"^#([A-Z_]+)=(.*)$", text, re.MULTILINE)
+    rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
+    assert {name for name, _ in examples} == set(rows)
+    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_INSTANCE"}
+    assert {name: value for name, value in examples if name not in only_examples} == {
+        name: value for name, value in rows.items() if name not in only_examples
+    }
+    assert sum(name == "WORKERS_JSON" for name, _ in examples) > 1
+    for name, value in examples:
+        dsn = {"DL_DB_DSN": DSN} if name == "DL_LOCK_DSN" else {}
+        load_settings({**dsn, name: value}, directory=ROOT / "no such directory")

@@ -1,0 +1,357 @@
+"""The job API over HTTP, with a real server and a real database."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+pytestmark = pytest.mark.requirement("Q2")
+
+BODY = {"queue": "load.cbr", "task": "t", "lock_key": "k", "args": {"year": 2026}}
+TRIGGER = "/api/v1/jobs/trigger"
+
+
+async def test_a_new_job_is_created_with_its_address(open_web):
+    async with open_web() as web:
+        answer = await web.client.post(TRIGGER, json=BODY)
+        assert answer.status_code == 201
+        job = answer.json()
+        assert job == {"job_id": job["job_id"], "status": "queued", "created": True}
+        shown = await web.client.get(answer.headers["Location"])
+        assert shown.status_code == 200
+        assert shown.json()["args"] == {"year": 2026}
+        assert shown.json()["created_at"].endswith("Z")
+
+
+async def test_the_same_key_and_body_returns_the_first_job(open_web):
+    async with open_web() as web:
+        first = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
+        again = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
+        assert (first.status_code, again.status_code) == (201, 200)
+        assert again.json() == first.json() | {"created": False}
+
+
+async def test_the_same_key_with_another_body_is_a_conflict(open_web):
+    async with open_web() as web:
+        await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
+        other = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once", "args": {"year": 1999}})
+        assert other.status_code == 409
+        assert other.json()["type"] == "idempotency-conflict"
+        assert other.headers["Content-Type"] == "application/problem+json"
+
+
+async def test_all_fields_of_the_table_are_taken(open_web):
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
+    sent = BODY | {
+        "partition_key": "p",
+        "priority": 7,
+        "available_at": at.isoformat(),
+        "max_attempts": 9,
+        "lease_ttl_sec": 45,
+        "producer": "airflow",
+        "consumer_group": "dwh",
+        "idempotency_key": "i",
+    }
+    async with open_web() as web:
+        job_id = await web.trigger(**sent)
+        shown = (await web.client.get(f"/api/v1/jobs/{job_id}")).json()
+        assert sent | {"available_at": at.isoformat().replace("+00:00", "Z")} == {name: shown[name] for name in sent}
+        assert shown["waits_for"] == "time"
+
+
+async def test_null_means_not_given(open_web):
+    async with open_web() as web:
+        answer = await web.client.post(TRIGGER, json=BODY | {"priority": None, "args": None, "available_at": None})
+        assert answer.status_code == 201
+
+
+async def test_a_known_task_gives_its_own_defaults(open_web):
+    async with open_web(default_lease_s=99) as web:
+        known = (await web.client.get(f"/api/v1/jobs/{await web.trigger(task='known')}")).json()
+        other = (await web.client.get(f"/api/v1/jobs/{await web.trigger(task='other')}")).json()
+        asked = (await web.client.get(f"/api/v1/jobs/{await web.trigger(task='known', max_attempts=2)}")).json()
+        assert (known["max_attempts"], known["lease_ttl_sec"]) == (7, 33)
+        assert (other["max_attempts"], other["lease_ttl_sec"]) == (5, 99)
+        assert (asked["max_attempts"], asked["lease_ttl_sec"]) == (2, 33)
+
+
+async def test_every_bad_field_is_named_at_once(open_web):
+    bad = {"queue": 5, "task": "", "args": [], "priority": -1, "available_at": "2026-01-01T00:00:00", "colour": "red"}
+    async with open_web() as web:
+        answer = await web.client.post(TRIGGER, json=bad)
+        assert answer.status_code == 422
+        errors = {error["path"]: error["message"] for error in answer.json()["errors"]}
+        assert set(errors) == {"queue", "task", "args", "priority", "available_at", "colour", "lock_key"}
+        assert "-1 is not allowed" in errors["priority"]
+        assert "time zone" in errors["available_at"]
+        assert errors["lock_key"] == "is missing"
+        assert errors["queue"] == "Expected str, got int"
+
+
+async def test_a_batch_names_each_bad_field_with_its_place(open_web, database):
+    async with open_web() as web:
+        jobs = [BODY, BODY | {"priority": "high"}, {"queue": "q", "task": "t"}, BODY | {"lease_ttl_sec": 1}, 5]
+        answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
+        assert answer.status_code == 422
+        paths = [error["path"] for error in answer.json()["errors"]]
+        assert paths == ["jobs[1].priority", "jobs[2].lock_key", "jobs[3].lease_ttl_sec", "jobs[4]"]
+        assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+
+
+async def test_a_batch_is_added_in_order_all_or_none(open_web, database):
+    async with open_web() as web:
+        jobs = [BODY | {"idempotency_key": f"k{number}"} for number in range(1000)]
+        answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
+        assert answer.status_code == 201
+        again = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
+        assert again.status_code == 200
+        ids = [job["job_id"] for job in again.json()["jobs"]]
+        assert ids == [job["job_id"] for job in answer.json()["jobs"]]
+        clash = [BODY | {"idempotency_key": "new"}, BODY | {"idempotency_key": "k5", "task": "another"}]
+        refused = await web.client.post(f"{TRIGGER}/batch", json={"jobs": clash})
+        assert refused.status_code == 409
+        assert database.psql("SELECT count(*) FROM dl_jobs") == "1000"
+
+
+@pytest.mark.parametrize("jobs", [[], [BODY] * 1001], ids=["none", "too many"])
+async def test_a_batch_has_one_to_a_thousand_jobs(open_web, jobs):
+    async with open_web() as web:
+        answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["path"] == "jobs"
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "path"),
+    [
+        (b"{", 400, None),
+        (b"", 400, None),
+        (b"\xff", 400, None),
+        (b'{"queue":"\xff"}', 400, None),
+        (b"[" * 5000 + b"]" * 5000, 400, None),
+        (b"[]", 422, "$"),
+        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1e999}}', 422, "args[...]"),
+        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":"\\u0000"}}', 422, "args"),
+        (b'{"queue":"q\\u0000","task":"t","lock_key":"k"}', 422, "queue"),
+        (b'{"queue":"q","task":"t","lock_key":"k","priority":true}', 422, "priority"),
+    ],
+)
+async def test_what_can_not_be_stored_is_refused_and_never_a_500(open_web, content, status, path):
+    async with open_web() as web:
+        answer = await web.client.post(TRIGGER, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == status, answer.text
+        assert [error["path"] for error in answer.json().get("errors", [])] == ([path] if path else [])
+
+
+async def test_a_body_that_is_too_long_is_refused_announced_or_not(open_web):
+    async with open_web(max_body_bytes=1000, max_batch_body_bytes=5000) as web:
+        long = BODY | {"args": {"text": "x" * 2000}}
+        assert (await web.client.post(TRIGGER, json=long)).status_code == 413
+
+        async def chunks():
+            yield b'{"queue":"q","args":{"a":"'
+            for _ in range(20):
+                yield b"x" * 100
+            yield b'"}}'
+
+        chunked = await web.client.post(TRIGGER, content=chunks(), headers={"Content-Type": "application/json"})
+        assert chunked.status_code == 413
+        assert (await web.client.post(f"{TRIGGER}/batch", json={"jobs": [long]})).status_code == 201
+        assert (await web.client.post(f"{TRIGGER}/batch", json={"jobs": [long] * 3})).status_code == 413
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+async def test_only_json_is_taken(open_web, content_type):
+    async with open_web() as web:
+        headers = {} if content_type is None else {"Content-Type": content_type}
+        answer = await web.client.post(TRIGGER, content=b"{}", headers=headers)
+        assert answer.status_code == 415
+
+
+async def test_a_draining_process_takes_no_jobs_and_still_answers(open_web):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        web.change(draining=True)
+        refused = await web.client.post(TRIGGER, json=BODY)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+        assert refused.json()["type"] == "draining"
+        assert (await web.client.post(f"{TRIGGER}/batch", json={"jobs": [BODY]})).status_code == 503
+        assert (await web.client.get(f"/api/v1/jobs/{job_id}/status")).status_code == 200
+        assert (await web.client.post(f"/api/v1/jobs/{job_id}/cancel")).json()["status"] == "canceled"
+
+
+@pytest.mark.requirement("Q3")
+async def test_the_status_has_the_fields_of_the_contract_without_secrets(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        database.psql(
+            "UPDATE dl_jobs SET status = 'running', attempt = 1, token = 5, started_at = now(), heartbeat_at = now(),"
+            """ error = 'no way to postgresql://me:hush@db/x', progress = '{"rows": 3, "password": "hush"}'"""
+        )
+        status = (await web.client.get(f"/api/v1/jobs/{job_id}/status")).json()
+        assert {"job_id", "status", "attempt", "started_at", "finished_at", "heartbeat_at", "error", "progress"} <= set(status)
+        assert (status["status"], status["attempt"], status["finished_at"]) == ("running", 1, None)
+        assert status["progress"] == {"rows": 3, "password": "***"}
+        assert "hush" not in status["error"]
+        assert "hush" not in (await web.client.get(f"/api/v1/jobs/{job_id}")).text
+        assert "hush" not in (await web.client.get("/api/v1/jobs")).text
+
+
+@pytest.mark.requirement("Q3")
+@pytest.mark.parametrize("job_id", ["nonsense", str(uuid.uuid4())])
+@pytest.mark.parametrize("rest", ["", "/status", "/events"])
+async def test_an_unknown_job_is_not_found(open_web, job_id, rest):
+    async with open_web() as web:
+        answer = await web.client.get(f"/api/v1/jobs/{job_id}{rest}")
+        assert (answer.status_code, answer.json()["title"]) == (404, "Not Found")
+
+
+@pytest.mark.requirement("Q3")
+async def test_a_waiting_reader_hears_of_a_change_at_once(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 30}))
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                while await trio.to_thread.run_sync(database.psql, "SELECT watched FROM dl_jobs") != "t":
+                    await trio.lowlevel.checkpoint()
+                started_at = trio.current_time()
+                await trio.to_thread.run_sync(database.psql, """UPDATE dl_jobs SET progress = '{"rows": 1}'""")
+                web.services.waits.changed(uuid.UUID(job_id))
+        assert trio.current_time() - started_at < 1.5
+        assert answers[0].json()["progress"] == {"rows": 1}
+
+
+@pytest.mark.requirement("Q3")
+async def test_a_wait_ends_with_its_time_and_at_once_for_an_ended_job(open_web):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        with trio.fail_after(5):
+            answer = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 0.05})
+        assert answer.json()["status"] == "queued"
+        await web.client.post(f"/api/v1/jobs/{job_id}/cancel")
+        with trio.fail_after(5):
+            answer = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 60})
+        assert answer.json()["status"] == "canceled"
+        too_long = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 61})
+        assert (too_long.status_code, too_long.json()["errors"][0]["path"]) == (422, "wait")
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_queued_job_is_canceled_at_once_and_a_running_one_is_asked(open_web, database):
+    async with open_web() as web:
+        queued, running = await web.trigger(), await web.trigger()
+        database.psql(f"UPDATE dl_jobs SET status = 'running', token = 5 WHERE job_id = '{running}'")
+        answer = (await web.client.post(f"/api/v1/jobs/{queued}/cancel")).json()
+        assert answer["status"] == "canceled"
+        assert "note" not in answer
+        answer = (await web.client.post(f"/api/v1/jobs/{running}/cancel")).json()
+        assert (answer["status"], answer["cancel_requested"]) == ("running", True)
+
+
+@pytest.mark.requirement("Q4")
+async def test_canceling_an_ended_job_changes_nothing_and_says_so(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        database.psql("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+        answer = (await web.client.post(f"/api/v1/jobs/{job_id}/cancel")).json()
+        assert answer["status"] == "succeeded"
+        assert "succeeded and stays so" in answer["note"]
+
+
+async def test_a_failed_job_can_be_retried_and_a_queued_one_can_not(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        refused = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
+        assert (refused.status_code, refused.json()["type"]) == (409, "not-allowed-now")
+        database.psql("UPDATE dl_jobs SET status = 'failed', attempt = 5, finished_at = now()")
+        answer = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
+        assert (answer.json()["status"], answer.json()["attempt"]) == ("queued", 0)
+
+
+async def test_a_waiting_job_gets_another_priority_and_runs_now(open_web):
+    async with open_web() as web:
+        job_id = await web.trigger(available_at=(datetime.now(UTC) + timedelta(days=1)).isoformat())
+        changed = await web.client.patch(f"/api/v1/jobs/{job_id}", json={"priority": 3})
+        assert (changed.status_code, changed.json()["priority"]) == (200, 3)
+        bad = await web.client.patch(f"/api/v1/jobs/{job_id}", json={"priority": -3})
+        assert (bad.status_code, bad.json()["errors"][0]["path"]) == (422, "priority")
+        assert (await web.client.post(f"/api/v1/jobs/{job_id}/run-now")).json()["waits_for"] is None
+
+
+@pytest.mark.requirement("Q11")
+async def test_the_journal_is_read_in_pages(open_web):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        await web.client.post(f"/api/v1/jobs/{job_id}/cancel")
+        address = f"/api/v1/jobs/{job_id}/events"
+        first = (await web.client.get(address, params={"limit": 1})).json()["events"]
+        rest = (await web.client.get(address, params={"after": first[-1]["event_id"]})).json()["events"]
+        assert [event["kind"] for event in first + rest] == ["queued", "canceled"]
+
+
+async def test_jobs_are_listed_by_filter_in_pages(open_web):
+    async with open_web() as web:
+        ids = [await web.trigger(queue="a" if number % 2 else "b", lock_key=str(number)) for number in range(5)]
+        await web.client.post(f"/api/v1/jobs/{ids[1]}/cancel")
+        pages, after = [], {}
+        while True:
+            page = (await web.client.get("/api/v1/jobs", params={"limit": 2} | after)).json()
+            pages.append([job["job_id"] for job in page["jobs"]])
+            if page["next"] is None:
+                break
+            after = {"after": page["next"]}
+        assert pages == [[ids[4], ids[3]], [ids[2], ids[1]], [ids[0]]]
+
+        async def listed(**params):
+            answer = await web.client.get("/api/v1/jobs", params=params)
+            return [job["job_id"] for job in answer.json()["jobs"]]
+
+        assert await listed(queue="a") == [ids[3], ids[1]]
+        assert await listed(queue="a", status="canceled") == [ids[1]]
+        assert await listed(queue="a", status="canceled,queued") == [ids[3], ids[1]]
+        assert await listed(status=["canceled", "failed"]) == [ids[1]]
+        assert await listed(lock_key="2") == [ids[2]]
+        assert await listed(created_from="2100-01-01T00:00:00Z") == []
+
+
+async def test_a_bad_query_names_every_bad_parameter(open_web):
+    async with open_web() as web:
+        params = {"limit": "many", "status": "queued,gone", "created_from": "2026-01-01T00:00:00", "colour": "red"}
+        answer = await web.client.get("/api/v1/jobs", params=params | {"queue": "a\x00"})
+        assert answer.status_code == 422
+        paths = {error["path"].partition("[")[0] for error in answer.json()["errors"]}
+        assert paths == {"limit", "status", "created_from", "colour", "queue"}
+        for cursor in ("nonsense", "ä", "\x00"):
+            answer = await web.client.get("/api/v1/jobs", params={"after": cursor})
+            assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "after")
+
+
+async def test_many_jobs_are_canceled_and_retried_by_a_filter(open_web):
+    async with open_web() as web:
+        for number in range(3):
+            await web.trigger(queue="a" if number else "b")
+        assert (await web.client.post("/api/v1/jobs/cancel", json={"queue": "a"})).json() == {"changed": 2}
+        assert (await web.client.post("/api/v1/jobs/retry", json={"queue": "a", "limit": 1})).json() == {"changed": 1}
+        everything = await web.client.post("/api/v1/jobs/cancel", json={})
+        assert everything.status_code == 422
+        assert "at least one of" in everything.json()["errors"][0]["message"]
+
+
+async def test_a_queue_is_paused_and_resumed_whatever_its_name(open_web, database):
+    async with open_web() as web:
+        await web.trigger(queue="a/b c")
+        assert (await web.client.post("/api/v1/queues/a%2Fb%20c/pause")).json() == {"queue": "a/b c", "paused": True}
+        [queue] = (await web.client.get("/api/v1/queues")).json()["queues"]
+        assert (queue["queue"], queue["paused"], queue["ready"]) == ("a/b c", True, 1)
+        assert (await web.client.post("/api/v1/queues/a/b%20c/resume")).json()["paused"] is False
+        assert (await web.client.post("/api/v1/queues/a%00/pause")).status_code == 422
+        assert database.psql("SELECT count(*) FROM dl_queues WHERE paused") == "0"

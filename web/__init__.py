@@ -1,0 +1,4 @@
+"""The HTTP side of a process: a Quart app over a services object, on Hypercorn's Trio server.
+
+`create_app(services)` and `serve_web(app, socket, …)` are all that the supervisor needs. Nothing here imports it.
+"""

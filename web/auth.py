@@ -1,0 +1,102 @@
+"""Who may do what: bearer tokens with three roles, and what protects a server that needs none.
+
+With tokens, each request that is not public carries one; the app knows only their SHA-256, and a request's is compared with
+all of them in constant time. Without tokens the supervisor binds loopback addresses only, but a browser on this machine is
+still a way in for any web page, so we look at what a page can't forge: the `Host` must be a loopback one (a page that rebinds
+its own name to 127.0.0.1 sends that name), and a request that changes something must come from no foreign `Origin`.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+from werkzeug.datastructures import Headers
+
+from dataloader.web.problems import ProblemError
+
+LOCAL_ACTOR: Final = "local"
+"""Who acts when no tokens are configured, in the audit."""
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class Role(enum.IntEnum):
+    """What a token allows; each role includes those before it."""
+
+    READ = 1
+    OPERATE = 2
+    ADMIN = 3
+
+
+@attrs.frozen
+class Token:
+    """A token that is accepted: whose it is, what it allows, and its SHA-256."""
+
+    name: str
+    role: Role
+    digest: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def from_secret(cls, name: str, role: str, secret: str) -> Token:
+        """The token with the text `secret`; `role` is `read`, `operate` or `admin`."""
+        return cls(name, Role[role.upper()], hashlib.sha256(secret.encode()).digest())
+
+
+def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Role) -> str:
+    """The name of the one who acts, for the audit. Raises `ProblemError` 401 or 403."""
+    if not tokens:
+        _refuse_foreign_pages(method, headers)
+        return LOCAL_ACTOR
+    scheme, _, secret = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise ProblemError(
+            HTTPStatus.UNAUTHORIZED,
+            "This address needs a token: send `Authorization: Bearer …`.",
+            headers={"WWW-Authenticate": 'Bearer realm="dataloader"'},
+        )
+    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()
+    found: Token | None = None
+    for token in tokens:  # to the end, whichever fits
+        if hmac.compare_digest(token.digest, digest):
+            found = token
+    if found is None:
+        raise ProblemError(
+            HTTPStatus.UNAUTHORIZED,
+            "The token is not known here.",
+            headers={"WWW-Authenticate": 'Bearer realm="dataloader", error="invalid_token"'},
+        )
+    if found.role < needed:
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            f"The token {found.name!r} has the role {found.role.name.lower()}; this needs {needed.name.lower()}.",
+            headers={"WWW-Authenticate": 'Bearer realm="dataloader", error="insufficient_scope"'},
+        )
+    return found.name
+
+
+def _refuse_foreign_pages(method: str, headers: Headers) -> None:
+    host = headers.get("Host", "")
+    if not _is_loopback(host):
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            f"The host {host[:100]!r} is not served without tokens; use localhost, 127.0.0.1 or [::1], or configure tokens.",
+        )
+    origin = headers.get("Origin")
+    if method not in _READING and origin is not None and urlsplit(origin).netloc != host:
+        raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} may not change anything here.")
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether a Host header names this machine by itself, with any port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

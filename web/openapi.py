@@ -1,0 +1,171 @@
+"""The API's description, made from the routes themselves: `/openapi.json` (OpenAPI 3.1) and the page that shows it.
+
+Built once, when the module of the app is loaded. The page needs nothing but this server: its one script fetches
+`/openapi.json` and writes text nodes only, and a nonce lets that script and that style sheet run and no other.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from dataloader.web import problems
+from dataloader.web.problems import Problem
+from dataloader.web.routes import JSON, Answer, Call, Route, Routes
+from dataloader.web.schemas import json_schema
+
+_PART: Final = re.compile(r"<(?:\w+:)?(\w+)>")
+_HTML: Final = "text/html; charset=utf-8"
+_PAGE: Final = Path(__file__).with_name("docs.html").read_text("utf-8")
+_REQUEST_ID: Final = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "required": False,
+    "description": "At most 128 printable characters; comes back, and stands in the logs.",
+    "schema": {"type": "string", "maxLength": 128},
+}
+
+
+def description_routes(routes: Sequence[Route]) -> Routes:
+    """The routes that describe `routes`."""
+    described = msgspec.json.encode(describe(routes))
+    found = Routes()
+
+    @found.add("GET", "/openapi.json", role=None, answers={200: dict})
+    async def show_openapi(_call: Call) -> Answer:
+        """Show this description."""
+        return Answer(value=described)
+
+    @found.add("GET", "/docs", role=None, answers={200: str})
+    async def show_docs(_call: Call) -> Answer:
+        """Show this description to people."""
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        page = _PAGE.replace("{nonce}", nonce).encode()
+        return Answer(value=page, media_type=_HTML, headers={"Content-Security-Policy": policy})
+
+    return found
+
+
+def describe(routes: Iterable[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1 of the routes."""
+    routes = list(routes)
+    kinds: list[Any] = [Problem]
+    for route in routes:
+        kinds += [
+            kind for kind in (route.body, *route.answers.values()) if kind is not None and kind not in (str, *kinds)
+        ]
+    queries = [route.query for route in routes if route.query is not None]
+    schemas, components = json_schema([*kinds, *queries])
+    by_kind = dict(zip(kinds, schemas, strict=False))
+    parameters = {query: _parameters(components.pop(query.__name__)) for query in dict.fromkeys(queries)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = _PART.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, by_kind, parameters)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "dataloader",
+            "version": version("dataloader-supervisor"),
+            "description": "Durable jobs from a queue in PostgreSQL. Errors are RFC 9457 problems.",
+        },
+        "security": [{"bearer": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "Needed when the server has tokens."}
+            },
+        },
+    }
+
+
+def _operation(
+    route: Route, schemas: Mapping[Any, Any], parameters: Mapping[type[Struct], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    summary, _, more = (route.view.__doc__ or "").strip().partition("\n")
+    operation: dict[str, Any] = {
+        "operationId": route.view.__name__,
+        "summary": summary,
+        "tags": [_tag(route.path)],
+        "parameters": [_path_part(name) for name in _PART.findall(route.path)]
+        + (parameters[route.query] if route.query else [])
+        + [_REQUEST_ID],
+        "responses": _responses(route, schemas),
+    }
+    text = " ".join(more.split())
+    if route.role is None:
+        operation["security"] = []
+    else:
+        text = f"{text} Needs the role {route.role.name.lower()}.".strip()
+    if text:
+        operation["description"] = text
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[route.body]}}}
+    return operation
+
+
+def _responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, kind in route.answers.items():
+        content = {"text/plain": {"schema": {"type": "string"}}} if kind is str else {JSON: {"schema": schemas[kind]}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    for status in sorted(_refusals(route)):
+        content = {problems.MEDIA_TYPE: {"schema": schemas[Problem]}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    return responses
+
+
+def _refusals(route: Route) -> set[int]:
+    """The statuses of the problems that the route can answer with."""
+    statuses: set[int] = set()
+    if route.role is not None:
+        statuses |= {401, 403, 503}
+    if route.path == "/ready":
+        statuses |= {503}
+    if "<job_id>" in route.path:
+        statuses |= {404}
+    if route.query is not None or "<path:queue>" in route.path:
+        statuses |= {422}
+    if route.body is not None:
+        statuses |= {400, 413, 415, 422}
+    if route.conflicts:
+        statuses |= {409}
+    return statuses
+
+
+def _tag(path: str) -> str:
+    parts = path.strip("/").split("/")
+    return parts[2] if parts[0] == "api" else "system"
+
+
+def _path_part(name: str) -> dict[str, Any]:
+    schema = {"type": "string", "format": "uuid"} if name == "job_id" else {"type": "string"}
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _parameters(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields of a query's struct as parameters; in a query string nothing is null."""
+    found = []
+    for name, field in schema["properties"].items():
+        shown = next((kind for kind in field.get("anyOf", []) if kind.get("type") != "null"), field)
+        shown = {key: value for key, value in shown.items() if (key, value) != ("default", None)}
+        parameter = {"name": name, "in": "query", "required": False, "schema": shown}
+        if about := shown.pop("description", None):
+            parameter["description"] = about
+        if shown.get("type") == "array":
+            parameter |= {"style": "form", "explode": False}
+        found.append(parameter)
+    return found

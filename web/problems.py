@@ -1,0 +1,121 @@
+"""Every error that HTTP clients see, in one shape: RFC 9457's `application/problem+json`.
+
+Views and the domain raise; routes.py turns what was raised into a `Problem` by the table here. A problem says what the
+client can do; it never carries SQL, a DSN, a host name or a traceback. What nobody expected is a 500 with the request's id,
+under which the log has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import trio
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from dataloader.jobs.errors import BadRequest, Conflict, Draining, IdempotencyConflict, JobNotFound, StoreUnavailable
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_AFTER_S: Final = 5
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """A part of the request that is not allowed: where it is (`jobs[3].priority`), and what is allowed there."""
+
+    path: str
+    message: str
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The body of every error. `type` is `about:blank`, or a word that tells apart what the status does not."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str
+    instance: str | None = None
+    errors: tuple[FieldError, ...] = ()
+
+
+class ProblemError(Exception):
+    """Raised by web code to answer with a problem."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        detail: str,
+        *,
+        kind: str = "about:blank",
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] = _NONE,
+    ) -> None:
+        """`kind` is the problem's `type`; `errors` the bad fields of a 422."""
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.kind = kind
+        self.errors = tuple(errors)
+        self.headers = headers
+
+    def problem(self, request_id: str, instance: str) -> Problem:
+        """What goes out. `instance` is the path that was asked for."""
+        return Problem(
+            type=self.kind,
+            title=self.status.phrase,
+            status=self.status,
+            detail=self.detail,
+            request_id=request_id,
+            instance=instance,
+            errors=self.errors,
+        )
+
+
+def unprocessable(errors: Sequence[FieldError]) -> ProblemError:
+    """The 422 that names all bad fields at once."""
+    names = ", ".join(error.path for error in errors[:5]) + (", …" if len(errors) > 5 else "")
+    detail = f"Not allowed as sent: {names}. See errors for what is."
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="invalid-request", errors=errors)
+
+
+def unavailable(detail: str, kind: str) -> ProblemError:
+    """A 503 that passes, with the time after which to try again."""
+    return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind=kind, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def problem_of(error: Exception) -> ProblemError | None:
+    """The answer to an error of ours or of Quart's, None for one that nobody expected."""
+    match error:
+        case ProblemError():
+            return error
+        case BadRequest():
+            return unprocessable([FieldError(error.field, error.message)])
+        case JobNotFound():
+            return ProblemError(
+                HTTPStatus.NOT_FOUND, "No job has this id: it never existed, or was deleted after its time."
+            )
+        case IdempotencyConflict():
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="idempotency-conflict")
+        case Conflict():
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now")
+        case Draining():
+            return unavailable("This process is shutting down and takes no new jobs; ask another replica.", "draining")
+        case StoreUnavailable() | trio.TooSlowError():
+            return unavailable("The database can't be reached or is too slow; try again.", "store-unavailable")
+        case HTTPException(code=int(code)):
+            return _of_http(error, HTTPStatus(code))
+        case _:
+            return None
+
+
+def _of_http(error: HTTPException, status: HTTPStatus) -> ProblemError:
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        allowed = ", ".join(sorted(error.valid_methods))
+        return ProblemError(status, f"Here one can only {allowed}.", headers={"Allow": allowed})
+    if status is HTTPStatus.NOT_FOUND:
+        return ProblemError(status, "Nothing is at this address; /openapi.json lists what there is.")
+    return ProblemError(status, error.description or status.description)

@@ -1,0 +1,51 @@
+"""Queues, workers and the operators' log over HTTP: what serves the jobs, and who did what to it.
+
+A pause is kept in the database and holds for all processes; what already runs goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataloader.store import control, reads
+from dataloader.web.auth import Role
+from dataloader.web.routes import Answer, Call, Routes
+from dataloader.web.schemas import AuditList, AuditQuery, QueueList, QueuePaused, WorkerList
+
+routes: Final = Routes()
+
+ALIVE_WITHIN_S: Final = 60.0
+"""A process that has not beaten for so long is not listed."""
+
+
+@routes.add("GET", "/api/v1/queues", role=Role.READ, answers={200: QueueList})
+async def list_queues(call: Call) -> Answer:
+    """List the queues that have work or are paused, with what waits for what."""
+    return Answer(value=QueueList(await reads.list_queues(call.services.database)))
+
+
+@routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
+async def pause_queue(call: Call, queue: str) -> Answer:
+    """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
+    await control.pause(call.services.database, queue, call.actor)
+    return Answer(value=QueuePaused(queue, paused=True))
+
+
+@routes.add("POST", "/api/v1/queues/<path:queue>/resume", role=Role.OPERATE, answers={200: QueuePaused})
+async def resume_queue(call: Call, queue: str) -> Answer:
+    """Let the jobs of a queue start again, at once."""
+    await control.resume(call.services.database, queue, call.actor)
+    return Answer(value=QueuePaused(queue, paused=False))
+
+
+@routes.add("GET", "/api/v1/workers", role=Role.READ, answers={200: WorkerList})
+async def list_workers(call: Call) -> Answer:
+    """List the processes that have beaten in the last minute."""
+    return Answer(value=WorkerList(await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)))
+
+
+@routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
+async def list_audit(call: Call, query: AuditQuery) -> Answer:
+    """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
+    audit = await reads.list_audit(call.services.database, limit=query.limit, before=query.before)
+    return Answer(value=AuditList(audit))

@@ -1,0 +1,67 @@
+"""What the HTTP side is given to work with: the supervisor builds one `Services`, every view reads it.
+
+The app keeps no state of its own and imports no global: two apps with two databases live in one process, as tests and
+embedders need it. Views never start jobs or tasks; they write rows, and the actors see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+import attrs
+from prometheus_client import CollectorRegistry
+
+from dataloader.jobs.tasks import Task
+from dataloader.store.database import Database
+from dataloader.store.waits import Waits
+from dataloader.web.auth import Token
+from dataloader.web.depths import QueueDepths
+
+
+@attrs.frozen(kw_only=True)
+class WebSettings:
+    """The settings that concern HTTP. Without `tokens` everybody who reaches the socket may do everything."""
+
+    tokens: tuple[Token, ...] = ()
+    max_body_bytes: int = 1 << 20
+    max_batch_body_bytes: int = 16 << 20
+    default_lease_s: int = 60
+
+
+@attrs.frozen
+class QueueLoad:
+    """A queue that this process serves: its slots, and how many of them are taken."""
+
+    concurrency: int
+    running: int
+
+
+@attrs.frozen(kw_only=True)
+class ProcessState:
+    """The process now. `worker` stands in `claimed_by` of its jobs; `store_ready`: the database answered lately."""
+
+    version: str
+    worker: str
+    started_at: datetime
+    draining: bool
+    queues: Mapping[str, QueueLoad]
+    listener_connected: bool
+    store_ready: bool
+
+
+@attrs.frozen(kw_only=True)
+class Services:
+    """Everything a view may use. `tasks` serve for their own defaults; `state` is asked at each request."""
+
+    database: Database
+    waits: Waits
+    settings: WebSettings
+    tasks: Mapping[str, Task]
+    state: Callable[[], ProcessState]
+    registry: CollectorRegistry
+    depths: QueueDepths = attrs.field(init=False)
+
+    @depths.default
+    def _depths_of_the_database(self) -> QueueDepths:
+        return QueueDepths(self.database)

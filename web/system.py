@@ -1,0 +1,77 @@
+"""The process itself over HTTP (Q5): health, readiness, status and metrics.
+
+`/health` says that the event loop turns and asks nobody, so that a database that is down kills no process. `/ready` takes
+this replica out of a load balancer while it drains or has no database. Both are open to all.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import trio
+
+from dataloader.jobs.errors import StoreError
+from dataloader.store import reads
+from dataloader.web import metrics
+from dataloader.web.auth import Role
+from dataloader.web.problems import unavailable
+from dataloader.web.queues import ALIVE_WITHIN_S
+from dataloader.web.routes import Answer, Call, Routes
+from dataloader.web.schemas import Health, Load, ProcessStatus
+
+routes: Final = Routes()
+
+PING_S: Final = 2.0
+
+
+@routes.add("GET", "/health", role=None, answers={200: Health})
+async def show_health(_call: Call) -> Answer:
+    """Say that the process lives. Asks nobody, answers within 20 ms."""
+    return Answer(value=Health("ok"))
+
+
+@routes.add("GET", "/ready", role=None, answers={200: Health})
+async def show_readiness(call: Call) -> Answer:
+    """Say whether this replica should get requests: 503 while it drains or has no database."""
+    state = call.services.state()
+    if state.draining:
+        raise unavailable("This process is shutting down.", "draining")
+    if not state.store_ready:
+        raise unavailable("The database can't be reached.", "store-unavailable")
+    await reads.ping(call.services.database, PING_S)
+    return Answer(value=Health("ready"))
+
+
+@routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus})
+async def show_process(call: Call) -> Answer:
+    """Show what runs: this process, and the queues and workers of all. Answers without the database, too."""
+    state = call.services.state()
+    database, queues, workers = "unreachable", None, None
+    try:
+        with trio.move_on_after(PING_S):
+            queues = await reads.list_queues(call.services.database)
+            workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+            database = "reachable"
+    except StoreError:
+        pass
+    return Answer(
+        value=ProcessStatus(
+            version=state.version,
+            worker=state.worker,
+            started_at=state.started_at,
+            uptime_s=round((datetime.now(UTC) - state.started_at).total_seconds(), 3),
+            draining=state.draining,
+            database=database,
+            listener="connected" if state.listener_connected else "polling",
+            serving={name: Load(load.concurrency, load.running) for name, load in state.queues.items()},
+            queues=queues,
+            workers=workers,
+        )
+    )
+
+
+@routes.add("GET", "/metrics", role=Role.READ, answers={200: str})
+async def show_metrics(call: Call) -> Answer:
+    """Show the metrics in Prometheus' text format."""
+    return Answer(value=await metrics.render(call.services), media_type=metrics.MEDIA_TYPE)
