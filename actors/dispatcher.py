@@ -1,8 +1,8 @@
 """Claims jobs for one queue and starts a runner for each: exactly as many as there are free slots, in one statement.
 
 Woken by the listener (a job became ready), by the recorder (slots came free) and by its own poll, which serves while
-notifications don't. A claimed job never waits in a buffer. Two scopes per queue: cancelling the intake ends the claims and lets
-the jobs finish; the jobs' own scopes end them.
+notifications don't. A claimed job never waits in a buffer. Two scopes per queue: cancelling the intake ends the claims
+and lets the jobs finish; the jobs' own scopes end them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Dispatcher:
     ) -> None:
         """Claim and start jobs until the intake is cancelled, then wait until every job has ended and is recorded.
 
-        `keep_claiming` is given the claiming loop and keeps it running, so that a fault in it does not end the jobs it started.
+        `keep_claiming` is given the claiming loop and keeps it running, so that a fault in it does not end the jobs it
+        started.
         """
         limiter = trio.CapacityLimiter(self.concurrency)
         async with trio.open_nursery() as jobs:
@@ -93,7 +94,9 @@ class Dispatcher:
             except StoreUnavailable as error:
                 # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
                 limit = max(limit // 2, 1)
-                log.warning("no claims while the database is away", queue=self.queue, error=str(error), again_in_s=pause_s)
+                log.warning(
+                    "no claims while the database is away", queue=self.queue, error=str(error), again_in_s=pause_s
+                )
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
                 more = True

@@ -1,8 +1,8 @@
 """Renews the leases of all running jobs in one statement, and stops those whose lease can't be held (Q8).
 
-Its own connection, so that no other work of this process can delay it. The period is the setting or a third of the shortest
-lease, whichever is less. The same answer brings cancel requests that no notification brought, and shows the worker as alive.
-It runs until after the recorder: a job whose end is not written yet still needs its lease.
+Its own connection, so that no other work of this process can delay it. The period is the setting or a third of the
+shortest lease, whichever is less. The same answer brings cancel requests that no notification brought, and shows the
+worker as alive. It runs until after the recorder: a job whose end is not written yet still needs its lease.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Heartbeat:
                 run.reported_stuck = True
                 log.error(
                     "a handler does not stop: it keeps its key and lease until it returns",
-                    job_id=str(run.job.job_id), task=run.job.task, why=None if run.why is None else run.why.value,
+                    job_id=str(run.job.job_id),
+                    task=run.job.task,
+                    why=None if run.why is None else run.why.value,
                     for_s=round(now - stopped_at, 1),
                 )
             lease_is_gone = now > run.lease_until or run.why is Why.LEASE_LOST

@@ -1,8 +1,8 @@
 """Keeps the lock session alive, and the runs informed until when their keys are safe (Q7).
 
-The server ends the session after a silence shorter than the shortest lease, so that a ghost behind a dead network frees its keys
-in time; this actor pings it more often than that, and reconnects at once when it hears of its end. While no ping gets through,
-the runs' scopes end before the server could give their keys away.
+The server ends the session after a silence shorter than the shortest lease, so that a ghost behind a dead network frees
+its keys in time; this actor pings it more often than that, and reconnects at once when it hears of its end. While no
+ping gets through, the runs' scopes end before the server could give their keys away.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Listener:
     connected: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until the connection is lost, then raise `StoreUnavailable`: whoever keeps us running starts us again."""
+        """Listen until the connection is lost, then raise `StoreUnavailable`; we are started again then."""
         try:
             async with open_listener(self.options) as listening, trio.open_nursery() as nursery:
                 self.connected = True

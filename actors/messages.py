@@ -16,7 +16,7 @@ from dataloader.jobs.outcomes import Ending
 
 @attrs.frozen(eq=False)
 class Ended:
-    """A run has ended and this is to be written. None: nothing is, the job is somebody else's or was recorded already."""
+    """A run has ended and this is to be written; None: nothing, the job is somebody else's or recorded already."""
 
     run: Run
     ending: Ending | None

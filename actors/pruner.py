@@ -1,4 +1,7 @@
-"""Deletes jobs that ended long ago, with their journal, in small batches (retention; off by default), and forgets dead workers."""
+"""Deletes jobs that ended long ago, with their journal, in small batches (retention.
+
+Off by default), and forgets dead workers.
+"""
 
 from __future__ import annotations
 

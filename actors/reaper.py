@@ -1,8 +1,8 @@
 """Takes back jobs whose lease has ended, every period, a bounded number at a time (Q10).
 
-Runs in every process; rows that another reaper has in hand are passed over. The database's clock decides. When that clock has
-jumped against ours between two sweeps (a failover to a host with another clock), nothing is taken before a second look one
-period later, so that a jump does not take every running job from its worker at once (F32).
+Runs in every process; rows that another reaper has in hand are passed over. The database's clock decides. When that
+clock has jumped against ours between two sweeps (a failover to a host with another clock), nothing is taken before a
+second look one period later, so that a jump does not take every running job from its worker at once (F32).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Reaper:
             try:
                 before_s, ahead_s = ahead_s, await database_clock(self.database) - trio.current_time()
                 if before_s is not None and abs(ahead_s - before_s) > JUMP_S:
-                    log.warning("the database's clock jumped: this sweep is left out", by_s=round(ahead_s - before_s, 1))
+                    log.warning(
+                        "the database's clock jumped: this sweep is left out", by_s=round(ahead_s - before_s, 1)
+                    )
                 else:
                     await self._sweep()
             except StoreError as error:

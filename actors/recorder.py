@@ -1,9 +1,12 @@
-"""Writes how runs ended, in batches: what gathers while one batch is written is the next, so idle adds no latency and load no
-statements. Progress and log lines go along, or by themselves within a second.
+"""Writes how runs ended, in batches.
 
-Fed by the runners through one channel; owner of each run's way out: only when its end is recorded is the run let go, its key
-freed and its slot given back. It ends when the channel's senders are closed and everything is written, so nothing is lost in a
-drain. While the database is away it tries again; the heartbeats of its runs go on meanwhile, and what the lease outlives is void.
+What gathers while one batch is written is the next, so idle adds no latency and load no statements. Progress and log
+lines go along, or by themselves within a second.
+
+Fed by the runners through one channel; owner of each run's way out: only when its end is recorded is the run let go,
+its key freed and its slot given back. It ends when the channel's senders are closed and everything is written, so
+nothing is lost in a drain. While the database is away it tries again; the heartbeats of its runs go on meanwhile, and
+what the lease outlives is void.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
+from uuid import UUID
 
 import attrs
 import structlog
@@ -36,9 +40,10 @@ MAX_PAUSE_S: Final = 2.0
 
 @attrs.define(eq=False)
 class Recorder:
-    """The one writer of outcomes. `freed` is told the queue and the number of slots that came free, `released` that keys did.
+    """The one writer of outcomes.
 
-    `tally` counts what was written since the start, by step.
+    `freed` is told the queue and the number of slots that came free, `released` that keys did. `tally` counts what was
+    written since the start, by step.
     """
 
     session: Session
@@ -117,7 +122,7 @@ class Recorder:
         self.released.set()
 
     async def _insist(self, endings: list[Ending]) -> Finished:
-        """Write `endings`, again and again while the database is away: by their tokens a second time changes nothing."""
+        """Write `endings`, again and again while the database is away: their tokens make that harmless."""
         if not endings:
             return Finished({}, [])
         pause_s = 0.05
@@ -147,7 +152,9 @@ class Recorder:
         log.error("an outcome could not be stored as it is", job_id=str(ending.job_id), error=str(error))
         if ending.error == UNSTORABLE and ending.result is None:
             return Finished({}, [ending.token])
-        return await self._insist([Ending(ending.job_id, ending.token, ending.step, UNSTORABLE, delay_s=ending.delay_s)])
+        return await self._insist(
+            [Ending(ending.job_id, ending.token, ending.step, UNSTORABLE, delay_s=ending.delay_s)]
+        )
 
     async def _show(self) -> None:
         runs = [run for run in self._to_show.values() if not run.body_ended]
@@ -167,7 +174,7 @@ class Recorder:
                 log.warning("progress could not be written", jobs=len(shown), error=str(error))
 
     async def _keep_lines(self, runs: Sequence[Run]) -> None:
-        lines = []
+        lines: list[tuple[UUID, int, object, str]] = []
         for run in runs:
             lines.extend((run.job.job_id, run.job.token, at, text) for at, text in run.lines)
             run.lines = []

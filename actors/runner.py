@@ -1,8 +1,8 @@
 """Runs one job: opens its scope, calls the handler, and turns whatever happened into one ending for the recorder.
 
-The scope's deadline is the lease (Q8). Everything that stops the job cancels that one scope with its reason noted first, so the
-reason, and not a guess from an exception, decides what is written: canceled, retried, given back, or nothing. The runner never
-touches the database itself; a body that returned before it noticed a stop has succeeded.
+The scope's deadline is the lease (Q8). Everything that stops the job cancels that one scope with its reason noted
+first, so the reason, and not a guess from an exception, decides what is written: canceled, retried, given back, or
+nothing. The runner never touches the database itself; a body that returned before it noticed a stop has succeeded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Final
 
 import attrs
-import msgspec
 import structlog
 import trio
 
@@ -27,7 +26,7 @@ from dataloader.jobs.outcomes import Ending, GiveUp, Retry, Snooze, Why
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.jobs.text import storable_json, storable_text
+from dataloader.jobs.text import read_json, storable_json, storable_text
 from dataloader.store.transaction import Transactions
 
 log = structlog.get_logger(__name__)
@@ -47,7 +46,7 @@ class Workshop:
 
 
 async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLimiter) -> None:
-    """Run `run`'s job with `task`; a plain function takes a thread of `limiter`. Ends with a message to the recorder."""
+    """Run the job with `task`, a plain function in a thread of `limiter`; ends with a message to the recorder."""
     job = run.job
     port = _Port(run, workshop)
     started = trio.current_time()
@@ -70,7 +69,9 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever a handler raises is the job's error, not ours
             error = raised
         run.body_ended = True
-        stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
+        stopped = (
+            run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
+        )
         ending = None if port.committed else _ending(run, task, value, error, stopped)
         if error is not None and stopped is None:
             log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
@@ -83,7 +84,7 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
 
 async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter) -> object:
     claimed = run.job
-    args = msgspec.json.decode(claimed.args)
+    args = read_json(claimed.args)
     make: Callable[..., Job | ThreadJob] = Job if task.is_async else ThreadJob
     job = make(
         job_id=claimed.job_id,
@@ -107,12 +108,12 @@ def _ending(run: Run, task: Task, value: object, error: BaseException | None, st
         return _ending_when_stopped(end, run, task, error, stopped)
     if error is not None:
         text = error_text(error)
-        if task.retry.is_final(error) or run.job.attempt >= run.job.max_attempts:
+        if task.retry.is_final(error):
             return end(Step.FAIL, error=text)
-        return end(Step.RETRY, error=text, delay_s=task.retry.delay_s(run.job.attempt))
+        return _again(end, run, text, task.retry.delay_s(run.job.attempt))
     match value:
         case Retry():
-            return end(Step.RETRY, error=storable_text(mask_text(value.reason)), delay_s=value.after_s)
+            return _again(end, run, storable_text(mask_text(value.reason)), value.after_s)
         case Snooze():
             return end(Step.SNOOZE, error=storable_text(mask_text(value.reason)) or None, delay_s=value.for_s)
         case GiveUp():
@@ -134,13 +135,18 @@ def _ending_when_stopped(
             return end(Step.RETURN, error=text)
         case Why.TIMEOUT:
             text = f"timeout: the run took longer than {task.timeout_s:g} s" + (f"\n{text}" if text else "")
-            if run.job.attempt >= run.job.max_attempts:
-                return end(Step.FAIL, error=text)
-            return end(Step.RETRY, error=text, delay_s=task.retry.delay_s(run.job.attempt))
+            return _again(end, run, text, task.retry.delay_s(run.job.attempt))
+
+
+def _again(end: Callable[..., Ending], run: Run, error: str, delay_s: float) -> Ending:
+    """A retry, or the end when this was the last attempt."""
+    if run.job.attempt >= run.job.max_attempts:
+        return end(Step.FAIL, error=error)
+    return end(Step.RETRY, error=error, delay_s=delay_s)
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as the job's error: its last line first, as one looks for it, then the traceback; masked, bounded."""
+    """An exception as the job's error: its last line first, then the traceback; masked and bounded."""
     summary = _summary(error)
     try:
         trace = "".join(traceback.format_exception(error, limit=-30))
@@ -178,17 +184,25 @@ class _Port:
             return
         if run.line_count > self._workshop.max_lines:
             level, message, fields = "warning", f"more than {self._workshop.max_lines} lines; the rest is not kept", {}
-        payload = {"level": level, "message": mask_text(str(message)), **({"fields": mask(dict(fields))} if fields else {})}
+        payload = {
+            "level": level,
+            "message": mask_text(str(message)),
+            **({"fields": mask(dict(fields))} if fields else {}),
+        }
         run.lines.append((datetime.now(UTC), storable_json(payload, MAX_LINE)))
         self._tell()
 
     @asynccontextmanager
-    async def transaction(self, result: object) -> AsyncIterator[Transaction]:
+    async def transaction(self) -> AsyncIterator[Transaction]:
         """See `dataloader.jobs.job.Job.transaction`."""
-        job = self._run.job
-        encoded = None if result is None else storable_json(result)
-        ending = Ending(job.job_id, job.token, Step.SUCCEED, result=encoded)
-        async with self._workshop.transactions.open(ending) as transaction:
+        run = self._run
+
+        def success(result: object) -> Ending:
+            # The recorder writes nothing about this run any more, so what was shown last goes along.
+            encoded = None if result is None else storable_json(result)
+            return Ending(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
+
+        async with self._workshop.transactions.open(success) as transaction:
             yield transaction
         self.committed = True
 
@@ -200,4 +214,3 @@ class _Port:
         if not self._run.to_be_shown and not self._run.body_ended:
             self._run.to_be_shown = True
             self._workshop.to_recorder.send_nowait(Shown(self._run))
-

@@ -1,8 +1,8 @@
 """The runs of this process: which jobs are ours now, until when, and who stopped them.
 
-Owner of every run's deadline: a run's cancel scope ends at the earliest of its task's timeout, its lease and its key's safety,
-less a margin in which the body can clean up. The heartbeat moves the lease, the keeper of the lock session the key's safety.
-A run is here from its claim until its end is recorded, so that it gets heartbeats all that time.
+Owner of every run's deadline: a run's cancel scope ends at the earliest of its task's timeout, its lease and its key's
+safety, less a margin in which the body can clean up. The heartbeat moves the lease, the keeper of the lock session the
+key's safety. A run is here from its claim until its end is recorded, so that it gets heartbeats all that time.
 """
 
 from __future__ import annotations

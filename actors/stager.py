@@ -1,7 +1,7 @@
 """Makes waiting jobs ready: those whose time has come, those whose key is free, those whose task this worker knows.
 
-Sleeps until the next job falls due, and is told by notification of an earlier one; every backoff period it sweeps the parked
-keys, which is the net below the wake-ups of those who hold them.
+Sleeps until the next job falls due, and is told by notification of an earlier one; every backoff period it sweeps the
+parked keys, which is the net below the wake-ups of those who hold them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataloader.store.database import Database
 from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
 
 log = structlog.get_logger(__name__)
-
 
 
 @attrs.define(eq=False, kw_only=True)

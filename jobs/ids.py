@@ -1,7 +1,7 @@
 """Job ids: UUID version 7 (RFC 9562), so that ids sort by the time they were made and new rows share index pages.
 
-Made here and not by the database, so that a client that lost the reply can ask for the job it named. `uuid.uuid7` exists
-only from Python 3.14 on.
+Made here and not by the database, so that a client that lost the reply can ask for the job it named. `uuid.uuid7`
+exists only from Python 3.14 on.
 """
 
 from __future__ import annotations

@@ -16,7 +16,12 @@ import trio
 
 
 class Transaction(Protocol):
-    """A transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style."""
+    """A transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style.
+
+    What stands in `result` when the block ends becomes the job's result.
+    """
+
+    result: object
 
     async def execute(self, sql: str, *args: object) -> str:
         """Run one statement; the command's tag, `INSERT 0 3`, comes back."""
@@ -40,7 +45,7 @@ class Port(Protocol):
     def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
         """Keep a log line for the next write; never blocks."""
 
-    def transaction(self, result: object) -> AbstractAsyncContextManager[Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """A transaction that ends with the job's success."""
 
     def deadline(self) -> float:
@@ -93,7 +98,10 @@ class _Facts:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Job(_Facts):
-    """The handle of an async handler. Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped."""
+    """The handle of an async handler.
+
+    Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped.
+    """
 
     async def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""
@@ -104,18 +112,19 @@ class Job(_Facts):
         """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
         await trio.lowlevel.checkpoint()
 
-    def transaction(self, *, result: object = None) -> AbstractAsyncContextManager[Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
 
-        When the block ends without an error the job is `succeeded` with `result`, and nothing the handler does later can
-        change that. When it raises, nothing was written. `LeaseLost` if the job was no longer this worker's.
+        When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
+        handler does later can change that. When it raises, nothing was written. `LeaseLost` if the job was no longer
+        this worker's.
         """
-        return self._port.transaction(result)
+        return self._port.transaction()
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class ThreadJob(_Facts):
-    """The handle of a plain function in a worker thread. A thread can't be cancelled: call `checkpoint` between chunks."""
+    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress` as the job's, and stop here if the job was stopped."""

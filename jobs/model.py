@@ -1,7 +1,7 @@
 """The values that travel between the rooms: what a client asks for, what a worker claims, what a reader sees.
 
-All are frozen attrs classes without behaviour beyond their own validation; the database's row is the truth and these are
-pictures of it. Instants are timezone-aware `datetime`s by the database's clock.
+All are frozen attrs classes without behaviour beyond their own validation; the database's row is the truth and these
+are pictures of it. Instants are timezone-aware `datetime`s by the database's clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from dataloader.jobs.states import Status, WaitsFor
 MAX_NAME: Final = 200
 """The longest queue or task name, in characters."""
 MAX_KEY: Final = 512
-"""The longest idempotency, lock or partition key, in characters: the unique index can't hold more than a third of a page."""
+"""The longest idempotency, lock or partition key, in characters.
+
+The unique index can't hold more than a third of a page.
+"""
 MAX_INT: Final = 2_147_483_647
 MIN_LEASE_S: Final = 3
 """A lease shorter than this can't be renewed three times with time to stop the body (protocol: lease arithmetic)."""
@@ -29,7 +32,7 @@ DEFAULT_PRIORITY: Final = 100
 
 
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
-    """Raise `BadRequest` for field `name` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters."""
+    """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters."""
     if not empty and not value:
         raise BadRequest(name, "is empty; 1 to " + str(limit) + " characters are allowed")
     if len(value) > limit:

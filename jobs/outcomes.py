@@ -1,7 +1,8 @@
-"""How a run can end. A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
+"""How a run can end.
 
-The runner turns what happened into one `Ending`, which the recorder writes and the store fences by its token. Values and
-not exceptions, because none of them is a failure of the handler's code (as in Oban).
+A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
+The runner turns what happened into one `Ending`, which the recorder writes and the store fences by its token. Values
+and not exceptions, because none of them is a failure of the handler's code (as in Oban).
 """
 
 from __future__ import annotations

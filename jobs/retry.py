@@ -1,7 +1,7 @@
 """When a failed job runs again. Pure: the random generator is the caller's.
 
-The default is the queue document's rule, 30 s × attempt (Q9), with up to a tenth added so that jobs which failed together
-do not come back together.
+The default is the queue document's rule, 30 s × attempt (Q9), with up to a tenth added so that jobs which failed
+together do not come back together.
 """
 
 from __future__ import annotations
@@ -41,12 +41,9 @@ class RetryPolicy:
 
     def delay_s(self, attempt: int, generator: random.Random = _GENERATOR) -> float:
         """Seconds to wait after run number `attempt` (1 for the first) failed."""
-        if self.factor is None:
-            delay = self.base_s * attempt
-        else:
-            # The exponent is bounded so that a job far beyond any sane count can't overflow a float.
-            delay = self.base_s * self.factor ** min(attempt - 1, 64)
-        delay = min(delay, self.cap_s)
+        # The exponent is bounded so that a job far beyond any sane count can't overflow a float.
+        growth = attempt if self.factor is None else self.factor ** min(attempt - 1, 64)
+        delay = min(self.base_s * growth, self.cap_s)
         return delay + delay * self.jitter * generator.random()
 
     def is_final(self, error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """The life of a job as a table: which status follows which, and by whose hand. The only place where this is written.
 
-store/ writes these transitions in SQL, the property test drives random histories and holds every one against this table,
-and docs/architecture.md draws it. Foreign services may do other things to their rows; the table is about our own writes.
+store/ writes these transitions in SQL, the property test drives random histories and holds every one against this
+table, and docs/architecture.md draws it. Foreign services may do other things to their rows; the table is about our own
+writes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FINAL: Final = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Stat
 class WaitsFor(enum.StrEnum):
     """Why a queued job can't run now; a queued job that waits for nothing is ready.
 
-    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the task.
+    TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the
+    task.
     """
 
     TIME = "time"

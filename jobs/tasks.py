@@ -1,8 +1,8 @@
 """The registry of tasks: names mapped to the user's functions and how to run them.
 
 A user makes one `Tasks`, decorates functions, and names it on the command line (`--tasks my_module:tasks`). Several
-registries of a large program are joined with `include`. It is an object that is passed along, not a global, so that tests
-and embedded supervisors can hold several.
+registries of a large program are joined with `include`. It is an object that is passed along, not a global, so that
+tests and embedded supervisors can hold several.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DEFAULT_RETRY: Final = RetryPolicy()
 class Task:
     """One kind of job: what to call and how.
 
-    `timeout_s` bounds one run (None: only the lease's renewal does). `max_attempts` and `lease_ttl_sec` serve requests that
-    name none. `is_async` tells a Trio function from a plain one, which runs in a thread.
+    `timeout_s` bounds one run (None: only the lease's renewal does). `max_attempts` and `lease_ttl_sec` serve requests
+    that name none. `is_async` tells a Trio function from a plain one, which runs in a thread.
     """
 
     name: str
@@ -73,7 +73,9 @@ class Tasks(Mapping[str, Task]):
             message = f"task {name!r}: max_attempts {max_attempts!r} is not allowed; a whole number from 1"
             raise ValueError(message)
         if lease_ttl_sec is not None and lease_ttl_sec < MIN_LEASE_S:
-            message = f"task {name!r}: lease_ttl_sec {lease_ttl_sec!r} is not allowed; a whole number from {MIN_LEASE_S}"
+            message = (
+                f"task {name!r}: lease_ttl_sec {lease_ttl_sec!r} is not allowed; a whole number from {MIN_LEASE_S}"
+            )
             raise ValueError(message)
 
         def register(handler: H) -> H:

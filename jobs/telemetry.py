@@ -1,9 +1,9 @@
 """What the process counts and times about its jobs (Q5): the actors feed it, `/metrics` reads it.
 
 A method costs less than a microsecond, because each job passes through several of them: numbers go into plain lists and
-become Prometheus families only when somebody scrapes. That is safe without locks, since only the Trio thread writes (the
-loop's watchdog thread is the one writer of the stalls). Rejected: prometheus_client's own `Counter` and `Histogram`, which
-take a lock and walk their buckets at each observation.
+become Prometheus families only when somebody scrapes. That is safe without locks, since only the Trio thread writes
+(the loop's watchdog thread is the one writer of the stalls). Rejected: prometheus_client's own `Counter` and
+`Histogram`, which take a lock and walk their buckets at each observation.
 
 What can be read at the scrape (queue depths, pool, listener) is not here: web/metrics.py asks for it then.
 """

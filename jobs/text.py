@@ -1,11 +1,12 @@
 """Makes any text or value something PostgreSQL can store, so that a job always ends, whatever its handler said (F40).
 
-NUL and lone surrogates are written as visible escapes, long text is cut in the middle (the head and the tail of a traceback
-are what one reads), values that are no JSON become their `repr`.
+NUL and lone surrogates are written as visible escapes, long text is cut in the middle (the head and the tail of a
+traceback are what one reads), values that are no JSON become their `repr`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ MAX_JSON: Final = 1_048_576
 """Bytes kept of a result, a progress object or a log line's fields."""
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-# jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so by msgspec.
+# jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so
+# by msgspec.
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
@@ -37,7 +39,9 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(_clean(value), enc_hook=_unknown)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        encoded = msgspec.json.encode({"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)})
+        encoded = msgspec.json.encode(
+            {"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)}
+        )
     if len(encoded) > limit:
         cut = encoded[: limit // 16].decode("utf-8", "ignore")
         encoded = msgspec.json.encode({"truncated": storable_text(cut, 10_000), "bytes": len(encoded)})
@@ -45,6 +49,15 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
     if "\\u0000" in text:
         text = _ESCAPED_NUL.sub(r"\1\\\\u0000", text)
     return text
+
+
+def read_json(text: str) -> Any:
+    """JSON text from the database as a value."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.ValidationError:
+        # jsonb keeps numbers that no float holds; one such value in a foreign row must not make it unreadable.
+        return json.loads(text, parse_int=float)
 
 
 def _unknown(value: object) -> Any:

@@ -3,8 +3,8 @@
 An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that holds all its statements; it is
 crossed once as a whole (a crossing costs about 60 µs, and a transaction must never span two). Errors come out as ours:
 `StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline: asyncpg's
-`command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a task whose
-connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
+`command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a task
+whose connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
 
 Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement).
 """
@@ -12,7 +12,6 @@ Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement).
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -26,17 +25,18 @@ import trio_asyncio
 
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.masking import mask_text
+from dataloader.jobs.text import read_json
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Connection = asyncpg.Connection
-type_operation = Callable[Concatenate[Any, P], Awaitable[T]]
 
 log = structlog.get_logger(__name__)
 
 PLANNER: Final = {
-    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a table
-    # that was empty when it was analysed would scan a million rows. jit would start at the price of a disabled scan.
+    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a
+    # table that was empty when it was analysed would scan a million rows. jit would start at the price of a disabled
+    # scan.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -67,7 +67,10 @@ _SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.Un
 
 @attrs.frozen(kw_only=True)
 class DatabaseOptions:
-    """Where the database is and how long to wait for it. `lock_dsn` is the direct way to it when `dsn` leads to a pooler."""
+    """Where the database is and how long to wait for it.
+
+    `lock_dsn` is the direct way to it when `dsn` leads to a pooler.
+    """
 
     dsn: str = attrs.field(repr=False)
     lock_dsn: str | None = attrs.field(default=None, repr=False)
@@ -86,7 +89,7 @@ class DatabaseOptions:
 async def connect(
     options: DatabaseOptions, *, direct: bool = False, role: str = "pool", planner: bool = True
 ) -> asyncpg.Connection[Any]:
-    """Open one connection (asyncio-flavoured), with our timeouts, JSON as text, and the planner told to use the indexes."""
+    """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes."""
     timeout_ms = str(int(options.statement_timeout_s * 1000))
     connection = await asyncpg.connect(
         options.lock_dsn if direct and options.lock_dsn else options.dsn,
@@ -97,6 +100,8 @@ async def connect(
             "statement_timeout": timeout_ms,
             "idle_in_transaction_session_timeout": timeout_ms,
             "timezone": "UTC",
+            # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
+            "default_transaction_isolation": "read committed",
             **(PLANNER if planner else {}),
         },
     )
@@ -107,20 +112,12 @@ async def connect(
 async def prepare(connection: asyncpg.Connection[Any]) -> None:
     """Make jsonb come and go as Python values (asyncio-flavoured)."""
     await connection.set_type_codec(
-        "jsonb", encoder=_encode_json, decoder=_decode_json, schema="pg_catalog", format="text"
+        "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
     )
 
 
 def _encode_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def _decode_json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.ValidationError:
-        # jsonb keeps numbers that no float holds; one such value in a foreign row must not make a list unreadable.
-        return json.loads(text, parse_int=float)
 
 
 def translate(error: BaseException) -> StoreError | None:
@@ -166,11 +163,9 @@ class Database:
         self.crossing = crossing
         self._pool = pool
 
-    async def run(
-        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
-        return await self.crossing.run(self._aio_run, operation, *args, **kwargs)  # type: ignore[arg-type]
+        return await self.crossing.run(self._aio_run, operation, args, kwargs)
 
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -180,7 +175,9 @@ class Database:
             return await self.run(operation, *args, **kwargs)
         raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
 
-    async def _aio_run(self, operation: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    async def _aio_run(
+        self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
         for attempt in range(1, RETRIES + 1):
             async with self._pool.acquire(timeout=self.options.connect_timeout_s) as connection:
                 try:
@@ -229,10 +226,12 @@ class Session:
         """Run an operation in turn, shielded with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
             async with self._turn:
-                return await self._database.crossing.run(self._aio_run, operation, *args, **kwargs)
+                return await self._database.crossing.run(self._aio_run, operation, args, kwargs)
         raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
 
-    async def _aio_run(self, operation: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    async def _aio_run(
+        self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
         if self._connection is None or self._connection.is_closed():
             connection = await connect(self._database.options, direct=self._direct, role=self._role)
             try:
@@ -276,8 +275,8 @@ async def _aio_close(connection: asyncpg.Connection[Any]) -> None:
 async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
     """The database for the length of a block. Nothing is connected yet: the first operation does that, or raises.
 
-    The asyncio loop lives inside the block, whether the host has none or another; it is shielded from cancellation until the
-    block has ended, so that clean-up can still write.
+    The asyncio loop lives inside the block, whether the host has none or another; it is shielded from cancellation
+    until the block has ended, so that clean-up can still write.
     """
     async with trio_asyncio.open_loop() as loop:
         # By default an error in any asyncio callback kills the block (seen with a LISTEN callback that raised).

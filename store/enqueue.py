@@ -1,8 +1,9 @@
 """Puts jobs into the queue (Q2): one statement for one job or a thousand, their journal's first line included.
 
-A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two statements:
-insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the
-row, since the row itself changes later; rows without a hash are a foreign service's and are compared by their columns.
+A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two
+statements: insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one
+statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the row, since
+the row itself changes later; rows without a hash are a foreign service's and are compared by their columns.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ async def enqueue(
 ) -> list[Enqueued]:
     """Add `jobs`, all or none; the answers come in their order.
 
-    A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested alike.
-    Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON,
+    A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested
+    alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON,
     `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
     """
     if not jobs:
@@ -110,7 +111,7 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-class _WinnerGone(Exception):
+class _WinnerGoneError(Exception):
     """The first job of a key was deleted between the two statements: nobody has the key now."""
 
 
@@ -127,11 +128,11 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[tuple[Any
     columns = list(zip(*(rows[index] for index in to_add), strict=True))
     for _ in range(3):
         try:
-            if len(jobs) == 1 or not firsts:
+            if len(jobs) == 1:
                 return await _aio_add(connection, jobs, rows, columns)
             async with connection.transaction():
                 return await _aio_add(connection, jobs, rows, columns)
-        except _WinnerGone:
+        except _WinnerGoneError:
             continue
     raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
 
@@ -154,7 +155,7 @@ def _answer(job: NewJob, row: tuple[Any, ...], added: set[UUID], winners: dict[A
         return Enqueued(job.job_id, Status.QUEUED, created=True)
     winner = winners.get(job.idempotency_key or job.job_id)
     if winner is None:
-        raise _WinnerGone
+        raise _WinnerGoneError
     if winner["request_hash"] is not None and row[13] is not None:
         same = winner["request_hash"] == row[13]
     else:

@@ -1,8 +1,8 @@
 """Leases: one statement renews all of a process's jobs (Q8), another takes back what expired (Q10).
 
-Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their lease.
-Such a row is `UNKNOWN`, not lost, and is asked for again soon. An expired lease is never renewed: between its end and now
-another job of its key may have started.
+Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their
+lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. An expired lease is never renewed: between its
+end and now another job of its key may have started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ WITH mine AS MATERIALIZED (
 ), written AS (
   INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'heartbeat' FROM renewed WHERE journal
 )
-SELECT m.token, r.job_id IS NOT NULL AS renewed, coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
+SELECT m.token, r.job_id IS NOT NULL AS renewed,
+       coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
        coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at > now(), false) AS ours
 FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = m.job_id
 """
@@ -51,7 +52,8 @@ WITH expired AS MATERIALIZED (
     waits_for = NULL,
     lease_expires_at = NULL,
     claimed_by = NULL,
-    error = 'worker lost: the lease of ' || coalesce(j.claimed_by, 'a foreign worker') || ' ended in attempt ' || j.attempt,
+    error = format('worker lost: the lease of %s ended in attempt %s',
+                   coalesce(j.claimed_by, 'a foreign worker'), j.attempt),
     finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
                        THEN now() END
   FROM expired e WHERE j.job_id = e.job_id

@@ -1,16 +1,18 @@
 """The process's one session that holds advisory locks: claims are made on it, keys are freed on it, it is kept alive.
 
-Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to its key's hash, None once the key was
-lost (the job is still ours to stop). Everything that changes it happens while the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one.
+Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to its key's hash, None once the key
+was lost (the job is still ours to stop). Everything that changes it happens while the session's turn is held, so that a
+repair never takes a claim that just succeeded for a lost one.
 
-Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the next
-claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt. When the
-session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks again; jobs whose
-lock was taken by another meanwhile are reported through `lost`.
+Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the
+next claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt.
+When the session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks
+again; jobs whose lock was taken by another meanwhile are reported through `lost`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -26,7 +28,7 @@ from dataloader.store.database import Database, Session
 log = structlog.get_logger(__name__)
 
 IDLE_SHARE: Final = 0.8
-"""The server ends a silent session after this share of the shortest lease, so that a ghost frees its keys before that."""
+"""The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""
 
 _CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6)"
 _RELEASE: Final = "SELECT dl_release($1)"
@@ -57,16 +59,20 @@ SELECT pid, backend_start, current_setting('max_locks_per_transaction')::int AS 
        current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int AS sessions
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-_END_GHOST: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
+_END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
+"""Waits for its end: while it goes on, so do its locks, and we would take ourselves for a stranger."""
 _PING: Final = "SELECT set_config('idle_session_timeout', $1, false)"
+_TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
+"""Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
 
 
 @attrs.frozen
 class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` tells whether more may wait.
-    `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another session.
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` tells whether more may
+    wait. `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another
+    session.
     """
 
     jobs: list[ClaimedJob]
@@ -104,11 +110,7 @@ class LockSession:
         Keys that were released meanwhile are freed first, in the same turn.
         """
         sent_at = trio.current_time()
-        try:
-            records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
-        except BaseException:
-            self._suspect = True
-            raise
+        records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
         jobs, waited = [], []
         to_test = set()
@@ -121,7 +123,10 @@ class LockSession:
         return Claim(jobs, waited, len(records), sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
-        """The job's run has ended and is recorded (or is somebody else's now): its key is to be freed at the next chance."""
+        """The job's run has ended and is recorded (or is somebody else's now).
+
+        Its key is to be freed at the next chance.
+        """
         lock_hash = self.tokens.pop(token, None)
         if lock_hash is not None:
             self._to_release.append(lock_hash)
@@ -129,11 +134,7 @@ class LockSession:
     async def release(self) -> None:
         """Free the keys of what was forgotten, and wake their next jobs. A claim that comes first takes them along."""
         if self._to_release:
-            try:
-                await self._session.write(self._aio_release)
-            except BaseException:
-                self._suspect = True
-                raise
+            await self._session.write(self._aio_release)
 
     async def ping(self, shortest_lease_s: float) -> None:
         """Show the server that we live, and tell it after how long a silence to take us for dead."""
@@ -147,15 +148,21 @@ class LockSession:
         """End the session; the server frees what it still holds."""
         await self._session.close()
 
-    async def _aio_claim(self, connection: Any, queue: str, limit: int, tasks: list[str], backoff_s: float) -> list[Any]:
+    async def _aio_claim(
+        self, connection: Any, queue: str, limit: int, tasks: list[str], backoff_s: float
+    ) -> list[Any]:
         if self._suspect:
             await self._aio_repair(connection)
         if self._to_release:
             await self._aio_release(connection)
+        # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
+        # locks and rows behind that nobody knows.
+        self._suspect = True
         records: list[Any] = await connection.fetch(_CLAIM, queue, limit, self.worker, tasks, self._held(), backoff_s)
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
+        self._suspect = False
         return records
 
     async def _aio_release(self, connection: Any) -> None:
@@ -168,6 +175,7 @@ class LockSession:
             await connection.fetchval(_RELEASE, hashes)
         except BaseException:
             # Unlocked or not, the repair finds out; that nobody woke the next job is mended by asking again.
+            self._suspect = True
             self._to_release.extend(hashes)
             raise
 
@@ -195,8 +203,7 @@ class LockSession:
         """A new session: the former one is ended, its locks are taken again."""
         if self._ghost is not None:
             await connection.fetchval(_END_GHOST, *self._ghost)
-        record = await connection.fetchrow(_WHO)
-        assert record is not None, "a session sees itself"
+        record: Any = await connection.fetchrow(_WHO)
         self._ghost = (record["pid"], record["backend_start"])
         self.capacity = record["locks"] * record["sessions"]
         await connection.fetchval(_PING, str(int(self._idle_s * 1000)))
@@ -210,10 +217,15 @@ class LockSession:
         self._suspect = True
 
     async def _aio_take_again(self, connection: asyncpg.Connection[Any]) -> None:
-        records = await connection.fetch(_TAKE, self._held())
-        gone = {record["h"] for record in records if not record["got"]}
+        held = gone = set(self._held())
+        for pause_s in _TAKE_AFTER_S:
+            await asyncio.sleep(pause_s)
+            records = await connection.fetch(_TAKE, list(gone))
+            gone = {record["h"] for record in records if not record["got"]}
+            if not gone:
+                break
         lost = [token for token, lock_hash in self.tokens.items() if lock_hash in gone]
-        log.warning("the lock session was lost; its locks are taken again", taken=len(records) - len(gone), lost=len(gone))
+        log.warning("the lock session was lost; its locks are taken again", taken=len(held - gone), lost=len(lost))
         if lost:
             for token in lost:
                 self.tokens[token] = None

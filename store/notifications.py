@@ -1,14 +1,15 @@
 """The channels of NOTIFY, and a connection that listens to them on an asyncio loop of its own.
 
-A loop of its own, because an error in a callback, which asyncpg calls outside any task, ends the loop it happens on: then only
-the listener falls and is started again. Callbacks neither block nor raise: they put a typed message into a memory channel; when
-that is full the notification is dropped and `overflowed` says so, since a look at the database mends it.
+A loop of its own, because an error in a callback, which asyncpg calls outside any task, ends the loop it happens on:
+then only the listener falls and is started again. Callbacks neither block nor raise: they put a typed message into a
+memory channel; when that is full the notification is dropped and `overflowed` says so, since a look at the database
+mends it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
@@ -53,7 +54,7 @@ class JobChanged:
 
 Notification = QueueReady | JobDue | CancelRequested | JobChanged
 
-_CHANNELS: Final = {
+_CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_jobs": QueueReady,
     "dl_due": lambda payload: JobDue(float(payload)),
     "dl_cancel": lambda payload: CancelRequested(UUID(payload)),
@@ -64,7 +65,9 @@ _CHANNELS: Final = {
 class Listening:
     """An open listener: iterate over `notifications`; `ping` proves that the connection lives."""
 
-    def __init__(self, crossing: Crossing, connection: Any, notifications: trio.MemoryReceiveChannel[Notification]) -> None:
+    def __init__(
+        self, crossing: Crossing, connection: Any, notifications: trio.MemoryReceiveChannel[Notification]
+    ) -> None:
         """Use `open_listener`."""
         self.notifications = notifications
         self._crossing = crossing
@@ -86,10 +89,10 @@ async def open_listener(options: DatabaseOptions) -> AsyncIterator[Listening]:
         crossing = Crossing(loop)
         connection = await crossing.run(connect, options, direct=True, role="listener")
 
-        def notified(_connection: object, _pid: int, channel: str, payload: str) -> None:
+        def notified(_connection: object, _pid: int, channel: str, payload: object) -> None:
             # A payload that is none of ours (anybody may NOTIFY) and a full buffer cost latency, never work.
             with contextlib.suppress(ValueError, trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
-                send.send_nowait(_CHANNELS[channel](payload))
+                send.send_nowait(_CHANNELS[channel](str(payload)))
 
         def terminated(_connection: object) -> None:
             send.close()

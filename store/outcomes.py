@@ -1,7 +1,7 @@
 """Writes how runs ended, what they showed and what they logged: many jobs in one statement, each fenced by its token.
 
-A write whose token is no longer the job's, or whose job no longer runs, changes nothing and says so. Sending a batch again is
-harmless: a job whose row already shows our token and an end is reported as written before.
+A write whose token is no longer the job's, or whose job no longer runs, changes nothing and says so. Sending a batch
+again is harmless: a job whose row already shows our token and an end is reported as written before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Status
 
 MAX_REFUNDS: Final = 10_000
-"""How many attempts a job gets back by snoozing and draining; a job that goes on for ever is stopped by its attempts then."""
+"""How many attempts a job gets back by snoozing and draining.
+
+A job that goes on for ever is stopped by its attempts then.
+"""
 
 _STATUS: Final = f"""
 (CASE e.step
@@ -29,8 +32,12 @@ _STATUS: Final = f"""
              ELSE 'queued' END
  END)::dl_status
 """
-"""The status that follows a step, from the row as it is when it is written: a cancel request that came last still counts."""
+"""The status that follows a step, from the row as it is when it is written.
 
+A cancel request that came last still counts.
+"""
+
+# statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
 _FINISH: Final = f"""
 WITH ending AS MATERIALIZED (
   SELECT *, step IN ('snooze', 'return') AS refunded
@@ -48,20 +55,21 @@ WITH ending AS MATERIALIZED (
     error = CASE WHEN e.refunded THEN coalesce(e.error, j.error) ELSE e.error END,
     result = e.result::jsonb,
     progress = coalesce(e.progress::jsonb, j.progress),
-    finished_at = CASE WHEN {_STATUS} <> 'queued' THEN now() END
+    finished_at = CASE WHEN {_STATUS} <> 'queued' THEN statement_timestamp() END
   FROM ending e
   WHERE j.job_id = e.job_id AND j.token = e.token AND j.status = 'running'
   RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
 ), journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue,
+  INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+  SELECT job_id, queue, statement_timestamp(),
     CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
     CASE WHEN status <> 'succeeded' THEN
       jsonb_strip_nulls(jsonb_build_object('reason', step, 'error', left(error, 1000), 'attempt', attempt,
         'delay_s', CASE WHEN status = 'queued' THEN delay_s END)) END
   FROM written
 )
-SELECT e.token, w.status::text AS status, (j.token = e.token AND j.status <> 'running') AS before
+SELECT e.token, w.status::text AS status,
+       j.token = e.token AND j.status <> 'running' AND (j.status = 'succeeded') = (e.step = 'succeed') AS before
 FROM ending e
 LEFT JOIN written w ON w.token = e.token
 LEFT JOIN dl_jobs j ON j.job_id = e.job_id
@@ -73,11 +81,13 @@ FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress)
 WHERE j.job_id = p.job_id AND j.token = p.token AND j.status = 'running'
 """
 
+# 'succeeded': the last lines of a job whose success its own transaction has committed already.
 _LOG: Final = """
 INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
 SELECT j.job_id, j.queue, l.ts, 'log', l.payload::jsonb
-FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::text[]) WITH ORDINALITY AS l (job_id, token, ts, payload, place)
-JOIN dl_jobs j ON j.job_id = l.job_id AND j.token = l.token AND j.status = 'running'
+FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::text[])
+  WITH ORDINALITY AS l (job_id, token, ts, payload, place)
+JOIN dl_jobs j ON j.job_id = l.job_id AND j.token = l.token AND j.status IN ('running', 'succeeded')
 ORDER BY l.place
 """
 

@@ -1,7 +1,7 @@
 """Makes waiting jobs ready when their time has come, their key is free, or a worker that knows their task is here.
 
-Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at by key,
-not by row: ten thousand jobs of one key cost one probe a sweep, and at most one of them is woken.
+Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
+by key, not by row: ten thousand jobs of one key cost one probe a sweep, and at most one of them is woken.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ WITH due AS MATERIALIZED (
 UPDATE dl_jobs j SET waits_for = NULL FROM due d WHERE j.job_id = d.job_id
 """
 _NEXT: Final = """
-SELECT greatest(extract(epoch FROM min(available_at) - clock_timestamp()), 0)::float8 FROM (
-  SELECT available_at FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_at LIMIT 1
-) AS first
+SELECT greatest(extract(epoch FROM available_at - clock_timestamp()), 0)::float8
+FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_at LIMIT 1
 """
 _KNOWN: Final = """
 WITH known AS MATERIALIZED (
@@ -42,7 +41,7 @@ UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = k.job_id
 
 @attrs.frozen
 class Staged:
-    """How many jobs became ready, and in how many seconds the next one falls due (None: none is waiting for its time)."""
+    """How many jobs became ready, and in how many seconds the next falls due (None: none waits for its time)."""
 
     readied: int
     next_due_s: float | None
@@ -68,7 +67,10 @@ async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str])
 
 
 async def ready_free(database: Database) -> int:
-    """Wake the next job of every key that jobs are parked for and nobody holds: the net below the holders' own wake-ups."""
+    """Wake the next job of every key that jobs are parked for and nobody holds.
+
+    The net below the holders' own wake-ups.
+    """
     return await database.write(_aio_ready_free)
 
 

@@ -1,15 +1,15 @@
-"""`job.transaction()`: the handler's own rows and the job's success in ONE transaction, for an exactly-once effect (Q12).
+"""`job.transaction()`: the handler's own rows and the job's success in ONE transaction (Q12).
 
-The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler that
-holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's. The job's row
-is touched by the last statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the
-row tells what happened: our token and `succeeded` mean that it committed.
+The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler
+that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's.
+The job's row is touched by the last statement only: the fenced update and the COMMIT are one shielded crossing. When
+its reply is lost the row tells what happened: our token and `succeeded` mean that it committed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -26,12 +26,13 @@ _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHE
 RESOLVE_TRIES: Final = 5
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class JobTransaction:
     """An open transaction: statements run one at a time on its connection. See `dataloader.jobs.job.Transaction`."""
 
     _database: Database
     _connection: Any
+    result: object = None
 
     async def execute(self, sql: str, *args: object) -> str:
         """Run one statement; the command's tag comes back."""
@@ -64,18 +65,19 @@ class Transactions:
         self._idle: list[asyncpg.Connection[Any]] = []
 
     @asynccontextmanager
-    async def open(self, ending: Ending) -> AsyncIterator[JobTransaction]:
-        """A transaction that, when the block ends well, writes `ending` and commits.
+    async def open(self, success: Callable[[object], Ending]) -> AsyncIterator[JobTransaction]:
+        """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
 
-        Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be learned;
-        nothing was committed in the first case.
+        Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be
+        learned; nothing was committed in the first case.
         """
         run = self._database.crossing.run
         async with self._limiter:
             connection = await run(self._aio_begin)
             try:
-                yield JobTransaction(self._database, connection)
-                await self._commit(connection, ending)
+                transaction = JobTransaction(self._database, connection)
+                yield transaction
+                await self._commit(connection, success(transaction.result))
             except BaseException:
                 with trio.move_on_after(2, shield=True):
                     await run(_aio_abandon, connection)

@@ -61,7 +61,7 @@ class HttpClient(Client):
         del request["job_id"]
         # The API wants a key (Q2): one that excludes no other job, and is the same when the request is repeated.
         request.setdefault("lock_key", job.idempotency_key or str(job.job_id))
-        return await self._ask(Enqueued, "POST", "/jobs/trigger", json=request)
+        return await self._ask(Enqueued, "POST", "/jobs/trigger", body=request)
 
     async def job(self, job_id: UUID) -> JobRecord:
         return await self._ask(JobRecord, "GET", f"/jobs/{job_id}")
@@ -113,7 +113,7 @@ class HttpClient(Client):
         """Repeat a bulk request, which is bounded, until it finds no more."""
         count = 0
         while True:
-            answer = await self._ask(dict[str, int], "POST", path, json=_criteria(wanted) | {"limit": BULK})
+            answer = await self._ask(dict[str, int], "POST", path, body=_criteria(wanted) | {"limit": BULK})
             count += answer["changed"]
             if answer["changed"] < BULK:
                 return count
@@ -123,8 +123,10 @@ class HttpClient(Client):
         answer = await self._ask(dict[str, list[kind]], "GET", path, **request)  # type: ignore[valid-type]
         return answer[name]
 
-    async def _ask(self, kind: type[T], method: str, path: str, **request: Any) -> T:
+    async def _ask(self, kind: type[T], method: str, path: str, *, body: object = None, **request: Any) -> T:
         """The answer to one request, as `kind`; another status than a good one is raised as our error."""
+        if body is not None:
+            request |= {"content": msgspec.json.encode(body), "headers": {"Content-Type": "application/json"}}
         try:
             answer = await self.connection.request(method, path, **request)
         except httpx.TransportError as error:

@@ -1,9 +1,10 @@
 """Ends the work of a process in good order (Q15), and reports what became of it.
 
-    claims off ─► jobs finish, until the deadline ─► what runs is stopped and goes back, attempt refunded ─► all is recorded
+    claims off ─► jobs finish, until the deadline ─► what runs is stopped and goes back ─► all is recorded
 
-Every wait has a deadline of its own, so that a database that is gone, a handler that swallows its cancellation and a thread that
-never returns cost seconds and not for ever: after `drain_timeout_s` + `BOUND_S` the report says what is still open.
+Every wait has a deadline of its own, so that a database that is gone, a handler that swallows its cancellation and a
+thread that never returns cost seconds and not for ever: after `drain_timeout_s` + `BOUND_S` the report says what is
+still open.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class DrainReport:
 
 @attrs.define(eq=False)
 class Drain:
-    """The drain of one process. `request` begins it, `hurry` stops the jobs at once; both may be called from anywhere, often."""
+    """The drain of one process.
+
+    `request` begins it, `hurry` stops the jobs at once; both may be called from anywhere, often.
+    """
 
     runs: Runs
     timeout_s: float
@@ -66,7 +70,10 @@ class Drain:
         self.hurried.set()
 
     async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder) -> DrainReport:
-        """Wait for the request, then end the work of `dispatchers`; the report comes when all is done or the bound is reached."""
+        """Wait for the request, then end the work of `dispatchers`.
+
+        The report comes when all is done or the bound is reached.
+        """
         await self.requested.wait()
         before = recorder.tally.copy()
         log.info("draining: no new jobs are taken", running=len(self.runs), for_at_most_s=self.timeout_s)

@@ -30,6 +30,7 @@ from dataloader.actors.releaser import Releaser
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run, Runs
 from dataloader.actors.stager import Stager
+from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -99,7 +100,8 @@ class Parts:
 
 def options_of(settings: Settings) -> DatabaseOptions:
     """Where the settings say the database is."""
-    assert settings.db_dsn is not None, "the command line has put in the embedded database's DSN"
+    if settings.db_dsn is None:
+        raise ConfigError("DL_DB_DSN: is missing; the address of the database is needed to embed a supervisor")
     return DatabaseOptions(
         dsn=settings.db_dsn,
         lock_dsn=settings.lock_dsn,
@@ -229,9 +231,7 @@ def _make(
         dispatchers=list(dispatchers.values()),
         recorder=recorder,
         heartbeat=heartbeat,
-        keeper=Keeper(
-            locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s
-        ),
+        keeper=Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s),
         releaser=releaser,
         helpers={
             "listener": listener.run,

@@ -1,7 +1,8 @@
 """Keeps a part of the tree running: starts it again when it fails, with a pause, and only so often.
 
-A part that fails more often than its budget is not going to mend itself: `gave_up` is told, and the process drains and exits 1
-with the cause in its last words. Rejected: letting the error fall through the nurseries, which would cancel running jobs.
+A part that fails more often than its budget is not going to mend itself: `gave_up` is told, and the process drains and
+exits 1 with the cause in its last words. Rejected: letting the error fall through the nurseries, which would cancel
+running jobs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def keep_running(
             await part()
         except* StoreUnavailable as group:
             error = group.exceptions[0]
-            log.warning("a part waits for the database", part=name, error=str(_innermost(group)))
+            log.warning("a part waits for the database", part=name, error=str(leaf(group)))
         except* Exception as group:
             error = group
             log.exception("a part failed and is started again", part=name, budget=str(budget))
@@ -62,14 +63,17 @@ async def keep_running(
             while failures[0] < now - budget.within_s:
                 failures.popleft()
             if len(failures) > budget.restarts:
-                cause = _innermost(error)
-                gave_up(ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(cause).__name__}: {cause}"))
+                cause = leaf(error)
+                gave_up(
+                    ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(cause).__name__}: {cause}")
+                )
                 return
         await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
         pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
 
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
+def leaf(error: Exception) -> Exception:
+    """The first exception that is no group."""
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,8 +1,8 @@
 """The binary's way to run a supervisor: signals, the announcement, and an end that always comes (Q15).
 
-First SIGTERM or SIGINT: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a thread that never
-returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when every row was finished or
-given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
+First SIGTERM or SIGINT: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a thread
+that never returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when every row
+was finished or given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NoReturn
 
 import structlog
 import trio
 
 from dataloader.actors.runs import Run
-from dataloader.jobs.errors import ActorGaveUp, Draining
+from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.drain import DrainReport
+from dataloader.supervisor.restarts import leaf
 from dataloader.supervisor.settings import Settings
-from dataloader.supervisor.supervisor import Supervisor, leaf, open_starting
+from dataloader.supervisor.supervisor import Supervisor, open_starting
 
 log = structlog.get_logger(__name__)
 
@@ -31,41 +32,52 @@ TOTAL_BOUND_S: Final = 10.0
 """After the drain's timeout: when the process ends, whatever still runs."""
 
 
-async def serve(settings: Settings, tasks: Tasks) -> int:
+async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
     """Run until a signal ends it, or a part gives up; the exit code comes back.
+
+    `guest` is started when every queue claims, and cancelled when a drain has ended.
 
     Raises `SchemaError`, `ConfigError` or `OSError` when it can't start at all.
     """
-    report: DrainReport | None = None
-    failure: ActorGaveUp | None = None
-    impossible: Exception | None = None
+    outcome: DrainReport | Exception | None = None
     try:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_obey, signals, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
-                    try:
-                        await supervisor.ready()
-                        _announce(supervisor, settings)
-                    except Draining:
-                        pass
-                    except Exception as error:  # noqa: BLE001 - told to the caller, once all is closed
-                        impossible = error
-                    if impossible is None:
-                        report = await supervisor.wait_drained()
-                        if report.stuck:
-                            # A thread that does not return would hold the process; its rows are left to their leases.
-                            _leave(1)
-                    nursery.cancel_scope.cancel()
+            async with (
+                open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(_obey, signals, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
+                outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
+                nursery.cancel_scope.cancel()
     except* ActorGaveUp as group:
-        found = leaf(group)
-        failure = found if isinstance(found, ActorGaveUp) else None
-    if impossible is not None:
-        raise impossible
-    if failure is not None:
-        log.critical("ended because a part gave up", cause=str(failure))
-        return 1
-    return 0 if report is not None and report.is_clean else 1
+        log.critical("ended because a part gave up", cause=str(leaf(group)))
+        outcome = None
+    if isinstance(outcome, Exception):
+        raise outcome
+    return 0 if outcome is not None and outcome.is_clean else 1
+
+
+async def _serve_until_drained(
+    supervisor: Supervisor,
+    settings: Settings,
+    nursery: trio.Nursery,
+    guest: Callable[[Supervisor], Awaitable[None]] | None,
+) -> DrainReport | Exception:
+    """The drain's report, or what made serving impossible, to be told once all is closed."""
+    try:
+        await supervisor.ready()
+        _announce(supervisor, settings)
+        if guest is not None:
+            nursery.start_soon(guest, supervisor)
+    except Draining:
+        pass
+    except (SchemaError, ConfigError) as error:
+        return error
+    report = await supervisor.wait_drained()
+    if report.stuck:
+        # A thread that does not return would hold the process; its rows are left to their leases.
+        _leave(1)
+    return report
 
 
 async def _obey(signals: AsyncIterator[int], supervisor: Supervisor, bound_s: float) -> None:

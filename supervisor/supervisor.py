@@ -1,9 +1,9 @@
 """The supervisor as a Trio program sees it: `async with open_supervisor(settings, tasks) as supervisor`.
 
-Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and touches no signal. The tree lives in one
-shielded task, so that a host which is cancelled still gets its jobs given back: leaving the block drains, leaving it by an
-error or a cancellation stops the jobs at once. Either takes at most the drain's bound, but for handlers that never stop:
-those are reported, and waited for, since no Trio program can leave a thread behind.
+Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and touches no signal. The tree lives in
+one shielded task, so that a host which is cancelled still gets its jobs given back: leaving the block drains, leaving
+it by an error or a cancellation stops the jobs at once. Either takes at most the drain's bound, but for handlers that
+never stop: those are reported, and waited for, since no Trio program can leave a thread behind.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataloader.store.database import Database
 from dataloader.store.enqueue import enqueue
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
+from dataloader.supervisor.restarts import leaf
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
 
@@ -82,9 +83,7 @@ class Supervisor:
     async def drain(self) -> DrainReport:
         """Take no new jobs, let the running ones finish within the drain's timeout, give back the rest; then report."""
         self._parts.drain.request()
-        await self._drained.wait()
-        assert self.report is not None, "the report comes with the event"
-        return self.report
+        return await self.wait_drained()
 
     def request_drain(self) -> None:
         """Begin a drain without waiting for it."""
@@ -97,8 +96,7 @@ class Supervisor:
     async def wait_drained(self) -> DrainReport:
         """Return when a drain, whoever began it, has come to its end."""
         await self._drained.wait()
-        assert self.report is not None, "the report comes with the event"
-        return self.report
+        return self.report or DrainReport(0, 0, (), 0)
 
     async def ready(self) -> None:
         """Return when the database is ready and every queue claims.
@@ -122,8 +120,7 @@ class Supervisor:
             self._impossible = leaf(group)
         finally:
             self._started.set()
-            if self.report is None:
-                self._reported(DrainReport(0, 0, (), 0))
+            self._drained.set()
 
     def _reported(self, report: DrainReport) -> None:
         self.report = report
@@ -133,14 +130,6 @@ class Supervisor:
         log.critical("a part of the supervisor gave up: this process drains and ends", cause=str(error))
         self.failure = self.failure or error
         self._parts.drain.request()
-
-
-def leaf(error: BaseException) -> Exception:
-    """The first exception that is no group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception), "only exceptions are looked into"
-    return error
 
 
 def _say_unstoppable(run: Run) -> None:
@@ -179,7 +168,8 @@ async def open_supervisor(settings: Settings, tasks: Tasks, *, with_web: bool = 
 
     `settings.db_dsn` must be set (`dataloader.store.embedded` has a database for those who have none).
 
-    Raises `SchemaError` or `ConfigError` when the database can't serve it, and `ActorGaveUp` at the end if a part of it gave up.
+    Raises `SchemaError` or `ConfigError` when the database can't serve it, and `ActorGaveUp` at the end if a part of it
+    gave up.
     """
     async with open_starting(settings, tasks, with_web=with_web) as supervisor:
         await supervisor.ready()

@@ -12,14 +12,14 @@
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
 
-Nested nurseries do not order a cancellation: all tasks hear of it at once. So nothing here is cancelled from outside; each
-nursery is ended by us, when what needs it has left.
+Nested nurseries do not order a cancellation: all tasks hear of it at once. So nothing here is cancelled from outside;
+each nursery is ended by us, when what needs it has left.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -116,8 +116,9 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
     if prepared and slots > parts.locks.capacity // 2:
         message = (
-            f"WORKERS_JSON: {slots} slots are not allowed; each may hold a lock, and half of the server's lock table has room "
-            f"for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). Use fewer, or raise those"
+            f"WORKERS_JSON: {slots} slots are not allowed; each may hold a lock, and half of the server's lock table "
+            f"has room for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
+            "Use fewer, or raise those"
         )
         raise ConfigError(message)
     return prepared

@@ -1,7 +1,7 @@
-"""Sees a handler that blocks the event loop (F07): a thread that looks whether the loop still turns, and says where it hangs.
+"""Sees a handler that blocks the event loop, and says where it hangs.
 
-A thread, because nothing on the loop can run while it is blocked. It only reads a time stamp and, when that is old, the main
-thread's stack; it logs once a stall and counts its length.
+A thread, because nothing on the loop can run while it is blocked. It only reads a time stamp and, when that is old, the
+main thread's stack; it logs once a stall and counts its length.
 """
 
 from __future__ import annotations

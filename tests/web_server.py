@@ -87,7 +87,7 @@ async def open_server(dsn: str, **settings: Any) -> AsyncIterator[Web]:
         stop, stopped = trio.Event(), trio.Event()
         sock = open_listener("127.0.0.1", 0, stalled_after_s=1)
 
-        async def serve(*, task_status: Any) -> None:
+        async def serve(*, task_status: Any) -> None:  # noqa: ASYNC128 - serve_web calls started
             await serve_web(app, sock, shutdown=stop.wait, task_status=task_status)
             stopped.set()
 

@@ -1,8 +1,8 @@
 """The Quart app: all routes over one `Services`, and what every response carries (Q5, Q16).
 
 Made by the supervisor, served by server.py; tests make one for themselves. Each request gets an id (the client's
-`X-Request-ID` if it is a decent one), which is bound to all log lines of the request and goes out again, and one line in
-the log. Essential things happen in no `before_serving`: Hypercorn goes on without it if it fails.
+`X-Request-ID` if it is a decent one), which is bound to all log lines of the request and goes out again, and one line
+in the log. Essential things happen in no `before_serving`: Hypercorn goes on without it if it fails.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from time import perf_counter
 from typing import Any, Final, cast
 
 import structlog
-from quart import Request, Response, request
+import trio
+from hypercorn.typing import ASGISendCallable, ASGISendEvent
+from quart import Request, Response, Websocket, request
 from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
@@ -32,14 +35,15 @@ _WORK: Final = (*jobs.routes, *queues.routes, *system.routes)
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
 """All there is."""
 
+END_S: Final = 10.0
+"""How long the end of a response may take, whatever is cancelled."""
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
-_HEADERS: Final = {
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-}
+_HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-store"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+)
 
 
 class IdentifiedRequest(TrioRequest):
@@ -48,9 +52,26 @@ class IdentifiedRequest(TrioRequest):
     request_id = ""
 
 
+class Connection(TrioASGIHTTPConnection):
+    """One request on its way through Quart, with an end that can't be cut off."""
+
+    async def _send_response(self, send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
+        # With the last message Hypercorn ends the stream and says "disconnect", at which quart-trio cancels the sender,
+        # and that is still at work: it has to close the connection, or to set the timer that closes an idle one.
+        async def send_to_the_end(message: ASGISendEvent) -> None:
+            if message["type"] != "http.response.body" or message.get("more_body"):
+                await send(message)
+                return
+            with trio.move_on_after(END_S, shield=True):
+                await send(message)
+
+        await super()._send_response(send_to_the_end, response)
+
+
 class App(QuartTrio):
     """Quart, with our id, headers and log line around each request."""
 
+    asgi_http_class = Connection
     request_class = IdentifiedRequest
 
     async def handle_request(self, request: Request) -> Response | WerkzeugResponse:
@@ -61,18 +82,21 @@ class App(QuartTrio):
         structlog.contextvars.bind_contextvars(request_id=request_id)
         cast("IdentifiedRequest", request).request_id = request_id
         response = await super().handle_request(request)
-        for name, value in _HEADERS.items():
-            response.headers.setdefault(name, value)
-        response.headers["X-Request-ID"] = request_id
-        log.log(
-            20 if response.status_code >= 400 else 10,
+        response.headers.extend((*_HEADERS, ("X-Request-ID", request_id)))
+        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+        status = response.status_code
+        (log.debug if status < 400 else log.info)(
             "request",
             method=request.method,
-            path=mask_text(request.full_path.rstrip("?")),
-            status=response.status_code,
+            path=request.path if status < 400 else mask_text(request.full_path.rstrip("?")),
+            status=status,
             ms=round((perf_counter() - started_at) * 1000, 1),
         )
         return response
+
+    async def handle_websocket(self, websocket: Websocket) -> Response:
+        """Refuse a WebSocket: there is none at any address, and Quart's own refusal is made for requests."""
+        return problem_response(NotFound(), str(uuid7()), websocket.path)
 
 
 def create_app(services: Services) -> App:
@@ -80,6 +104,8 @@ def create_app(services: Services) -> App:
     app = App(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = services.settings.max_batch_body_bytes
     app.config["BODY_TIMEOUT"] = 30
+    # Sends are bounded by the socket's own timeout; Quart's would cut a slow reader of a long answer.
+    app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
@@ -106,4 +132,4 @@ async def _refuse(error: HTTPException) -> Response:
 
 
 def _this_request() -> IdentifiedRequest:
-    return cast("IdentifiedRequest", request._get_current_object())  # type: ignore[attr-defined]
+    return cast("IdentifiedRequest", request._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001 - Werkzeug named it

@@ -1,9 +1,10 @@
 """Who may do what: bearer tokens with three roles, and what protects a server that needs none.
 
-With tokens, each request that is not public carries one; the app knows only their SHA-256, and a request's is compared with
-all of them in constant time. Without tokens the supervisor binds loopback addresses only, but a browser on this machine is
-still a way in for any web page, so we look at what a page can't forge: the `Host` must be a loopback one (a page that rebinds
-its own name to 127.0.0.1 sends that name), and a request that changes something must come from no foreign `Origin`.
+With tokens, each request that is not public carries one; the app knows only their SHA-256, and a request's is compared
+with all of them in constant time. Without tokens the supervisor binds loopback addresses only, but a browser on this
+machine is still a way in for any web page, so we look at what a page can't forge: the `Host` must be a loopback one (a
+page that rebinds its own name to 127.0.0.1 sends that name), and a request that changes something must come from no
+foreign `Origin`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
@@ -86,13 +88,14 @@ def _refuse_foreign_pages(method: str, headers: Headers) -> None:
     if not _is_loopback(host):
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
-            f"The host {host[:100]!r} is not served without tokens; use localhost, 127.0.0.1 or [::1], or configure tokens.",
+            f"The host {host[:100]!r} is not served without tokens; use localhost, 127.0.0.1 or [::1].",
         )
     origin = headers.get("Origin")
     if method not in _READING and origin is not None and urlsplit(origin).netloc != host:
         raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} may not change anything here.")
 
 
+@lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
     """Tell whether a Host header names this machine by itself, with any port."""
     try:

@@ -1,8 +1,8 @@
 """Makes typed requests out of bytes and query strings, or says everything that is wrong with them at once.
 
-The fast way is msgspec's: one pass, typed. It stops at the first fault, so a request that fails is gone through again field
-by field, and the 422 names each bad field by its path (`jobs[3].priority`). That second look is why quart-schema does not
-serve here: it hands on msgspec's first fault only.
+The fast way is msgspec's: one pass, typed. It stops at the first fault, so a request that fails is gone through again
+field by field, and the 422 names each bad field by its path (`jobs[3].priority`). That second look is why quart-schema
+does not serve here: it hands on msgspec's first fault only.
 """
 
 from __future__ import annotations
@@ -81,36 +81,32 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for name in value:
         if name not in fields:
-            yield FieldError(_join(path, name), f"is not known here; allowed are {', '.join(fields)}")
+            yield FieldError(_join(path, name[:100]), f"is not known here; allowed are {', '.join(fields)}")
     for name, field in fields.items():
         where = _join(path, name)
-        if name not in value:
-            if field.default is NODEFAULT and field.default_factory is NODEFAULT:
-                yield FieldError(where, "is missing")
-            continue
-        item_kind = _struct_in_list(field.type)
-        if item_kind is not None and isinstance(value[name], list) and value[name]:
-            for index, item in enumerate(value[name]):
-                yield from _struct_faults(item, item_kind, f"{where}[{index}]", strict=strict)
-        try:
-            converted = msgspec.convert(value[name], field.type, strict=strict)
-        except msgspec.ValidationError as error:
-            # The items' own faults are reported above, each with its path.
-            if item_kind is None or " - at `" not in str(error):
-                yield _field_error(error, where)
-        else:
-            if converted is not None and issubclass(kind, JobFields):
-                yield from _domain_faults(name, converted, path)
+        if name in value:
+            yield from _field_faults(value[name], field.type, where, strict=strict)
+            if issubclass(kind, JobFields) and (message := kind.refusal(name, value[name], field.type)):
+                yield FieldError(where, message)
+        elif field.default is NODEFAULT and field.default_factory is NODEFAULT:
+            yield FieldError(where, "is missing")
 
 
-def _domain_faults(name: str, value: object, path: str) -> Iterator[FieldError]:
-    message = JobFields.refusal(name, value)
-    if message is not None:
-        yield FieldError(_join(path, name), message)
+def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Iterator[FieldError]:
+    """What is wrong with the type of one field; the items of a list of structs speak for themselves."""
+    item_kind = _struct_in_list(kind)
+    if item_kind is not None and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _struct_faults(item, item_kind, f"{path}[{index}]", strict=strict)
+    try:
+        msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        if item_kind is None or " - at `" not in str(error):
+            yield _field_error(error, path)
 
 
 def _field_error(error: msgspec.ValidationError, path: str) -> FieldError:
-    """msgspec's sentence as ours: its path appended to `path`, its backquotes dropped."""
+    """Msgspec's sentence as ours: its path appended to `path`, its backquotes dropped."""
     match = _WHERE.fullmatch(str(error))
     message, where = (match[1], match[2] or "") if match else (str(error), "")
     if ours := _OURS.fullmatch(message):

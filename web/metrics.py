@@ -1,8 +1,8 @@
 """`/metrics`: what the actors have counted, and what can be read at the moment of the scrape (Q5).
 
 Counters and histograms live in jobs/telemetry.py and come from the process's registry. Gauges are made here out of the
-process's state, the pool, and the queues' depths; the depths come from the database, at most once in five seconds however
-many scrape, and are left out while it does not answer.
+process's state, the pool, and the queues' depths; the depths come from the database, at most once in five seconds
+however many scrape, and are left out while it does not answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every error that HTTP clients see, in one shape: RFC 9457's `application/problem+json`.
 
 Views and the domain raise; routes.py turns what was raised into a `Problem` by the table here. A problem says what the
-client can do; it never carries SQL, a DSN, a host name or a traceback. What nobody expected is a 500 with the request's id,
-under which the log has the rest.
+client can do; it never carries SQL, a DSN, a host name or a traceback. What nobody expected is a 500 with the
+request's id, under which the log has the rest.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def unavailable(detail: str, kind: str) -> ProblemError:
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind=kind, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-def problem_of(error: Exception) -> ProblemError | None:
+def problem_of(error: Exception) -> ProblemError | None:  # noqa: PLR0911 - a table
     """The answer to an error of ours or of Quart's, None for one that nobody expected."""
     match error:
         case ProblemError():

@@ -1,12 +1,12 @@
 """What a route is, and the one way in which each request is served: who, what, by when, and how the answer goes out.
 
-Rooms of routes (jobs.py, queues.py, system.py) declare plain async functions with typed requests and answers; they know
-neither Quart nor status codes for errors, they raise. The same declarations make /openapi.json. `serve` is the pipe every
-request goes through: authorize → decode → run under a deadline → encode. It opens no nursery: Quart would see only one
-member of an exception group.
+Rooms of routes (jobs.py, queues.py, system.py) declare plain async functions with typed requests and answers; they
+know neither Quart nor status codes for errors, they raise. The same declarations make /openapi.json. `serve` is the
+pipe every request goes through: authorize → decode → run under a deadline → encode. It opens no nursery: Quart would
+see only one member of an exception group.
 
-Rejected: quart-schema. It reports the first bad field only, wraps each view in several layers that cost a tenth of a
-request, and knows nothing of our problems and roles; what we need of it is this file and openapi.py.
+Rejected: quart-schema. It reports the first bad field only, wraps each view once for each of its decorators, and
+knows nothing of our problems and roles; what we need of it is this file and openapi.py.
 """
 
 from __future__ import annotations

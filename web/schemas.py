@@ -1,7 +1,8 @@
-"""What goes over the wire: requests as they may be sent, answers as they are given; /openapi.json is made from these types.
+"""What goes over the wire: requests as they may be sent, answers as they are given; /openapi.json is made of these.
 
-Requests are msgspec structs that refuse unknown fields; null means "not given". Bounds are not repeated here: a request's
-fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same words.
+Requests are msgspec structs that refuse unknown fields; null means "not given". Bounds are not repeated here: a
+request's fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same
+words.
 
 Answers mask secrets in everything a handler or a client wrote (Q16).
 """
@@ -18,14 +19,24 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.masking import mask, mask_text
-from dataloader.jobs.model import MAX_INT, MAX_KEY, MAX_LEASE_S, MAX_NAME, MIN_LEASE_S, JobEvent, JobRecord, NewJob
-from dataloader.jobs.model import QueueRecord, WorkerRecord
+from dataloader.jobs.model import (
+    MAX_INT,
+    MAX_KEY,
+    MAX_LEASE_S,
+    MAX_NAME,
+    MIN_LEASE_S,
+    JobEvent,
+    JobRecord,
+    NewJob,
+    QueueRecord,
+    WorkerRecord,
+)
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store.reads import AuditRecord, JobFilter
+from dataloader.store.control import MAX_BULK
+from dataloader.store.reads import MAX_PAGE, AuditRecord, JobFilter
 
 MAX_BATCH: Final = 1_000
 """Jobs in one batch."""
-MAX_PAGE: Final = 500
 _MAX_ID: Final = 2**63 - 1
 MAX_WAIT_S: Final = 60.0
 """The longest that a status request may wait."""
@@ -58,13 +69,16 @@ class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
         NewJob(**{"queue": "-", "task": "-"} | self.domain_fields())
 
     @classmethod
-    def refusal(cls, name: str, value: object) -> str | None:
-        """What `NewJob` says against one value, or None."""
+    def refusal(cls, name: str, value: object, kind: Any) -> str | None:
+        """What `NewJob` says against one value, or None; also None for what is not even of the field's `kind`."""
         try:
-            if name in cls._domain:
-                NewJob(**{"queue": "-", "task": "-", name: value})  # type: ignore[arg-type]
+            converted = msgspec.convert(value, kind)
+            if name in cls._domain and converted is not None:
+                NewJob(**{"queue": "-", "task": "-", name: converted})
         except BadRequest as error:
             return error.message
+        except msgspec.ValidationError:
+            pass
         return None
 
     def domain_fields(self) -> dict[str, Any]:
@@ -142,7 +156,7 @@ class _Criteria(JobFields, kw_only=True):
 class BulkRequest(_Criteria, kw_only=True):
     """Which jobs an action is for. At least one criterion, so that an empty object never means everything."""
 
-    limit: Annotated[int, Meta(ge=1, le=1_000, description="The most jobs that one request changes.")] = 1_000
+    limit: Annotated[int, Meta(ge=1, le=MAX_BULK, description="The most jobs that one request changes.")] = 1_000
 
     def __post_init__(self) -> None:
         """Refuse a request without a criterion, besides what `NewJob` refuses."""
@@ -170,7 +184,7 @@ class EventsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """A page of a job's journal, oldest first."""
 
     after: Annotated[int, Meta(ge=0, le=_MAX_ID, description="The last `event_id` seen.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 200
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
 
 
 class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -287,7 +301,7 @@ class Load(Struct, frozen=True):
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
-    """What runs where (Q5): this process, and all that share its database; null for what the database can't tell now."""
+    """What runs where (Q5): this process, and all that share its database; null for what that can't tell now."""
 
     version: str
     worker: str

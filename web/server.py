@@ -1,11 +1,12 @@
 """Serves the app by Hypercorn on Trio, on a listening socket of our own, until it is told to stop.
 
-The supervisor opens the socket with `open_listener` and keeps it: a web actor that is restarted serves the same queue of
-connections. Each time Hypercorn gets a duplicate, which it closes in its own way.
+The supervisor opens the socket with `open_listener` and keeps it: a web actor that is restarted serves the same queue
+of connections. Each time Hypercorn gets a duplicate, which it closes in its own way.
 
-Hypercorn shields its sends without a deadline, so a client that stops reading would hold up the whole shutdown. The socket
-has `TCP_USER_TIMEOUT`, which accepted connections inherit: the kernel drops a connection whose other side has taken nothing
-for so long. When `shutdown` returns, new connections are refused, open requests get some seconds, then they are cancelled.
+Hypercorn shields its sends without a deadline, so a client that stops reading would hold up the whole shutdown. The
+socket has `TCP_USER_TIMEOUT`, which accepted connections inherit: the kernel drops a connection whose other side has
+taken nothing for so long. When `shutdown` returns, new connections are refused, open requests get some seconds, then
+they are cancelled.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def open_listener(host: str, port: int, *, stalled_after_s: float = STALLED_AFTE
     return sock
 
 
-async def serve_web(
+async def serve_web(  # noqa: ASYNC128 - Hypercorn calls started
     app: App,
     sock: socket.socket,
     *,

@@ -1,7 +1,7 @@
 """The process itself over HTTP (Q5): health, readiness, status and metrics.
 
-`/health` says that the event loop turns and asks nobody, so that a database that is down kills no process. `/ready` takes
-this replica out of a load balancer while it drains or has no database. Both are open to all.
+`/health` says that the event loop turns and asks nobody, so that a database that is down kills no process. `/ready`
+takes this replica out of a load balancer while it drains or has no database. Both are open to all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""dataloader: durable jobs and ETL from a queue in PostgreSQL, in one Trio process. The public names; all else may move.
+"""dataloader: durable jobs and ETL from a queue in PostgreSQL, in one Trio process.
 
-What a module of tasks needs is imported at once. What runs them (the supervisor, the settings) is imported when it is first
-asked for, so that `dataloader status` does not load a web server.
+The names below are public; all else may move. What a module of tasks needs is imported at once. What runs them (the
+supervisor, the settings) is imported when it is first asked for, so that `dataloader status` loads no web server.
 """
 
 from __future__ import annotations

@@ -148,6 +148,8 @@ END $$;
 
 -- After a park is committed, after a reaped or canceled job, and in the stager's sweep: wakes the next job of those keys that
 -- nobody holds. On any session but one that holds advisory locks, which are re-entrant within it.
+-- The lock is tried in shared mode: it shows a holder, and two looks at one key never take each other for one. (In exclusive
+-- mode a job that was parked while somebody looked could be missed by both.)
 CREATE OR REPLACE FUNCTION dl_unpark(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
@@ -158,7 +160,7 @@ DECLARE
   v_live int[];
 BEGIN
   WITH tried AS MATERIALIZED (
-    SELECT k.h, pg_try_advisory_xact_lock(k.h) AS got FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
+    SELECT k.h, pg_try_advisory_xact_lock_shared(k.h) AS got FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
   )
   SELECT array_agg(h) FILTER (WHERE got) INTO v_free FROM tried;
   SELECT array_agg(hashtext(r.lock_key)) INTO v_live

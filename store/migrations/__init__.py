@@ -1,9 +1,10 @@
 """Brings a database to the schema that this version needs: numbered SQL files, each once, under an advisory lock.
 
-`serve` calls `migrate` at its start, `dataloader migrate` by hand, `--sql` prints what the owner of the tables should run when
-that is somebody else (`render`). A file is one transaction, unless its first line says `-- outside a transaction`: then its
-statements run one by one, each may be repeated after an interruption, and `-- repeat while rows change` marks a back-fill.
-Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up everybody's heartbeats.
+`serve` calls `migrate` at its start, `dataloader migrate` by hand, `--sql` prints what the owner of the tables should
+run when that is somebody else (`render`). A file is one transaction, unless its first line says `-- outside a
+transaction`: then its statements run one by one, each may be repeated after an interruption, and `-- repeat while rows
+change` marks a back-fill. Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up
+everybody's heartbeats.
 
 Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can read and run).
 """
@@ -79,6 +80,7 @@ def render() -> str:
         parts.append(f"\n-- {migration.number:04} {migration.name}")
         sql = migration.sql.replace("{schema}", ":schema").strip()
         parts.append(f"BEGIN;\n{sql}\nCOMMIT;" if migration.is_transactional else sql)
+        # The values are the file's own name: digits and word characters.
         ledger = f"INSERT INTO dl_migrations (number, name) VALUES ({migration.number}, '{migration.name}')"
         parts.append(f"{ledger} ON CONFLICT DO NOTHING;")
     return "\n".join(parts) + "\n"
@@ -117,7 +119,9 @@ async def _aio_migrate(database: Database) -> list[str]:
             raise SchemaError(message)
         if number == LATEST:
             return []
-        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK_KEY):
+        # Asked again and again: a session that waits for the lock inside the server would hold up another's
+        # CONCURRENTLY.
+        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK_KEY):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         await connection.execute(_LEDGER)
         number = await _aio_number(connection)
@@ -128,8 +132,8 @@ async def _aio_migrate(database: Database) -> list[str]:
                 await _aio_apply(connection, migration, schema)
             except asyncpg.InsufficientPrivilegeError as error:
                 message = (
-                    f"migration {migration.number:04} {migration.name} was refused ({error}): the tables belong to another "
-                    "role. Let their owner run the output of `dataloader migrate --sql`, then start again"
+                    f"migration {migration.number:04} {migration.name} was refused ({error}): the tables belong to "
+                    "another role. Let their owner run the output of `dataloader migrate --sql`, then start again"
                 )
                 raise SchemaError(message) from error
         return [f"{migration.number:04} {migration.name}" for migration in missing]
@@ -150,7 +154,9 @@ async def _aio_apply(connection: asyncpg.Connection[Any], migration: Migration, 
             while repeated and not tag.endswith(" 0"):
                 tag = await _aio_patiently(connection, statement)
     await connection.execute(
-        "INSERT INTO dl_migrations (number, name) VALUES ($1, $2) ON CONFLICT DO NOTHING", migration.number, migration.name
+        "INSERT INTO dl_migrations (number, name) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+        migration.number,
+        migration.name,
     )
 
 

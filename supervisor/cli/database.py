@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import click
 import trio
@@ -94,4 +94,5 @@ def without_password(dsn: str) -> tuple[str, str | None]:
     parameters = parse_qsl(parts.query, keep_blank_values=True)
     password = dict(parameters).get("password", unquote(inline) or None)
     query = urlencode([(name, value) for name, value in parameters if name != "password"], quote_via=quote)
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}", query=query)), password
+    # By hand: urlunsplit leaves the slashes of an empty host out, and libpq wants them.
+    return f"{parts.scheme}://{user}{at}{hosts}{parts.path}{'?' if query else ''}{query}", password

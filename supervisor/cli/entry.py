@@ -25,6 +25,7 @@ INTERRUPTED: Final = 130
 _FILES: Final = MappingProxyType(
     {
         "serve": "service",
+        "demo": "demo",
         "trigger": "jobs",
         "status": "jobs",
         "jobs": "jobs",
@@ -81,9 +82,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort as abort:  # ^C as click passes it on, or a `no` to a question
         return INTERRUPTED if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
-    except BaseException as error:
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
         # Trio's nurseries wrap what is raised within them, and so do both clients.
-        errors = list(_leaves(error))
+        errors = list(leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in errors):
             return INTERRUPTED
         if not all(isinstance(leaf, DataloaderError) for leaf in errors):
@@ -105,9 +106,10 @@ def report(error: BaseException) -> int:
             return FAILED
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The single errors of a group, or of a group of groups; an error itself."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from _leaves(member)
+            yield from leaves(member)
     else:
         yield error

@@ -58,6 +58,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
         if not wait:
             return enqueued, None
         job = await client.job(enqueued.job_id)
+        _show_change(job)
         return enqueued, await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change)
 
     enqueued, job = target.ask(question)
@@ -149,6 +150,6 @@ def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
 
 
 def _show_change(job: JobRecord) -> None:
-    """While somebody watches, tell what changes."""
+    """Tell how a job that is waited for stands, if somebody watches."""
     if sys.stderr.isatty():
-        click.echo(f"{state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip(), err=True)
+        click.echo(f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip(), err=True)

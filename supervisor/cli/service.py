@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.errors import ConfigError, DataloaderError
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json, print_table
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
@@ -41,9 +42,9 @@ def serve(where: str | None, **overrides: Any) -> int:
 def _serve(settings: Settings, tasks: Tasks) -> int:
     import structlog  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
     import trio  # noqa: PLC0415
-    from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+    from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     configure_logging(settings.log_format, settings.log_level)
     log = structlog.get_logger(__name__)
@@ -55,7 +56,11 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
         if settings.db_dsn is None:
             data_dir = settings.data_dir.absolute()
             log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=f"dataloader psql --data-dir {data_dir}")
-        return trio.run(serve_until_drained, provided, tasks)
+        try:
+            return trio.run(serve_until_drained, provided, tasks)
+        except* OSError as group:
+            reason = str(next(leaves(group)))
+            raise DataloaderError(f"the service can't start at {settings.host}:{settings.port}: {reason}") from None
 
 
 def _warnings() -> list[str]:

@@ -14,13 +14,15 @@ ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs", "src")
 
 
 def imported_modules(source: str) -> set[str]:
-    """The first names of all modules that a file imports, at its top or inside a function."""
+    """The first names of all modules that a file imports, at its top or inside a function, or reads `files(…)` of."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "files":
+            names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return {name.partition(".")[0] for name in names}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from databases import raw_connection
+from queue_workers import Worker
 
 from dataloader.jobs.ids import uuid7
 from dataloader.store.database import DatabaseOptions, open_database
@@ -60,3 +61,94 @@ async def add_job(raw):
         return job_id
 
     return add
+
+
+@pytest.fixture
+async def start_worker(store):
+    """Starts workers, each with a lock session of its own, in one process."""
+    workers = []
+
+    def start(name=None, database=None):
+        workers.append(Worker(database or store, name or f"w{len(workers) + 1}"))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        await worker.locks.close()
+
+
+@pytest.fixture
+def row_of(raw):
+    """A job's row, as a dictionary, or one column of it."""
+
+    async def row_of(job_id, column=None):
+        row = dict(await raw.fetchrow("SELECT *, status::text AS status FROM dl_jobs WHERE job_id = $1", job_id))
+        return row if column is None else row[column]
+
+    return row_of
+
+
+@pytest.fixture
+def journal_of(raw):
+    """A job's journal: kinds, with the reason where there is one."""
+
+    async def journal_of(job_id):
+        rows = await raw.fetch(
+            "SELECT kind, payload ->> 'reason' AS reason FROM dl_job_events WHERE job_id = $1 ORDER BY event_id", job_id
+        )
+        return [row["kind"] if row["reason"] is None else f"{row['kind']}: {row['reason']}" for row in rows]
+
+    return journal_of
+
+
+@pytest.fixture
+def locks_of(raw):
+    """The hashes that a worker's session holds, by the server's word."""
+
+    async def locks_of(worker):
+        rows = await raw.fetch(
+            "SELECT objid::bigint::bit(32)::int AS h FROM pg_locks"
+            " WHERE locktype = 'advisory' AND granted AND pid = $1 ORDER BY 1",
+            worker.pid,
+        )
+        return [row["h"] for row in rows]
+
+    return locks_of
+
+
+@pytest.fixture
+def end_session(raw):
+    """Ends a worker's lock session from the server's side, and waits for its end."""
+
+    async def end_session(worker):
+        assert await raw.fetchval("SELECT pg_terminate_backend($1, 5000)", worker.pid)
+
+    return end_session
+
+
+@pytest.fixture
+def barrier(database, raw):
+    """Puts a barrier into dl_claim before a piece of its text, for the worker `slow`, and holds it down.
+
+    `await barrier(before)`, then `await until_blocked()`, then `await barrier.lift()`.
+    """
+
+    class Barrier:
+        async def __call__(self, before):
+            source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim'::regproc)")
+            assert source.count(before) == 1, f"dl_claim has no {before!r} any more"
+            await raw.execute("""
+                CREATE FUNCTION barrier(p_worker text) RETURNS boolean LANGUAGE plpgsql AS $$
+                BEGIN
+                  IF p_worker = 'slow' THEN PERFORM pg_advisory_xact_lock_shared(4711, 4711); END IF;
+                  RETURN true;
+                END $$""")
+            statement = "PERFORM barrier(p_worker);\n" if before.startswith("SELECT") else ""
+            condition = "" if statement else before.replace("WHEN ", "WHEN barrier(p_worker) AND ", 1)
+            await raw.execute(source.replace(before, statement + before if statement else condition))
+            await raw.execute("SELECT pg_advisory_lock(4711, 4711)")
+
+        async def lift(self):
+            await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
+
+    return Barrier()

@@ -181,7 +181,8 @@ async def test_cancels_and_finishes_that_race_leave_each_job_with_one_end(store,
         async with raw_connection(database.dsn) as connection:
             for job_id in jobs:
                 await connection.execute(
-                    "UPDATE dl_jobs SET status = CASE status WHEN 'queued' THEN 'running'::dl_status ELSE 'succeeded' END"
+                    "UPDATE dl_jobs"
+                    " SET status = CASE status WHEN 'queued' THEN 'running'::dl_status ELSE 'succeeded' END"
                     " WHERE job_id = $1 AND status IN ('queued', 'running')",
                     job_id,
                 )

@@ -97,7 +97,8 @@ async def test_workers_that_are_long_gone_are_forgotten(store, raw):
 async def test_old_jobs_are_found_without_reading_the_others(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'k', 'succeeded', now() - i * interval '1 minute' FROM generate_series(1, 20000) i"
+        " SELECT gen_random_uuid(), 'q', 't', 'k', 'succeeded', now() - i * interval '1 minute'"
+        " FROM generate_series(1, 20000) i"
     )
     await raw.execute("ANALYZE dl_jobs")
     before = await raw.fetchrow("SELECT seq_scan, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'dl_jobs'")

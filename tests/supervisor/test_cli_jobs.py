@@ -157,7 +157,9 @@ def test_pages_follow_each_other_by_the_cursor(on_database, add):
 
 def test_a_narrow_terminal_gets_whole_ids_and_a_pipe_plain_columns(start, on_database, add, database):
     job_id = add("a-queue-with-a-rather-long-name", "t")
-    assert on_database("jobs").stdout.splitlines()[1].startswith(f"{job_id}  queued  a-queue-with-a-rather-long-name  t")
+    assert (
+        on_database("jobs").stdout.splitlines()[1].startswith(f"{job_id}  queued  a-queue-with-a-rather-long-name  t")
+    )
     keyboard, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
     listing = start("jobs", stdout=terminal, DL_DB_DSN=database.dsn, TERM="xterm")

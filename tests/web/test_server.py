@@ -57,8 +57,47 @@ async def test_a_reader_who_leaves_stops_waiting(open_web, database):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(web.client.get, f"/api/v1/jobs/{job_id}/status?wait=60")
                 while not web.services.waits._watches:
-                    await trio.sleep(0.01)
+                    await trio.lowlevel.checkpoint()
                 nursery.cancel_scope.cancel()
             while web.services.waits._watches:
-                await trio.sleep(0.01)
+                await trio.lowlevel.checkpoint()
         assert not scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /health HTTP/1.1\r\nHost: a\r\nConnection: close", "GET /health HTTP/1.0"]
+)
+async def test_a_connection_is_closed_when_the_client_asks_for_it(open_web, request_line):
+    async with open_web() as web:
+        host, port = web.url.removeprefix("http://").split(":")
+        with trio.fail_after(5):
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(f"{request_line}\r\n\r\n".encode())
+                received = b"".join([part async for part in stream])
+        assert received.endswith(b'{"status":"ok"}')
+
+
+async def test_a_body_that_nobody_reads_is_answered_and_cut_off(open_web):
+    async with open_web() as web:
+        host, port = web.url.removeprefix("http://").split(":")
+        with trio.fail_after(5):
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(
+                    b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: 40000000\r\n\r\n"
+                )
+                with pytest.raises(trio.BrokenResourceError):
+                    await stream.send_all(b"x" * 40_000_000)
+                assert b" 413 " in await stream.receive_some(4096)
+
+
+async def test_a_websocket_is_refused(open_web):
+    async with open_web() as web:
+        host, port = web.url.removeprefix("http://").split(":")
+        with trio.fail_after(5):
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(
+                    b"GET /health HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+                )
+                assert b" 404 " in await stream.receive_some(4096)

@@ -129,7 +129,13 @@ async def test_a_request_is_logged_with_its_id_and_without_secrets(open_web):
 
 async def test_every_answer_has_the_headers_of_a_careful_server(open_web):
     async with open_web() as web:
-        for method, path in (("GET", "/health"), ("GET", "/api/v1/jobs"), ("GET", "/no"), ("DELETE", "/health"), ("HEAD", "/health")):
+        for method, path in (
+            ("GET", "/health"),
+            ("GET", "/api/v1/jobs"),
+            ("GET", "/no"),
+            ("DELETE", "/health"),
+            ("HEAD", "/health"),
+        ):
             answer = await web.client.request(method, path)
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -167,9 +173,10 @@ async def test_the_description_covers_every_route_and_its_examples_hold(open_web
     async with open_web() as web:
         described = (await web.client.get("/openapi.json")).json()
         assert described["openapi"] == "3.1.0"
-        operations = {
-            (method.upper(), path) for path, methods in described["paths"].items() for method in methods
-        } | {("GET", "/openapi.json"), ("GET", "/docs")}
+        operations = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods} | {
+            ("GET", "/openapi.json"),
+            ("GET", "/docs"),
+        }
         assert len(operations) == len(ROUTES)
         text = json.dumps(described)
         names = set(described["components"]["schemas"])

@@ -1,0 +1,55 @@
+"""What the documents say of the program, compared with the program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
+from dataloader.supervisor import tree
+from dataloader.supervisor.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def test_the_table_of_transitions_is_that_of_the_code():
+    [table] = re.findall(r"<!-- transitions -->\n(.*?)<!-- /transitions -->", read("architecture.md"), re.DOTALL)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert {(Status(row[0]), Step(row[1])): Status(row[2]) for row in rows} == TRANSITIONS
+    assert len(rows) == len(TRANSITIONS)
+    burns = {True: "yes", False: "no", None: ""}
+    assert [(row[1], row[3]) for row in rows] == [(row[1], burns[BURNS_ATTEMPT.get(Step(row[1]))]) for row in rows]
+
+
+def test_the_tree_is_drawn_as_in_the_code():
+    drawn = read("architecture.md").split("## The tree")[1].split("```")[1].strip("\n").splitlines()
+    assert tree.__doc__ is not None
+    in_code = [line.removeprefix("    ") for line in tree.__doc__.splitlines()]
+    assert "\n".join(drawn) in "\n".join(in_code)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_that_a_document_names_exist(path):
+    named = set(re.findall(r"\b(?:DL_[A-Z_]*[A-Z]|WORKERS_JSON)\b(?!__|…)", path.read_text()))
+    known = {field.metadata["name"] for field in attrs.fields(Settings)} | {"DL_TOKEN", "DL_PIPELINE"}
+    assert named <= known
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_links_within_the_project_lead_somewhere(path):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCUMENTS], ids=lambda path: path.name)
+def test_python_in_documents_compiles(path):
+    for code in re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
+        compile(code, path.name, "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT

@@ -1,0 +1,83 @@
+"""The README's first task, pasted and run: what it shows is what happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+START_S = 60
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_task_is_the_example():
+    [code] = blocks("python")
+    assert code == (ROOT / "examples" / "tasks.py").read_text()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+def test_every_link_leads_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q2")
+def test_the_first_task_works_when_pasted(tmp_path):
+    """Serve, trigger, result: the README's own commands, on a free port."""
+    serve, trigger = (shlex.split(block) for block in blocks("sh") if block.startswith("dataloader"))
+    [code] = blocks("python")
+    assert "save this as `my_tasks.py`" in README
+    (tmp_path / "my_tasks.py").write_text(code)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert trigger[-2] == "http://127.0.0.1:8080", "the default port"
+    trigger[-2] = f"http://127.0.0.1:{port}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "WORKERS_JSON"))}
+    program = [sys.executable, "-m", "dataloader"]
+    with (tmp_path / "log").open("w+") as log:
+        service = subprocess.Popen(
+            [*program, *serve[1:]], cwd=tmp_path, env=environment | {"DL_PORT": str(port)}, stderr=log
+        )
+        try:
+            wait_until(lambda: '"event":"serving"' in (tmp_path / "log").read_text(), service)
+            triggered = subprocess.run(
+                [*program, *trigger[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+                check=False,
+            )  # fmt: skip
+            assert triggered.returncode == 0, triggered.stderr
+            assert without_values(triggered.stdout) >= without_values(blocks("text")[0]) - {"…"}
+            shown = dict(line.split(None, 1) for line in triggered.stdout.splitlines())
+            assert (shown["status"], json.loads(shown["result"])) == ("succeeded", {"counted": 3})
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(60) == 0
+        finally:
+            service.kill()
+            service.wait()
+
+
+def wait_until(condition, service):
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert service.poll() is None, "the service has ended"
+        assert time.monotonic() < deadline, "the service does not start"
+        time.sleep(0.05)
+
+
+def without_values(text: str) -> set[str]:
+    return {line.split()[0] for line in text.splitlines()}

@@ -1,0 +1,137 @@
+"""Waiting jobs become ready when their time comes, in order and in batches; nobody's clock makes them early or forgotten."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import trio
+from databases import raw_connection
+
+from dataloader.actors.stager import Stager
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.tasks import Tasks
+from dataloader.store import stage
+from dataloader.store.enqueue import enqueue
+from dataloader.store.stage import ready_due, ready_known
+
+SOON = "now() + interval '50 milliseconds'"
+LATER = "now() + interval '1 hour'"
+
+
+async def age(raw, job_id, seconds):
+    """Let a waiting job have fallen due `seconds` ago, as time does: no trigger sees it."""
+    await raw.execute("SET session_replication_role = replica")
+    await raw.execute(
+        "UPDATE dl_jobs SET available_at = now() - make_interval(secs => $2) WHERE job_id = $1", job_id, float(seconds)
+    )
+    await raw.execute("SET session_replication_role = origin")
+
+
+@pytest.mark.requirement("Q2")
+async def test_due_jobs_become_ready_and_the_next_ones_time_is_told(store, raw, add_job, row_of):
+    due, later = await add_job(available_at=LATER), await add_job(available_at=LATER)
+    await age(raw, due, 1)
+    staged = await ready_due(store)
+    assert staged.readied == 1
+    assert 3590 < staged.next_due_s <= 3600
+    assert (await row_of(due, "waits_for"), await row_of(later, "waits_for")) == (None, "time")
+
+
+@pytest.mark.requirement("Q2")
+async def test_with_nothing_waiting_for_its_time_there_is_no_next(store, add_job):
+    await add_job()
+    staged = await ready_due(store)
+    assert (staged.readied, staged.next_due_s) == (0, None)
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_storm_is_staged_in_batches_oldest_first(store, raw, add_job, row_of, monkeypatch):
+    monkeypatch.setattr(stage, "BATCH", 2)
+    jobs = [await add_job(available_at=LATER) for _ in range(5)]
+    for seconds, job_id in enumerate(jobs, start=1):
+        await age(raw, job_id, seconds)
+    sizes = [(await ready_due(store)).readied]
+    assert [await row_of(job_id, "waits_for") for job_id in jobs] == ["time", "time", "time", None, None]
+    while sizes[-1]:
+        staged = await ready_due(store)
+        sizes.append(staged.readied)
+    assert sizes == [2, 2, 1, 0]
+
+
+@pytest.mark.requirement("Q2")
+async def test_two_stagers_share_the_work_and_pass_over_locked_rows(database, store, raw, add_job):
+    jobs = [await add_job(available_at=LATER) for _ in range(6)]
+    for job_id in jobs:
+        await age(raw, job_id, 1)
+    readied = []
+
+    async def sweep():
+        readied.append((await ready_due(store)).readied)
+
+    async with raw_connection(database.dsn) as psql:
+        await psql.execute("BEGIN")
+        await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[0])
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sweep)
+                nursery.start_soon(sweep)
+        await psql.execute("ROLLBACK")
+    assert sum(readied) == 5
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store, raw):
+    job_id = await add_job(available_at=LATER)
+    worker = start_worker()
+    await ready_due(store)
+    assert await worker.claim() == []
+    await age(raw, job_id, 1)
+    await ready_due(store)
+    assert len(await worker.claim()) == 1
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
+    """Also by one that a client whose clock is 50 ms ahead made 'for now'."""
+    stager = Stager(database=store, queues=["q"], tasks=Tasks(), sweep_s=3600, poll_s=3600)
+    heard = trio.Event()
+    due = []
+    async with raw_connection(database.dsn) as listener, trio.open_nursery() as nursery:
+
+        def notified(*event):
+            due.append(float(event[3]))
+            stager.wake.set()
+            heard.set()
+
+        await listener._cross(listener.asyncpg.add_listener, "dl_due", notified)
+        await nursery.start(stager.run)
+        now = await raw.fetchval("SELECT clock_timestamp()")
+        ahead = now + timedelta(milliseconds=50)
+        [added] = await enqueue(store, [NewJob(queue="q", task="t", available_at=ahead)])
+        with trio.fail_after(5):
+            await heard.wait()
+        # Not later than it is due, though in whole seconds.
+        assert due[0] <= ahead.timestamp() < due[0] + 1.1
+        await until("waits_for IS NULL FROM dl_jobs WHERE job_id = $1", added.job_id)
+        assert await raw.fetchval("SELECT clock_timestamp()") >= ahead
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("columns", [{}, {"waits_for": "'time'"}], ids=["foreign", "ours"])
+async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_job, columns):
+    await add_job(available_at=SOON, **columns)
+    predicate = await raw.fetchval(
+        "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = 'ix_dl_jobs_ready'::regclass"
+    )
+    assert await raw.fetchval(f"SELECT count(*) FROM dl_jobs WHERE {predicate}") == 0
+
+
+@pytest.mark.requirement("Q6")
+async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job, monkeypatch):
+    monkeypatch.setattr(stage, "BATCH", 2)
+    for task in ("'known'", "'known'", "'known'", "'other'"):
+        await add_job(task=task, waits_for="'task'")
+    assert [await ready_known(store, ["q"], ["known"]) for _ in range(3)] == [2, 1, 0]
+    assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "other"

@@ -1,0 +1,81 @@
+"""`--tasks module:attribute`: what is found, and one clear line for each way in which it is not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def module(tmp_path):
+    """Writes a module and gives its name, which no other test uses: Python keeps what it has imported."""
+
+    def write(text: str) -> str:
+        name = f"module_of_a_test_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+TASKS = "from dataloader.jobs.tasks import Tasks\ntasks = Tasks()\n"
+
+
+def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, module):
+    name = module(
+        f"{TASKS}@tasks.task('load.ecb', timeout_s=60, max_attempts=3)\n"
+        "async def load(job):\n    'Load rates.\\n\\nMore.'\n"
+        "@tasks.task('report')\ndef report(job): ...\n"
+    )
+    result = dataloader("tasks", "--tasks", f"{name}:tasks")
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        ["load.ecb", "async"],
+        ["report", "thread"],
+    ]
+    load, report = json.loads(dataloader("tasks", "--tasks", f"{name}:tasks", "--json").stdout)
+    assert (load["description"], load["timeout_s"], load["max_attempts"]) == ("Load rates.", 60, 3)
+    assert report["timeout_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "said"),
+    [
+        (TASKS, "task", "has no attribute 'task'; it has {name}:tasks"),
+        ("", "tasks", "has no attribute 'tasks'"),
+        ("tasks = {{}}", "tasks", "{name}:tasks is a dict; a dataloader.Tasks is needed"),
+        ("import no_such_library", "tasks", "fails when it is imported: ModuleNotFoundError: No module named 'no_such"),
+        ("x = 1\ny = x / 0", "tasks", "ZeroDivisionError: division by zero ("),
+        ("x = 1\ny = x / 0", "tasks", "{name}.py, line 2)"),
+        ("x = 1\nx = = 1", "tasks", "SyntaxError: invalid syntax ("),
+        ("x = 1\nx = = 1", "tasks", "{name}.py, line 2)"),
+        ("raise SystemExit(7)", "tasks", "SystemExit: 7 ("),
+    ],
+)
+def test_a_module_that_does_not_serve_is_one_line(dataloader, module, text, attribute, said):
+    name = module(text.format())
+    result = dataloader("tasks", "--tasks", f"{name}:{attribute}")
+    assert result.returncode == 2
+    assert said.format(name=name) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("no_such_module:tasks", "there is no module 'no_such_module' in "),
+        ("json.no_such_part:tasks", "there is no module 'json.no_such_part' in "),
+        ("no_such_module", "'no_such_module' is not allowed; module:attr"),
+        ("a/b.py:tasks", "'a/b.py:tasks' is not allowed"),
+        (":", "':' is not allowed"),
+    ],
+)
+def test_a_module_that_is_not_there_is_one_line(dataloader, where, said):
+    result = dataloader("tasks", "--tasks", where)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1

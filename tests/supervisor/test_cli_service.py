@@ -1,0 +1,179 @@
+"""`serve` and `config`, and every question by the HTTP API of a running service."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import socket
+import threading
+
+import pytest
+
+TASKS = """
+from dataloader.jobs.tasks import Tasks
+tasks = Tasks()
+
+@tasks.task("hello")
+async def hello(job):
+    await job.progress({"greeted": job.args.get("name")})
+    return {"said": "hello"}
+
+@tasks.task("fail")
+async def fail(job):
+    raise ValueError("on purpose")
+"""
+TOKENS = '[{"name": "ops", "role": "admin", "token": "sixteen-characters"}]'
+MISSING = "01900000-0000-7000-8000-000000000000"
+
+
+class Service:
+    """A `serve` process, its log lines as they come."""
+
+    def __init__(self, process):
+        self.process = process
+        self.lines = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.log = []
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.put(line)
+
+    def line(self, event):
+        """The next log line about `event`, as it is or as it comes."""
+        while True:
+            line = json.loads(self.lines.get(timeout=20))
+            self.log.append(line)
+            if line["event"] == event:
+                return line
+
+
+@pytest.fixture
+def serve(start, tmp_path):
+    """Starts a service on a free port; its tasks are `hello` and `fail`."""
+    (tmp_path / "my_tasks.py").write_text(TASKS)
+
+    def serve(*arguments, **settings):
+        return Service(start("serve", "--tasks", "my_tasks:tasks", "--port", 0, *arguments, **settings))
+
+    return serve
+
+
+@pytest.mark.requirement("Q15")
+def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloader):
+    service = serve("--workers", '[{"queue": "q", "concurrency": 1}]')
+    up = service.line("embedded PostgreSQL is up")
+    serving = service.line("serving")
+    assert serving["queues"] == {"q": 1}
+    job = dataloader("trigger", "q", "hello", "--wait", "--json", "--url", serving["url"])
+    assert job.returncode == 0, job.stderr
+    assert json.loads(job.stdout)["result"] == {"said": "hello"}
+    # Without --url a command joins the database that runs.
+    assert dataloader("jobs", "--json").stdout.count('"status":"succeeded"') == 1
+    shell = up["psql"].split()[1:]
+    assert dataloader(*shell, "-XAtc", "select count(*) from dl_jobs").stdout == "1\n"
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(timeout=30) == 0
+
+
+@pytest.mark.requirement("Q2", "Q3", "Q4")
+def test_a_service_answers_every_question_as_the_database_does(serve, on_database, dataloader, database):
+    service = serve(DL_DB_DSN=database.dsn, DL_TOKENS=TOKENS)
+    url = service.line("serving")["url"]
+
+    def asked(*arguments):
+        """What the command gives by the service; exit code, answer and complaint must be those of the database."""
+        by_url = dataloader(*arguments, "--json", "--url", url, DL_TOKEN="sixteen-characters")
+        by_database = on_database(*arguments, "--json")
+        assert by_url == by_database
+        return json.loads(by_url.stdout) if by_url.stdout else None
+
+    def done(*arguments):
+        """What the command does by the service."""
+        result = dataloader(*arguments, "--json", "--url", url, DL_TOKEN="sixteen-characters")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    job_id = done("trigger", "a/b ü", "t", "--args", '{"password": "x", "n": 1}', "--available-at", "1h")["job_id"]
+    other = done("trigger", "q", "t", "--idempotency-key", "k", "--lock-key", "l")
+    assert done("trigger", "q", "t", "--idempotency-key", "k", "--lock-key", "l") == other | {"created": False}
+    refused = dataloader("trigger", "q", "u", "--idempotency-key", "k", "--url", url, DL_TOKEN="sixteen-characters")
+    assert (refused.returncode, "idempotency_key 'k' belongs to" in refused.stderr) == (1, True)
+    twice = [done("trigger", "q", "t", "--idempotency-key", "without-lock")["job_id"] for _ in range(2)]
+    assert twice[0] == twice[1]
+
+    assert asked("status", job_id)["args"] == {"password": "***", "n": 1}
+    assert len(asked("jobs")["jobs"]) == 3
+    page = asked("jobs", "--limit", 1)
+    assert asked("jobs", "--limit", 1, "--after", page["next"])["jobs"][0]["job_id"] == other["job_id"]
+    filters = ("--queue", "q", "--task", "t", "--status", "queued", "--status", "failed", "--lock-key", "l", "--since")
+    assert [job["job_id"] for job in asked("jobs", *filters, "2020-01-01T00:00:00+02:00")["jobs"]] == [other["job_id"]]
+    assert asked("jobs", "--until", "2020-01-01T00:00:00Z") == {"jobs": [], "next": None}
+
+    assert done("cancel", job_id)[0]["status"] == "canceled"
+    assert done("retry", job_id)[0]["status"] == "queued"
+    assert [event["kind"] for event in asked("events", job_id)] == ["queued", "canceled", "requeue"]
+    assert done("cancel", "--all", "--queue", "q", "--yes") == {"changed": 2}
+    assert done("retry", "--all", "--queue", "q", "--yes") == {"changed": 2}
+    assert done("pause", "a/b ü")["paused"]
+    assert [(q["queue"], q["paused"]) for q in asked("queues")] == [("a/b ü", True), ("q", False)]
+    done("resume", "a/b ü")
+    assert [entry["actor"] for entry in asked("audit", "--limit", 2)] == ["ops", "ops"]
+    assert len(asked("audit", "--before", 3)) == 2
+    assert len(asked("workers")) == 1
+
+    for command in ("status", "cancel", "retry", "events"):
+        result = dataloader(command, MISSING, "--url", url, DL_TOKEN="sixteen-characters")
+        assert result.returncode == 4, result
+    queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")
+    assert (queued.returncode, "is queued" in queued.stderr) == (1, True)
+    assert dataloader("jobs", "--after", "x", "--url", url, DL_TOKEN="sixteen-characters").returncode == 2
+    assert dataloader("queues", "--url", url).returncode == 2
+    wrong = dataloader("queues", "--url", url, "--token", "wrong-wrong-wrong")
+    assert (wrong.returncode, wrong.stderr.startswith("--token: ")) == (2, True)
+    assert "wrong-wrong" not in wrong.stderr
+
+
+@pytest.mark.requirement("Q9")
+def test_wait_by_the_service_tells_a_job_that_failed(serve, dataloader, database):
+    service = serve("--workers", '[{"queue": "q", "concurrency": 1}]', DL_DB_DSN=database.dsn)
+    url = service.line("serving")["url"]
+    result = dataloader("trigger", "q", "fail", "--max-attempts", 1, "--wait", "--url", url)
+    assert result.returncode == 3
+    assert "ValueError: on purpose" in result.stdout
+
+
+def test_a_port_that_is_taken_is_one_line(start, database):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        service = start("serve", "--port", taken.getsockname()[1], "--log-level", "critical", DL_DB_DSN=database.dsn)
+        _, stderr = service.communicate(timeout=30)
+    assert service.returncode == 1
+    assert "Address already in use" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_queues_without_tasks_are_refused(dataloader):
+    result = dataloader("serve", WORKERS_JSON='[{"queue": "q", "concurrency": 1}]')
+    assert (result.returncode, result.stderr.startswith("--tasks: is missing")) == (2, True)
+
+
+@pytest.mark.requirement("Q13", "Q16")
+def test_config_shows_each_setting_where_it_came_from_and_no_secret(dataloader, tmp_path):
+    (tmp_path / ".env").write_text("DL_PORT=1\nDL_POLL_SEC=2\n")
+    result = dataloader("config", "--json", DL_PORT="3", DL_DB_DSN="postgresql://u:sesame@h/d", DL_TOKENS=TOKENS)
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert (rows["DL_PORT"]["value"], rows["DL_PORT"]["source"]) == ("3", "environment")
+    assert (rows["DL_POLL_SEC"]["value"], rows["DL_POLL_SEC"]["source"]) == ("2", ".env")
+    assert rows["DL_HOST"]["source"] == "default"
+    for form in ("--json", None):
+        shown = dataloader("config", *filter(None, [form]), DL_DB_DSN="postgresql://u:sesame@h/d", DL_TOKENS=TOKENS)
+        assert "sesame" not in shown.stdout
+        assert "sixteen-characters" not in shown.stdout
+
+
+def test_config_warns_of_a_variable_that_nothing_reads(dataloader):
+    result = dataloader("config", DL_PROT="8080", DL_TOKEN="x")
+    assert result.returncode == 0
+    assert "DL_PROT (environment) is no setting" in result.stderr
+    assert "DL_TOKEN " not in result.stderr
