@@ -9,7 +9,7 @@ the row itself changes later; rows without a hash are a foreign service's and ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,9 +18,11 @@ import msgspec
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
 from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import storable_json
 from dataloader.store.database import Database
 
+_NO_TASKS: Final[Mapping[str, Task]] = {}
 MAX_ARGS_BYTES: Final = 16_777_216
 
 _INSERT: Final = """
@@ -52,21 +54,23 @@ async def enqueue(
     jobs: Sequence[NewJob],
     *,
     default_lease_s: int = 60,
-    default_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    tasks: Mapping[str, Task] = _NO_TASKS,
 ) -> list[Enqueued]:
     """Add `jobs`, all or none; the answers come in their order.
 
     A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested
-    alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON,
-    `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
+    alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON or
+    an id that stands twice, `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
     """
     if not jobs:
         return []
-    rows = [_row(job, default_lease_s, default_attempts) for job in jobs]
+    if len({job.job_id for job in jobs}) < len(jobs):
+        raise BadRequest("jobs", "two of them have the same job_id")
+    rows = [_row(job, tasks.get(job.task), default_lease_s) for job in jobs]
     return await database.write(_aio_enqueue, list(jobs), rows)
 
 
-def _row(job: NewJob, lease_s: int, attempts: int) -> tuple[Any, ...]:
+def _row(job: NewJob, task: Task | None, default_lease_s: int) -> tuple[Any, ...]:
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
@@ -85,8 +89,8 @@ def _row(job: NewJob, lease_s: int, attempts: int) -> tuple[Any, ...]:
         job.partition_key,
         job.priority,
         job.available_at,
-        job.max_attempts if job.max_attempts is not None else attempts,
-        job.lease_ttl_sec if job.lease_ttl_sec is not None else lease_s,
+        job.max_attempts or (task and task.max_attempts) or DEFAULT_MAX_ATTEMPTS,
+        job.lease_ttl_sec or (task and task.lease_ttl_sec) or default_lease_s,
         job.producer,
         job.consumer_group,
         _request_hash(job) if job.idempotency_key is not None else None,

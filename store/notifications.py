@@ -109,5 +109,5 @@ async def open_listener(options: DatabaseOptions) -> AsyncIterator[Listening]:
                 await crossing.run(_aio_close, connection)
 
 
-async def _aio_close(connection: Any) -> None:
+async def _aio_close(connection: Any) -> None:  # noqa: ASYNC124 - terminate needs the loop that a crossing brings
     connection.terminate()

@@ -57,7 +57,7 @@ WITH ending AS MATERIALIZED (
     progress = coalesce(e.progress::jsonb, j.progress),
     finished_at = CASE WHEN {_STATUS} <> 'queued' THEN statement_timestamp() END
   FROM ending e
-  WHERE j.job_id = e.job_id AND j.token = e.token AND j.status = 'running'
+  WHERE j.job_id = e.job_id AND j.token = e.token AND (j.status = 'running') IS TRUE
   RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -68,17 +68,20 @@ WITH ending AS MATERIALIZED (
         'delay_s', CASE WHEN status = 'queued' THEN delay_s END)) END
   FROM written
 )
-SELECT e.token, w.status::text AS status,
-       j.token = e.token AND j.status <> 'running' AND (j.status = 'succeeded') = (e.step = 'succeed') AS before
-FROM ending e
-LEFT JOIN written w ON w.token = e.token
-LEFT JOIN dl_jobs j ON j.job_id = e.job_id
+SELECT token, status::text AS status FROM written
 """
+
+_BEFORE: Final = """
+SELECT e.token FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS e (job_id, token, step)
+JOIN dl_jobs j ON j.job_id = e.job_id
+WHERE j.token = e.token AND (j.status <> 'running') IS TRUE AND (j.status = 'succeeded') = (e.step = 'succeed')
+"""
+"""Those that an earlier sending of the same batch has written, its reply being lost."""
 
 _PROGRESS: Final = """
 UPDATE dl_jobs j SET progress = p.progress::jsonb
 FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress)
-WHERE j.job_id = p.job_id AND j.token = p.token AND j.status = 'running'
+WHERE j.job_id = p.job_id AND j.token = p.token AND (j.status = 'running') IS TRUE
 """
 
 # 'succeeded': the last lines of a job whose success its own transaction has committed already.
@@ -103,22 +106,20 @@ class Finished:
 async def aio_finish(connection: Any, endings: Sequence[Ending]) -> Finished:
     """Write `endings` (asyncio-flavoured), in the order of their ids so that two batches never wait for each other."""
     ordered = sorted(endings, key=lambda ending: ending.job_id)
+    columns = ([e.job_id for e in ordered], [e.token for e in ordered], [e.step.value for e in ordered])
     records = await connection.fetch(
         _FINISH,
-        [e.job_id for e in ordered],
-        [e.token for e in ordered],
-        [e.step.value for e in ordered],
+        *columns,
         [e.error for e in ordered],
         [e.result for e in ordered],
         [e.delay_s for e in ordered],
         [e.progress for e in ordered],
     )
-    written, void = {}, []
-    for record in records:
-        if record["status"] is not None:
-            written[record["token"]] = Status(record["status"])
-        elif not record["before"]:
-            void.append(record["token"])
+    written = {record["token"]: Status(record["status"]) for record in records}
+    void: list[int] = []
+    if len(written) < len(ordered):
+        before = {record["token"] for record in await connection.fetch(_BEFORE, *columns)}
+        void = [e.token for e in ordered if e.token not in written and e.token not in before]
     return Finished(written, void)
 
 

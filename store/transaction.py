@@ -17,7 +17,7 @@ import asyncpg
 import attrs
 import trio
 
-from dataloader.jobs.errors import LeaseLost, StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.store.database import Database, connect
 from dataloader.store.outcomes import aio_finish
@@ -84,9 +84,9 @@ class Transactions:
                 if not connection.is_closed():
                     connection.terminate()
                 raise
-            self._idle.append(connection)
+            await self._put_back(connection)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the idle connections."""
         while self._idle:
             self._idle.pop().terminate()
@@ -102,6 +102,14 @@ class Transactions:
         connection = await connect(self._database.options, role="transaction", planner=False)
         await connection.execute("BEGIN")
         return connection
+
+    async def _put_back(self, connection: Any) -> None:
+        """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
+        with trio.move_on_after(2, shield=True), contextlib.suppress(StoreError):
+            await self._database.crossing.run(_aio_clean, connection)
+            self._idle.append(connection)
+            return
+        connection.terminate()
 
     async def _commit(self, connection: Any, ending: Ending) -> None:
         try:
@@ -125,6 +133,10 @@ class Transactions:
 
 
 async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
+    if not connection.is_closed() and not connection.is_in_transaction():
+        raise StoreError(
+            "the handler ended its transaction itself: its rows and the job's success can't be one any more"
+        )
     finished = await aio_finish(connection, [ending])
     if ending.token not in finished.written:
         message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
@@ -134,6 +146,12 @@ async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
 
 async def _aio_committed(connection: Any, ending: Ending) -> bool:
     return bool(await connection.fetchval(_COMMITTED, ending.job_id, ending.token))
+
+
+async def _aio_clean(connection: Any) -> None:
+    # Not DISCARD ALL, which would take the prepared statements from under the driver.
+    await connection.execute("DISCARD TEMP")
+    await connection.reset()
 
 
 async def _aio_abandon(connection: Any) -> None:

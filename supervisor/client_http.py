@@ -14,7 +14,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 import attrs
-import httpx
+import httpx2
 import msgspec
 
 from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound, StoreUnavailable
@@ -38,14 +38,14 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
     Raises `ConfigError` for another kind of address.
     """
     try:
-        address = httpx.URL(url.rstrip("/"))
-    except httpx.InvalidURL:
-        address = httpx.URL("")
+        address = httpx2.URL(url.rstrip("/"))
+    except httpx2.InvalidURL:
+        address = httpx2.URL("")
     if address.scheme not in {"http", "https"} or not address.host:
         raise ConfigError(f"--url: {mask_text(url)!r} is not allowed; an address such as http://127.0.0.1:8080")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = httpx.Timeout(ANSWER_S, connect=10.0)
-    async with httpx.AsyncClient(base_url=f"{address}/api/v1", headers=headers, timeout=timeout) as connection:
+    timeout = httpx2.Timeout(ANSWER_S, connect=10.0)
+    async with httpx2.AsyncClient(base_url=f"{address}/api/v1", headers=headers, timeout=timeout) as connection:
         yield HttpClient(connection, mask_text(str(address)))
 
 
@@ -53,7 +53,7 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
 class HttpClient(Client):
     """A queue, by a service that serves it."""
 
-    connection: httpx.AsyncClient
+    connection: httpx2.AsyncClient
     shown_url: str
 
     async def trigger(self, job: NewJob) -> Enqueued:
@@ -129,7 +129,7 @@ class HttpClient(Client):
             request |= {"content": msgspec.json.encode(body), "headers": {"Content-Type": "application/json"}}
         try:
             answer = await self.connection.request(method, path, **request)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             reason = str(error) or type(error).__name__
             raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(reason)}") from error
         if not answer.is_success:
@@ -140,7 +140,7 @@ class HttpClient(Client):
             message = f"{self.shown_url} answers {method} {path} in an unknown way: {error}; is it another version?"
             raise DataloaderError(message) from error
 
-    def _error(self, answer: httpx.Response) -> DataloaderError:
+    def _error(self, answer: httpx2.Response) -> DataloaderError:
         """Our error for an answer that is none, from its problem document if it has one."""
         try:
             problem = msgspec.json.decode(answer.content, type=dict[str, Any])

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 import attrs
 import trio
@@ -47,6 +48,9 @@ from dataloader.web.auth import Token
 from dataloader.web.server import open_listener, serve_web
 from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
 
+CLOSE_S: Final = 7.0
+"""What saying goodbye on three connections may take; each takes two seconds at the most."""
+
 
 def program_version() -> str:
     """The version of the installed distribution."""
@@ -61,6 +65,7 @@ class Parts:
     """All parts of one process."""
 
     settings: Settings
+    tasks: Tasks
     worker: Worker
     database: Database
     runs: Runs
@@ -130,15 +135,16 @@ async def open_parts(
             if sock is not None:
                 host, port = sock.getsockname()[:2]
                 parts.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                parts.web = partial(serve_web, _app(parts, tasks), sock, shutdown=parts.over.wait)
+                parts.web = partial(serve_web, _app(parts), sock, shutdown=parts.over.wait)
             yield parts
         finally:
             if sock is not None:
                 sock.close()
-            await parts.locks.close()
-            await parts.heartbeat.session.close()
-            await parts.recorder.session.close()
-            await parts.workshop.transactions.close()
+            parts.workshop.transactions.close()
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await parts.locks.close()
+                await parts.heartbeat.session.close()
+                await parts.recorder.session.close()
 
 
 def _make(
@@ -221,6 +227,7 @@ def _make(
     }
     return Parts(
         settings=settings,
+        tasks=tasks,
         worker=worker,
         database=database,
         runs=runs,
@@ -246,7 +253,7 @@ def _make(
     )
 
 
-def _app(parts: Parts, tasks: Tasks) -> App:
+def _app(parts: Parts) -> App:
     settings = parts.settings
     return create_app(
         Services(
@@ -258,7 +265,7 @@ def _app(parts: Parts, tasks: Tasks) -> App:
                 max_batch_body_bytes=settings.max_batch_body_bytes,
                 default_lease_s=settings.default_lease_s,
             ),
-            tasks=tasks,
+            tasks=parts.tasks,
             state=parts.state,
             registry=parts.registry,
         )

@@ -22,7 +22,6 @@ from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.drain import DrainReport
-from dataloader.supervisor.restarts import leaf
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.supervisor import Supervisor, open_starting
 
@@ -49,8 +48,8 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
                 nursery.start_soon(_obey, signals, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
-    except* ActorGaveUp as group:
-        log.critical("ended because a part gave up", cause=str(leaf(group)))
+    except ActorGaveUp as error:
+        log.critical("ended because a part gave up", cause=str(error))
         outcome = None
     if isinstance(outcome, Exception):
         raise outcome

@@ -70,7 +70,8 @@ class Supervisor:
         """Add jobs, all or none, in one statement."""
         if self._parts.drain.requested.is_set():
             raise Draining("this supervisor is draining and takes no new jobs")
-        return await enqueue(self._parts.database, jobs, default_lease_s=self._parts.settings.default_lease_s)
+        parts = self._parts
+        return await enqueue(parts.database, jobs, default_lease_s=parts.settings.default_lease_s, tasks=parts.tasks)
 
     async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
         """The job as soon as it has ended, or as it stands after `timeout_s`."""
@@ -141,6 +142,7 @@ async def open_starting(
     settings: Settings, tasks: Tasks, *, with_web: bool, unstoppable: Callable[[Run], None] = _say_unstoppable
 ) -> AsyncIterator[Supervisor]:
     """A supervisor that may still be waiting for its database: for those who must be able to end it meanwhile."""
+    failure: Exception | None = None
     async with trio.open_nursery() as nursery:
 
         async def run(*, task_status: trio.TaskStatus[Supervisor]) -> None:
@@ -151,15 +153,19 @@ async def open_starting(
                     task_status.started(supervisor)
                     await supervisor.live(migrate=settings.migrate)
 
-        supervisor: Supervisor = await nursery.start(run)
         try:
-            yield supervisor
-        except BaseException:
-            supervisor.hurry()
-            raise
-        supervisor.request_drain()
-    if supervisor.failure is not None:
-        raise supervisor.failure
+            supervisor: Supervisor = await nursery.start(run)
+            try:
+                yield supervisor
+            except BaseException:
+                supervisor.hurry()
+                raise
+            supervisor.request_drain()
+        except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+            failure = error
+    failure = failure or supervisor.failure
+    if failure is not None:
+        raise failure
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ each nursery is ended by us, when what needs it has left.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -40,6 +40,8 @@ WEB: Final = Budget(5, 60)
 HELPER: Final = Budget(10, 60)
 LISTENER: Final = Budget(20, 60)
 CLAIMS: Final = Budget(20, 60)
+WEB_END_S: Final = 8.0
+"""What open HTTP requests and the server's own shutdown get."""
 LEAVE_S: Final = 3.0
 """What the last two writes, freed keys and the worker's farewell, may take."""
 
@@ -56,35 +58,40 @@ async def live(
     Raises `SchemaError` and `ConfigError` when the database can't serve this process at all.
     """
     keep = partial(keep_running, gave_up=gave_up)
-    async with trio.open_nursery() as services:
-        services.start_soon(watch_loop, parts.telemetry)
+    async with trio.open_nursery() as web:
         if parts.web is not None:
-            services.start_soon(keep, "web", parts.web, WEB)
-        if not await _prepare(parts, migrate=migrate):
-            task_status.started()
-            parts.over.set()
+            web.start_soon(keep, "web", parts.web, WEB)
+        async with trio.open_nursery() as services:
+            services.start_soon(watch_loop, parts.telemetry)
+            if await _prepare(parts, migrate=migrate):
+                services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
+                services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
+                services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
+                await _work(parts, keep, task_status)
+                await _leave(parts)
+            else:
+                task_status.started()
             services.cancel_scope.cancel()
-            return
-        services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
-        services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
-        services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
-        async with trio.open_nursery() as recording:
-            await recording.start(parts.recorder.run, parts.to_record)
-            with parts.workshop.to_recorder:
-                async with trio.open_nursery() as helpers:
-                    for name, helper in parts.helpers.items():
-                        helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)
-                    async with trio.open_nursery() as queues:
-                        for dispatcher in parts.dispatchers:
-                            keep_claiming = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
-                            await queues.start(dispatcher.run, keep_claiming)
-                        parts.ready = True
-                        task_status.started()
-                        parts.reported(await parts.drain.carry_out(parts.dispatchers, parts.recorder))
-                    helpers.cancel_scope.cancel()
-        await _leave(parts)
         parts.over.set()
-        services.cancel_scope.cancel()
+        web.cancel_scope.deadline = trio.current_time() + WEB_END_S
+
+
+async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[None]) -> None:
+    """Everything that the services serve: the recorder, the helpers, the queues, until they are drained."""
+    async with trio.open_nursery() as recording:
+        await recording.start(parts.recorder.run, parts.to_record)
+        with parts.workshop.to_recorder:
+            async with trio.open_nursery() as helpers:
+                for name, helper in parts.helpers.items():
+                    helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)
+                async with trio.open_nursery() as queues:
+                    for dispatcher in parts.dispatchers:
+                        keep_claiming = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
+                        await queues.start(dispatcher.run, keep_claiming)
+                    parts.ready = True
+                    task_status.started()
+                    parts.reported(await parts.drain.carry_out(parts.dispatchers, parts.recorder))
+                helpers.cancel_scope.cancel()
 
 
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:

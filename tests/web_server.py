@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import attrs
-import httpx
+import httpx2
 import trio
 from prometheus_client import CollectorRegistry
 
@@ -28,7 +28,7 @@ TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
 class Web:
     """A running server and a client of it. `change` sets fields of the process's state."""
 
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
     url: str
     app: App
     services: Services
@@ -92,6 +92,6 @@ async def open_server(dsn: str, **settings: Any) -> AsyncIterator[Web]:
             stopped.set()
 
         [url] = await nursery.start(serve)
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=url, timeout=20) as client:
             yield Web(client, url, app, services, telemetry, stop, stopped, state)
         stop.set()

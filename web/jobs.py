@@ -16,7 +16,7 @@ import trio
 
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.masking import mask
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, JobRecord, NewJob
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.store import control, reads
 from dataloader.store.enqueue import enqueue
 from dataloader.web.auth import Role
@@ -90,24 +90,11 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Enqueued]:
     if services.state().draining:
         raise Draining("this process takes no new jobs")
-    jobs = [NewJob(**request.domain_fields()) for request in requests]
-    settings = services.settings
     return await enqueue(
         services.database,
-        [_with_task_defaults(services, job) for job in jobs],
-        default_lease_s=settings.default_lease_s,
-        default_attempts=DEFAULT_MAX_ATTEMPTS,
-    )
-
-
-def _with_task_defaults(services: Services, job: NewJob) -> NewJob:
-    task = services.tasks.get(job.task)
-    if task is None:
-        return job
-    return attrs.evolve(
-        job,
-        max_attempts=task.max_attempts if job.max_attempts is None else job.max_attempts,
-        lease_ttl_sec=task.lease_ttl_sec if job.lease_ttl_sec is None else job.lease_ttl_sec,
+        [NewJob(**request.domain_fields()) for request in requests],
+        default_lease_s=services.settings.default_lease_s,
+        tasks=services.tasks,
     )
 
 

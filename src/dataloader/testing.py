@@ -165,8 +165,9 @@ async def _open_worker(dsn: str) -> AsyncIterator[_Worker]:
         try:
             yield _Worker(database, locks, transactions)
         finally:
-            await locks.close()
-            await transactions.close()
+            transactions.close()
+            with trio.move_on_after(5, shield=True):
+                await locks.close()
 
 
 async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> Outcome:

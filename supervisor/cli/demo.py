@@ -53,7 +53,7 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     screen = _screen()
     with screen:
         configure_logging("console", "info")
-        for client in ("httpx", "httpcore"):
+        for client in ("httpx2", "httpcore2"):
             logging.getLogger(client).setLevel(logging.WARNING)
 
         async def guest(supervisor: Supervisor) -> None:

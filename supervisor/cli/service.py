@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
+import attrs
 import click
 
 from dataloader.jobs.errors import ConfigError, DataloaderError
@@ -14,7 +15,9 @@ from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json, print_table
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
-from dataloader.supervisor.settings import Settings, explain, load_settings, unknown_variables
+from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
+
+DEFAULT_WORKERS: Final = (Worker("default", 10),)
 
 
 @click.command()
@@ -29,14 +32,16 @@ from dataloader.supervisor.settings import Settings, explain, load_settings, unk
 def serve(where: str | None, **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
-    Without DL_DB_DSN it starts a PostgreSQL of its own in the data directory, or joins the one that runs there.
+    Without WORKERS_JSON it serves one queue, "default", ten jobs at once. Without DL_DB_DSN it starts a PostgreSQL of its
+    own in the data directory, or joins the one that runs there.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
     settings = load_settings(overrides=overrides)
     if settings.workers and where is None:
         raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
-    tasks = Tasks() if where is None else load_tasks(where)
-    return _serve(settings, tasks)
+    if where is None:
+        return _serve(settings, Tasks())
+    return _serve(attrs.evolve(settings, workers=settings.workers or DEFAULT_WORKERS), load_tasks(where))
 
 
 def _serve(settings: Settings, tasks: Tasks) -> int:
@@ -51,7 +56,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
     for warning in _warnings():
         log.warning(warning)
     if not settings.workers:
-        log.warning("no queues are served: WORKERS_JSON is empty, so this process only answers the HTTP API")
+        log.warning("no queues are served: without --tasks this process only answers the HTTP API")
     with provide_database(settings, create=True) as provided:
         if settings.db_dsn is None:
             data_dir = settings.data_dir.absolute()

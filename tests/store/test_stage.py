@@ -1,4 +1,7 @@
-"""Waiting jobs become ready when their time comes, in order and in batches; nobody's clock makes them early or forgotten."""
+"""Waiting jobs become ready when their time comes, in order and in batches.
+
+Nobody's clock makes them early or forgotten.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-import httpx
+import httpx2
 import pytest
 import trio
 
@@ -33,7 +33,7 @@ async def test_after_the_stop_connections_are_refused_and_a_long_poll_is_cut(ope
         cut = trio.Event()
 
         async def wait() -> None:
-            with pytest.raises(httpx.RemoteProtocolError):
+            with pytest.raises(httpx2.RemoteProtocolError):
                 await web.client.get(f"/api/v1/jobs/{job_id}/status?wait=60", timeout=60)
             cut.set()
 
@@ -45,8 +45,8 @@ async def test_after_the_stop_connections_are_refused_and_a_long_poll_is_cut(ope
             with trio.fail_after(10):
                 await web.stopped.wait()
                 await cut.wait()
-        async with httpx.AsyncClient() as other:
-            with pytest.raises(httpx.ConnectError):
+        async with httpx2.AsyncClient() as other:
+            with pytest.raises(httpx2.ConnectError):
                 await other.get(f"{web.url}/health")
 
 
