@@ -11,6 +11,7 @@ import attrs
 import structlog
 import trio
 
+from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Runs
 from dataloader.jobs.errors import StoreError
 from dataloader.store.lock_session import LockSession
@@ -22,19 +23,19 @@ RETRY_S = 0.5
 
 @attrs.define(eq=False, kw_only=True)
 class Keeper:
-    """Pings the lock session. `default_lease_s` serves while no job runs."""
+    """Pings the lock session, at once when `wake` is set; `default_lease_s` serves while no job runs."""
 
     locks: LockSession
     runs: Runs
     period_s: float
     default_lease_s: float
+    wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ping until cancelled."""
         task_status.started()
         while True:
             lease_s = min(self.runs.shortest_lease_s(), self.default_lease_s)
-            terminated = self.locks.terminated
             try:
                 await self.locks.ping(lease_s)
                 self.runs.key_is_safe_until(self.locks.safe_until)
@@ -42,5 +43,4 @@ class Keeper:
             except StoreError as error:
                 log.warning("the lock session does not answer", error=str(error))
                 pause_s = RETRY_S
-            with trio.move_on_after(pause_s):
-                await terminated.wait()
+            await self.wake.wait(pause_s)

@@ -117,6 +117,8 @@ class Recorder:
             self.runs.remove(message.run)
             self.locks.forget(job.token)
             slots[job.queue] = slots.get(job.queue, 0) + 1
+        if not self._to_show:
+            self._show_at = math.inf  # or what nobody waits for any more would wake us again and again
         for queue, number in slots.items():
             self.freed(queue, number)
         self.released.set()

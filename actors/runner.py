@@ -102,7 +102,9 @@ async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter
     return await trio.to_thread.run_sync(partial(task.handler, job), limiter=limiter, thread_name=f"task {task.name}")
 
 
-def _ending(run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None) -> Ending | None:
+def _ending(  # noqa: PLR0911 - one for each way to end
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None
+) -> Ending | None:
     end = partial(Ending, run.job.job_id, run.job.token)
     if stopped is not None:
         return _ending_when_stopped(end, run, task, error, stopped)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 from uuid import UUID
 
@@ -73,6 +73,8 @@ class Runs:
         self._early_cancels: OrderedDict[UUID, None] = OrderedDict()
         self._removed = trio.Event()
         self.key_safe_until = math.inf
+        self.shorter_lease: Callable[[], None] = lambda: None
+        self._planned_for_s = math.inf
 
     def __len__(self) -> int:
         """How many there are, ended but unrecorded ones included."""
@@ -85,6 +87,9 @@ class Runs:
     def add(self, run: Run) -> None:
         """Take in a claimed job. If its cancellation was heard of before its claim was known, it is stopped at once."""
         self._by_token[run.job.token] = run
+        if run.job.lease_s < self._planned_for_s:
+            self._planned_for_s = run.job.lease_s
+            self.shorter_lease()
         self._by_job[run.job.job_id] = run
         self.set_deadline(run)
         if self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
@@ -118,8 +123,12 @@ class Runs:
             self._early_cancels.popitem(last=False)
 
     def shortest_lease_s(self) -> float:
-        """The shortest lease among them, infinite when there is none."""
-        return min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
+        """The shortest lease among them, infinite when there is none.
+
+        Whoever plans by it hears of a shorter one by `shorter_lease`, before the shorter one could lapse.
+        """
+        self._planned_for_s = min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
+        return self._planned_for_s
 
     def set_deadline(self, run: Run) -> None:
         """Move the scope's deadline to where timeout, lease and key put it."""

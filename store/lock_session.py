@@ -90,7 +90,7 @@ class LockSession:
         self.worker = worker
         self.tokens: dict[int, int | None] = {}
         self.safe_until = trio.current_time()
-        self.terminated = trio.Event()
+        self.on_termination: Callable[[], None] = lambda: None
         self.capacity = 0
         self._lost = lost
         self._to_release: list[int] = []
@@ -235,8 +235,7 @@ class LockSession:
         return [lock_hash for lock_hash in self.tokens.values() if lock_hash is not None]
 
     def _on_termination(self, _connection: object) -> None:
-        self.terminated.set()
-        self.terminated = trio.Event()
+        self.on_termination()
 
 
 def _job(queue: str, record: Any) -> ClaimedJob:

@@ -31,9 +31,13 @@ FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_a
 """
 _KNOWN: Final = """
 WITH known AS MATERIALIZED (
-  SELECT job_id FROM dl_jobs
-  WHERE status = 'queued' AND waits_for = 'task' AND queue = ANY ($1::text[]) AND task = ANY ($2::text[])
-  LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+  SELECT p.job_id
+  FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS t (task)
+  CROSS JOIN LATERAL (
+    SELECT job_id FROM dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue = q.queue AND j.task = t.task
+    ORDER BY j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+  ) AS p
 )
 UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = k.job_id
 """

@@ -207,6 +207,14 @@ def _make(
         cancel_grace_s=settings.cancel_grace_s,
         unstoppable=unstoppable,
     )
+    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s)
+    locks.on_termination = keeper.wake.set
+
+    def plan_anew() -> None:
+        heartbeat.wake.set()
+        keeper.wake.set()
+
+    runs.shorter_lease = plan_anew
     stager = Stager(
         database=database, queues=list(slots), tasks=tasks, sweep_s=settings.claim_backoff_s, poll_s=settings.poll_s
     )
@@ -238,7 +246,7 @@ def _make(
         dispatchers=list(dispatchers.values()),
         recorder=recorder,
         heartbeat=heartbeat,
-        keeper=Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s),
+        keeper=keeper,
         releaser=releaser,
         helpers={
             "listener": listener.run,

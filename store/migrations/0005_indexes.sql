@@ -12,11 +12,12 @@ CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_parked ON dl_jobs (hashtext(l
   WHERE status = 'queued' AND waits_for = 'lock';
 
 -- What waits for a worker that knows its task.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_unknown ON dl_jobs (queue, task)
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_unknown ON dl_jobs (queue, task, created_at)
   WHERE status = 'queued' AND waits_for = 'task';
 
 -- Which keys run, for the claim's look at live leases.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_running ON dl_jobs (hashtext(lock_key), job_id)
+  WHERE status = 'running';
 
 -- Lists, newest first, in pages by key.
 CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_created ON dl_jobs (created_at, job_id);

@@ -1,6 +1,8 @@
 -- Claim, release, unpark: the statements that need two snapshots and one round trip, or an advisory lock between them.
--- They run with the caller's rights. The plans are pinned to the indexes: with a parameter as LIMIT a generic plan has
--- been seen to turn into a hash join over the whole table.
+-- They run with the caller's rights. The plans are pinned: nothing may be scanned or sorted, so only the one index that has
+-- the wanted order is left, whatever the statistics say (a plan made while the queue was empty has been seen to walk the
+-- document's claim index for each key; with a parameter as LIMIT a generic plan turned into a hash join over the table).
+-- That is also why look-ups of one row have an ORDER BY.
 
 -- Claims up to p_limit ready jobs of a queue for p_worker on the session that holds the worker's advisory locks.
 -- One row for each candidate, with its verdict:
@@ -15,7 +17,8 @@ RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text
                partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -57,10 +60,14 @@ BEGIN
 
   -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
   -- session that held its lock.
-  SELECT array_agg(hashtext(r.lock_key)) INTO v_live
-  FROM dl_jobs r
-  WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (v_hashes) AND r.lease_expires_at > now()
-    AND NOT hashtext(r.lock_key) = ANY (p_held);
+  SELECT array_agg(k.h) INTO v_live
+  FROM unnest(v_hashes, v_verdicts) AS k (h, v)
+  CROSS JOIN LATERAL (
+    SELECT FROM dl_jobs r
+    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+    ORDER BY r.job_id LIMIT 1
+  ) AS live
+  WHERE k.v = 'run';
   IF v_live IS NOT NULL THEN
     FOR i IN 1 .. array_length(v_jobs, 1) LOOP
       IF v_verdicts[i] = 'run' AND v_hashes[i] = ANY (v_live) THEN
@@ -115,7 +122,8 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_ready_next(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
 AS $$
 DECLARE
   v_count int;
@@ -153,7 +161,8 @@ END $$;
 CREATE OR REPLACE FUNCTION dl_unpark(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
 AS $$
 DECLARE
   v_free int[];
@@ -163,16 +172,20 @@ BEGIN
     SELECT k.h, pg_try_advisory_xact_lock_shared(k.h) AS got FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
   )
   SELECT array_agg(h) FILTER (WHERE got) INTO v_free FROM tried;
-  SELECT array_agg(hashtext(r.lock_key)) INTO v_live
-  FROM dl_jobs r
-  WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (v_free) AND r.lease_expires_at > now();
+  SELECT array_agg(k.h) INTO v_live
+  FROM unnest(v_free) AS k (h)
+  CROSS JOIN LATERAL (
+    SELECT FROM dl_jobs r
+    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+    ORDER BY r.job_id LIMIT 1
+  ) AS live;
   RETURN dl_ready_next(ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}'))));
 END $$;
 
 -- The keys that jobs are parked for, after p_after, at most p_limit: one index probe a key, however many jobs wait for it.
 CREATE OR REPLACE FUNCTION dl_parked_keys(p_after bigint, p_limit int) RETURNS SETOF int
 LANGUAGE sql STABLE
-SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$
   WITH RECURSIVE keys (h, n) AS (
     (SELECT hashtext(j.lock_key), 1 FROM dl_jobs j

@@ -122,7 +122,7 @@ class _Bars(_Screen):
         # While it is shown sys.stderr goes through it: log lines come above the bars.
         self._progress = Progress(
             TextColumn("{task.description:<11}"),
-            BarColumn(bar_width=40),
+            BarColumn(bar_width=30),
             TextColumn("{task.completed:>7,.0f} / {task.total:<7,.0f}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[running]}"),

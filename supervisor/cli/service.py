@@ -32,8 +32,8 @@ DEFAULT_WORKERS: Final = (Worker("default", 10),)
 def serve(where: str | None, **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
-    Without WORKERS_JSON it serves one queue, "default", ten jobs at once. Without DL_DB_DSN it starts a PostgreSQL of its
-    own in the data directory, or joins the one that runs there.
+    Without WORKERS_JSON it serves one queue, "default", ten jobs at once. Without DL_DB_DSN it starts a PostgreSQL of
+    its own in the data directory, or joins the one that runs there.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
     settings = load_settings(overrides=overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import attrs
 import pytest
 
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
+from dataloader.store import database
 from dataloader.supervisor import tree
 from dataloader.supervisor.settings import Settings
 
@@ -34,6 +36,14 @@ def test_the_tree_is_drawn_as_in_the_code():
     assert tree.__doc__ is not None
     in_code = [line.removeprefix("    ") for line in tree.__doc__.splitlines()]
     assert "\n".join(drawn) in "\n".join(in_code)
+
+
+def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
+    [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
+    source = inspect.getsource(database.connect)
+    sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(database.PLANNER)
+    known_to_pgbouncer = {"application_name", "timezone"}
+    assert set(told.replace("\n", " ").replace(" ", "").split(",")) == sent - known_to_pgbouncer
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -12,6 +12,7 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Tasks
 from dataloader.store import enqueue as module
 from dataloader.store.enqueue import enqueue
 

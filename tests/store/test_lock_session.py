@@ -52,7 +52,8 @@ async def test_a_lost_session_takes_its_locks_again(holder, end_session, locks_o
 @pytest.mark.requirement("Q7")
 async def test_the_end_of_the_session_is_heard_of_at_once(holder, end_session):
     worker, *_ = holder
-    terminated = worker.locks.terminated
+    terminated = trio.Event()
+    worker.locks.on_termination = terminated.set
     await end_session(worker)
     with trio.fail_after(5):
         await terminated.wait()

@@ -1,0 +1,57 @@
+"""Fixtures for the tests of a running process in this process: supervisors on the test's database, and a look at it.
+
+Polls and sweeps are an hour apart unless a test says otherwise, so that what happens soon has happened by notification.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from databases import raw_connection
+
+from dataloader import Settings, Worker, open_supervisor
+
+NEVER_S = 3_600
+
+
+@pytest.fixture
+def open_worker(database):
+    """Opens a supervisor for `queues` (queue: slots) that knows `tasks`; keywords are settings."""
+
+    @asynccontextmanager
+    async def open_worker(tasks, queues=None, *, dsn=None, with_web=False, **settings):
+        quiet = {"poll_s": NEVER_S, "reaper_period_s": NEVER_S, "claim_backoff_s": NEVER_S, "drain_timeout_s": 10}
+        workers = tuple(Worker(queue, slots) for queue, slots in (queues or {"q": 4}).items())
+        ready = Settings(db_dsn=dsn or database.dsn, workers=workers, port=0, **(quiet | settings))
+        async with open_supervisor(ready, tasks, with_web=with_web) as supervisor:
+            yield supervisor
+
+    return open_worker
+
+
+@pytest.fixture
+async def raw(database):
+    """A connection past the store."""
+    async with raw_connection(database.dsn) as connection:
+        yield connection
+
+
+@pytest.fixture
+def row_of(raw):
+    """A job's row as it stands."""
+    return functools.partial(raw.fetchrow, "SELECT * FROM dl_jobs WHERE job_id = $1")
+
+
+@pytest.fixture
+def journal_of(raw):
+    """The kinds of a job's events, in order, with the reason where there is one."""
+
+    async def journal_of(job_id):
+        rows = await raw.fetch("SELECT kind, payload FROM dl_job_events WHERE job_id = $1 ORDER BY event_id", job_id)
+        reasons = [(row["kind"], json.loads(row["payload"] or "{}").get("reason")) for row in rows]
+        return [kind if reason is None else f"{kind}: {reason}" for kind, reason in reasons]
+
+    return journal_of

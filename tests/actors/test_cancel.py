@@ -1,0 +1,242 @@
+"""A cancel reaches the handler by notification, and ends the job in every state it may be in (Q4)."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+from conditions import until
+from structlog.testing import capture_logs
+
+from dataloader import Tasks
+from dataloader.store.control import Actor, cancel
+
+DAY_S = 86_400
+HOUR_S = 3_600
+OPERATOR = Actor("test", None)
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_worker, raw, row_of, journal_of):
+    tasks, started, stopped_at = Tasks(), trio.Event(), []
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            stopped_at.append(trio.current_time())
+
+    async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            claimed = await row_of(job.job_id)
+            asked_at = trio.current_time()
+            await cancel(supervisor.database, job.job_id, OPERATOR)
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+        assert ended.status == "canceled"
+        # No heartbeat and no poll has been: the notification alone can have stopped it.
+        assert (await row_of(job.job_id))["heartbeat_at"] == claimed["heartbeat_at"]
+        assert stopped_at[0] - asked_at < 0.1
+        assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker, raw):
+    tasks, started = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        await trio.sleep_forever()
+
+    async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
+            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_without_its_notification_comes_with_the_next_heartbeat(open_worker, raw):
+    tasks, started = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        await trio.sleep_forever()
+
+    async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            await raw.execute("SET session_replication_role = replica")  # no trigger, so no notification
+            await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
+            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_thread_stops_at_its_next_checkpoint(open_worker):
+    tasks, started = Tasks(), trio.Event()
+
+    @tasks.task("loop")
+    def loop(job):
+        trio.from_thread.run_sync(started.set)
+        while True:
+            job.checkpoint()
+            threading.Event().wait(0.01)
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "loop")
+            await started.wait()
+            await cancel(supervisor.database, job.job_id, OPERATOR)
+            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, journal_of):
+    tasks, release, ran = Tasks(), trio.Event(), []
+
+    @tasks.task("wait")
+    async def wait(job):
+        ran.append(job.job_id)
+        await release.wait()
+
+    async with open_worker(tasks, {"q": 1}) as supervisor:
+        with trio.fail_after(20):
+            first = await supervisor.trigger("q", "wait")
+            await until(lambda: _now(ran))
+            second = await supervisor.trigger("q", "wait")
+            assert (await cancel(supervisor.database, second.job_id, OPERATOR)).status == "canceled"
+            release.set()
+            await supervisor.wait(first.job_id, timeout_s=10)
+            third = await supervisor.trigger("q", "wait")
+            await supervisor.wait(third.job_id, timeout_s=10)
+        assert ran == [first.job_id, third.job_id]
+        assert await journal_of(second.job_id) == ["queued", "canceled"]
+
+
+async def _now(value):
+    return list(value)
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_of_a_finished_job_says_so_and_changes_nothing(open_worker, journal_of):
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job):
+        return 1
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "quick")
+        await supervisor.wait(job.job_id, timeout_s=10)
+        answer = await cancel(supervisor.database, job.job_id, OPERATOR)
+        assert (answer.status, answer.cancel_requested) == ("succeeded", False)
+        assert await journal_of(job.job_id) == ["queued", "picked", "done"]
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open_worker, raw, row_of):
+    tasks, started, cleaning, cleaned = Tasks(), trio.Event(), trio.Event(), trio.Event()
+
+    @tasks.task("tidy")
+    async def tidy(job):
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(10, shield=True):
+                cleaning.set()
+                await cleaned.wait()
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "tidy")
+            await started.wait()
+            await cancel(supervisor.database, job.job_id, OPERATOR)
+            await cleaning.wait()
+            # Not confirmed before the body has left.
+            assert (await row_of(job.job_id))["status"] == "running"
+            cleaned.set()
+            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("deaf")
+    async def deaf(job):
+        started.set()
+        with trio.CancelScope(shield=True):
+            await release.wait()
+        return "done all the same"
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "deaf")
+            await started.wait()
+            await cancel(supervisor.database, job.job_id, OPERATOR)
+            release.set()
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+        assert (ended.status, ended.result, ended.cancel_requested) == ("succeeded", "done all the same", True)
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps_lease_and_key(open_worker, raw, row_of):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("deaf")
+    async def deaf(job):
+        started.set()
+        with trio.CancelScope(shield=True):
+            await release.wait()
+
+    @tasks.task("next")
+    async def following(job):
+        assert release.is_set()
+
+    with capture_logs() as lines:
+        async with open_worker(tasks, heartbeat_s=0.2, default_lease_s=3, cancel_grace_s=0.1) as supervisor:
+            with trio.fail_after(30):
+                job = await supervisor.trigger("q", "deaf", lock_key="k")
+                await started.wait()
+                following_job = await supervisor.trigger("q", "next", lock_key="k")
+                await cancel(supervisor.database, job.job_id, OPERATOR)
+                await until(lambda: _now(line for line in lines if "does not stop" in line["event"]))
+                lease = (await row_of(job.job_id))["lease_expires_at"]
+                await until(lambda: row_of(job.job_id), lambda row: row["lease_expires_at"] > lease)
+                waiting = await row_of(following_job.job_id)
+                assert (waiting["status"], waiting["waits_for"]) == ("queued", "lock")
+                release.set()
+                assert (await supervisor.wait(following_job.job_id, timeout_s=10)).status == "succeeded"
+    [stuck] = [line for line in lines if "does not stop" in line["event"]]
+    assert (stuck["job_id"], stuck["task"], stuck["why"]) == (str(job.job_id), "deaf", "cancel_requested")
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a_retry(open_worker, raw):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("fail")
+    async def fail(job):
+        started.set()
+        with trio.CancelScope(shield=True):
+            await release.wait()
+        raise ValueError("too late")
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "fail")
+            await started.wait()
+            await cancel(supervisor.database, job.job_id, OPERATOR)
+            release.set()
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+        assert ended.status == "canceled"
+        assert ended.error.startswith("ValueError: too late")

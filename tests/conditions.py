@@ -1,0 +1,21 @@
+"""Waiting for what another process or the database will show: asked again and again, since nobody can tell us."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+async def until(read: Callable[[], Awaitable[T]], holds: Callable[[T], object] = bool, *, within_s: float = 15) -> T:
+    """What `read` gives as soon as `holds` is true of it; fails with the last reading after `within_s`."""
+    value = await read()
+    with trio.move_on_after(within_s):
+        while not holds(value):
+            await trio.sleep(0.02)
+            value = await read()
+    assert holds(value), f"still {value!r} after {within_s} s"
+    return value
