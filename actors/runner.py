@@ -48,38 +48,41 @@ class Workshop:
 async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLimiter) -> None:
     """Run the job with `task`, a plain function in a thread of `limiter`; ends with a message to the recorder."""
     job = run.job
+    # The task has a context of its own, which its children inherit and nobody else sees: nothing to undo.
+    structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
     port = _Port(run, workshop)
     started = trio.current_time()
-    error: BaseException | None = None
-    value: object = None
-    with structlog.contextvars.bound_contextvars(
-        job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt
-    ):
-        if task.timeout_s is not None:
-            run.timeout_at = started + task.timeout_s
-            run.scope.deadline = min(run.scope.deadline, run.timeout_at)
-        try:
-            with run.scope:
-                value = await _call(task, run, port, limiter)
-        except BaseExceptionGroup as raised:
-            # Somebody else's cancellation, or ^C, is never swallowed, also when it comes in company.
-            if raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
-                raise
-            error = raised
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever a handler raises is the job's error, not ours
-            error = raised
-        run.body_ended = True
-        stopped = (
-            run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
-        )
-        ending = None if port.committed else _ending(run, task, value, error, stopped)
-        if error is not None and stopped is None:
-            log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
-        elif stopped is not None:
-            log.info("the job was stopped", why=stopped.value)
-        outcome = "succeed" if port.committed else "void" if ending is None else ending.step.value
-        workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
+    if task.timeout_s is not None:
+        run.timeout_at = started + task.timeout_s
+        run.scope.deadline = min(run.scope.deadline, run.timeout_at)
+    value, error = await _run_body(run, task, port, limiter)
+    run.body_ended = True
+    stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
+    ending = None if port.committed else _ending(run, task, value, error, stopped)
+    if error is not None and stopped is None:
+        log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
+    elif stopped is not None:
+        log.info("the job was stopped", why=stopped.value)
+    outcome = "succeed" if port.committed else "void" if ending is None else ending.step.value
+    workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
     workshop.to_recorder.send_nowait(Ended(run, ending))
+
+
+async def _run_body(
+    run: Run, task: Task, port: _Port, limiter: trio.CapacityLimiter
+) -> tuple[object, BaseException | None]:
+    """What the handler returned or raised; whatever it raises is the job's error, not ours."""
+    try:
+        with run.scope:
+            return await _call(task, run, port, limiter), None
+    except BaseExceptionGroup as raised:
+        # Somebody else's cancellation, or ^C, is never swallowed, also when it comes in company.
+        if raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+            raise
+        return None, raised
+    except (Exception, SystemExit) as raised:  # noqa: BLE001 - see above
+        return None, raised
+    return None, None  # the scope was cancelled
 
 
 async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter) -> object:

@@ -8,4 +8,4 @@ async def count(job: Job) -> dict[str, int]:
     """Count to `args.to`, and say so on the way."""
     for n in range(1, job.args["to"] + 1):
         await job.progress({"n": n})  # also where a canceled job stops
-    return {"counted": n}
+    return {"counted": job.args["to"]}

@@ -16,13 +16,14 @@ import attrs
 
 from dataloader.store.database import Database
 
+# No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
 _BEAT: Final = """
 WITH mine AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
 ), locked AS MATERIALIZED (
   SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = m.job_id
   WHERE j.token = m.token AND (j.status = 'running') IS TRUE AND (j.lease_expires_at > now()) IS TRUE
-  ORDER BY j.job_id FOR NO KEY UPDATE OF j SKIP LOCKED
+  FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
   FROM locked l WHERE j.job_id = l.job_id

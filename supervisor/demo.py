@@ -11,7 +11,6 @@ a durable queue is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -33,19 +32,23 @@ HISTORY: Final = "ecb.history"
 CONTROL: Final = "ecb.control"
 WORKERS: Final = (Worker(RECENT, 2), Worker(HISTORY, 2), Worker(CONTROL, 1))
 """Several queues, so that the years people ask for don't wait behind the others."""
-_RECENT_FROM: Final = 2015
 _LEASE_S: Final = 15
 """Short, so that a run after a kill -9 need not wait long for the jobs of the one before."""
+
+
+def queue_of(year: int) -> str:
+    """Where the job of a year waits."""
+    return RECENT if year >= 2015 else HISTORY
 
 
 class Watcher(Protocol):
     """Who is shown how the load goes."""
 
-    def began(self, contents: Contents, jobs: Sequence[JobRecord], *, left: int) -> None:
-        """All jobs are in the queue; `left` of them were there before."""
+    def began(self, contents: Contents, *, left: int) -> None:
+        """The file is read; there will be a job for each of its years, `left` of which are in the queue already."""
 
     def changed(self, job: JobRecord) -> None:
-        """One of the jobs has another status or progress."""
+        """One of the jobs is in the queue, or has another status or progress."""
 
 
 @attrs.define
@@ -53,7 +56,7 @@ class Load:
     """One run of the demo, as far as it has come: the jobs of the years, and the result of the one that checks."""
 
     run_id: UUID = attrs.field(factory=uuid7)
-    years: list[JobRecord] = attrs.field(factory=list)
+    years: dict[int, JobRecord] = attrs.field(factory=dict)
     failed: JobRecord | None = None
     contents: Contents | None = None
     check: dict[str, Any] | None = None
@@ -62,8 +65,7 @@ class Load:
     @property
     def is_over(self) -> bool:
         """True when nothing is left to be done: the check was made, or a job failed for good."""
-        ended = bool(self.years) and all(job.status.is_final for job in self.years)
-        return self.check is not None or self.failed is not None or ended
+        return self.check is not None or self.failed is not None
 
     @property
     def is_right(self) -> bool:
@@ -71,14 +73,14 @@ class Load:
         return (
             self.contents is not None
             and self.check is not None
-            and all(job.status is Status.SUCCEEDED for job in self.years)
+            and all(job.status is Status.SUCCEEDED for job in self.years.values())
             and self.check["rates"] == self.contents.rates.total()
             and Decimal(self.check["sum"] or 0) == self.contents.sum
         )
 
     def total(self, count: str) -> int:
         """The sum of one count, such as `inserted`, over the years that have one."""
-        return sum(job.result[count] for job in self.years if job.result)
+        return sum(job.result[count] for job in self.years.values() if job.result)
 
 
 async def load(url: str, run: Load, watcher: Watcher) -> None:
@@ -89,30 +91,25 @@ async def load(url: str, run: Load, watcher: Watcher) -> None:
         try:
             if await _do(client, run, CREATE_TABLE) is None:
                 return
-            run.years, left = await _queue(client, run, contents)
-            watcher.began(contents, run.years, left=left)
+            left = await _left(client)
+            watcher.began(contents, left=len(left))
             async with trio.open_nursery() as nursery:
-                for place in range(len(run.years)):
-                    nursery.start_soon(_follow, client, run, place, watcher)
-            if all(job.status is Status.SUCCEEDED for job in run.years):
+                for year in sorted(contents.rates, reverse=True):
+                    new = year not in left
+                    job = await _trigger(client, run, queue_of(year), LOAD_YEAR, {"year": year}) if new else left[year]
+                    nursery.start_soon(_follow, client, run, job, watcher)
+            run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
+            if run.failed is None:
                 checked = await _do(client, run, CHECK)
                 run.check = None if checked is None else checked.result
         finally:
             run.seconds = trio.current_time() - began
 
 
-async def _queue(client: Client, run: Load, contents: Contents) -> tuple[list[JobRecord], int]:
-    """The jobs of all years, latest year first: those that wait or run since an earlier run, and new ones."""
+async def _left(client: Client) -> dict[int, JobRecord]:
+    """The jobs of years that wait or run since an earlier run."""
     unended = JobFilter(task=LOAD_YEAR, status=frozenset({Status.QUEUED, Status.RUNNING}))
-    left = {job.args["year"]: job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
-    jobs = []
-    for year in sorted(contents.rates, reverse=True):
-        job = left.get(year)
-        if job is None:
-            queue = RECENT if year >= _RECENT_FROM else HISTORY
-            job = await _trigger(client, run, queue, LOAD_YEAR, {"year": year})
-        jobs.append(job)
-    return jobs, len(left)
+    return {job.args["year"]: job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
 
 
 async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[str, Any]) -> JobRecord:
@@ -139,13 +136,12 @@ async def _do(client: Client, run: Load, task: str) -> JobRecord | None:
     return None
 
 
-async def _follow(client: Client, run: Load, place: int, watcher: Watcher) -> None:
-    """Keep the job at `place` of `run.years` as it stands, until it has ended."""
+async def _follow(client: Client, run: Load, job: JobRecord, watcher: Watcher) -> None:
+    """Keep the job of a year in `run` as it stands, until it has ended."""
 
-    def changed(job: JobRecord) -> None:
-        run.years[place] = job
-        watcher.changed(job)
+    def changed(now: JobRecord) -> None:
+        run.years[now.args["year"]] = now
+        watcher.changed(now)
 
-    if run.years[place].status.is_final:
-        watcher.changed(run.years[place])
-    await wait_for_end(client, run.years[place], timeout_s=math.inf, on_change=changed)
+    changed(job)
+    await wait_for_end(client, job, timeout_s=math.inf, on_change=changed)

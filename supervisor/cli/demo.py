@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from dataloader.jobs.states import Status
 from dataloader.supervisor.cli.entry import FAILED
 from dataloader.supervisor.cli.output import print_json, print_table, visible
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
-from dataloader.supervisor.demo import WORKERS, Load, Watcher, load
+from dataloader.supervisor.demo import WORKERS, Load, Watcher, load, queue_of
 from dataloader.supervisor.demo_tasks import Contents, tasks
 from dataloader.supervisor.settings import Settings, load_settings
 from dataloader.supervisor.supervisor import Supervisor
@@ -60,11 +59,9 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
             url = str(supervisor.url)
             try:
                 await load(url, run, screen)
-            except StoreUnavailable as error:  # after ^C the service takes no new jobs
-                click.echo(str(error), err=True)
-                supervisor.request_drain()
-                return
-            if keep:
+            except* StoreUnavailable as group:  # after ^C the service takes no new jobs
+                click.echo(str(group.exceptions[0]), err=True)
+            if keep and run.is_over:
                 screen.stop()
                 _print_results(run, as_json=as_json)
                 _print_addresses(url, data_dir)
@@ -102,9 +99,9 @@ class _Lines(_Screen):
     def stop(self) -> None:
         """Nothing to end."""
 
-    def began(self, contents: Contents, jobs: Sequence[JobRecord], *, left: int) -> None:
+    def began(self, contents: Contents, *, left: int) -> None:
         """Say what is to come."""
-        click.echo(_plan(contents, jobs, left), err=True)
+        click.echo(_plan(contents, left), err=True)
 
     def changed(self, job: JobRecord) -> None:
         """Say how a year ended."""
@@ -145,13 +142,11 @@ class _Bars(_Screen):
         """Leave the bars as they are."""
         self._progress.stop()
 
-    def began(self, contents: Contents, jobs: Sequence[JobRecord], *, left: int) -> None:
+    def began(self, contents: Contents, *, left: int) -> None:
         """Draw the bars."""
-        self._progress.console.print(_plan(contents, jobs, left))
+        self._progress.console.print(_plan(contents, left))
         self._contents = contents
-        self._jobs = {job.job_id: job for job in jobs}
-        for queue in sorted({job.queue for job in jobs}, reverse=True):
-            years = sum(job.queue == queue for job in jobs)
+        for queue, years in Counter(map(queue_of, contents.rates)).items():
             self._queues[queue] = self._progress.add_task(queue, total=years, running="")
         self._rates = self._progress.add_task("rates", total=contents.rates.total(), running="")
 
@@ -173,9 +168,9 @@ class _Bars(_Screen):
         return int(job.progress.get("rates", 0)) if job.status is Status.RUNNING else 0
 
 
-def _plan(contents: Contents, jobs: Sequence[JobRecord], left: int) -> str:
+def _plan(contents: Contents, left: int) -> str:
     slots = ", ".join(f"{worker.concurrency} × {worker.queue}" for worker in WORKERS)
-    text = f"{contents.rates.total():,} rates in {len(jobs)} jobs, one a year; workers: {slots}"
+    text = f"{contents.rates.total():,} rates in {len(contents.rates)} jobs, one a year\nworkers: {slots}"
     return f"{text}\n{left} of the jobs were left in the queue by a run before" if left else text
 
 
@@ -189,16 +184,18 @@ def _print_results(run: Load, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(run))
     elif run.years:
-        rows = [_row(job) for job in sorted(run.years, key=lambda job: int(job.args["year"]))]
-        succeeded = sum(job.status is Status.SUCCEEDED for job in run.years)
+        rows = [_row(job) for _, job in sorted(run.years.items())]
+        succeeded = sum(job.status is Status.SUCCEEDED for job in run.years.values())
         totals = (f"{run.total(count):>9,}" for count in COUNTS)
         rows.append(("all", f"{succeeded} succeeded", "", *totals, f"{run.seconds:>7.2f}"))
         columns = ("YEAR", "STATUS", "ATTEMPT", *(f"{name.upper():>9}" for name in COUNTS), "SECONDS")
         print_table(columns, rows, nothing="")
-    for job in (*run.years, *([run.failed] if run.failed else [])):
-        if job.error is not None:
-            year = job.args.get("year", "")
-            click.echo(f"{job.task} {year}: {visible(job.error.partition(chr(10))[0])}", err=True)
+    errors = [job for job in run.years.values() if job.error is not None]
+    if run.failed is not None and run.failed not in errors:
+        errors.append(run.failed)
+    for job in errors:
+        summary = (job.error or "").partition("\n")[0]
+        click.echo(f"{job.task} {job.args.get('year', '')}: {visible(summary)}", err=True)
     if not as_json:
         click.echo(_verdict(run))
 
@@ -210,7 +207,7 @@ def _row(job: JobRecord) -> tuple[str, ...]:
 
 def _verdict(run: Load) -> str:
     if run.check is None or run.contents is None:
-        done = sum(job.status is Status.SUCCEEDED for job in run.years)
+        done = sum(job.status is Status.SUCCEEDED for job in run.years.values())
         return (
             f"not finished: {done} years are loaded; jobs that wait in the queue are done by the next run"
             if run.failed is None
@@ -228,7 +225,7 @@ def _as_json(run: Load) -> dict[str, Any]:
         "run_id": run.run_id,
         "ok": run.is_right,
         "seconds": round(run.seconds, 3),
-        "jobs": [_job_as_json(job) for job in sorted(run.years, key=lambda job: int(job.args["year"]))],
+        "jobs": [_job_as_json(job) for _, job in sorted(run.years.items())],
         "total": {count: run.total(count) for count in COUNTS},
         "file": None if run.contents is None else {"rates": run.contents.rates.total(), "sum": str(run.contents.sum)},
         "table": run.check,

@@ -118,7 +118,7 @@ async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, jour
             third = await supervisor.trigger("q", "wait")
             await supervisor.wait(third.job_id, timeout_s=10)
         assert ran == [first.job_id, third.job_id]
-        assert await journal_of(second.job_id) == ["queued", "canceled"]
+        assert await journal_of(second.job_id) == ["queued", "canceled: operator"]
 
 
 async def _now(value):

@@ -34,7 +34,6 @@ async def test_the_ten_line_task_counts_and_shows_it():
     assert outcome.progress == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-@pytest.mark.requirement("Q14")
 async def test_a_supervisor_is_embedded_in_a_trio_program(database):
     with trio.fail_after(20):
         assert await load("embedding").main(database.dsn) == 6

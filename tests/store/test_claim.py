@@ -17,7 +17,7 @@ from dataloader.store.leases import Beat, reap
 from dataloader.store.stage import ready_known
 
 TRY_LOCK = "WHEN pg_try_advisory_lock(h)"
-SECOND_LOOK = "SELECT array_agg(hashtext(r.lock_key)) INTO v_live"
+SECOND_LOOK = "SELECT array_agg(k.h) INTO v_live"
 
 
 def ids(jobs):

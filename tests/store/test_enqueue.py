@@ -12,7 +12,6 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import Tasks
 from dataloader.store import enqueue as module
 from dataloader.store.enqueue import enqueue
 
@@ -217,7 +216,9 @@ async def test_batches_with_the_same_keys_in_any_order_do_not_deadlock(database,
     answers = {}
 
     async def send(name, batch):
-        answers[name] = {job.idempotency_key: answer for job, answer in zip(batch, await enqueue(store, batch), strict=True)}
+        answers[name] = {
+            job.idempotency_key: answer for job, answer in zip(batch, await enqueue(store, batch), strict=True)
+        }
 
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     before = await raw.fetchval(deadlocks)

@@ -125,8 +125,8 @@ async def test_an_expired_job_goes_back_to_the_queue(ten, store, raw, row_of, jo
     ids=str,
 )
 async def test_what_becomes_of_an_expired_job(store, add_job, start_worker, raw, row_of, journal_of, columns, status):
-    cancel = columns.pop("cancel_requested", None)
-    job_id = await add_job(**columns)
+    cancel = "cancel_requested" in columns
+    job_id = await add_job(**{name: value for name, value in columns.items() if name != "cancel_requested"})
     await start_worker().claim()
     if cancel:
         await raw.execute("UPDATE dl_jobs SET cancel_requested = true")

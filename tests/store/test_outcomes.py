@@ -110,7 +110,9 @@ async def test_an_outcome_with_an_old_token_changes_nothing(claim_one, start_wor
     await worker.locks.release()
     [_again] = await start_worker().claim()
     before = await all_rows(raw), await all_events(raw)
-    finished = await worker.record(Ending(job.job_id, job.token, step, error="late", result="1", progress='{"late": 1}'))
+    finished = await worker.record(
+        Ending(job.job_id, job.token, step, error="late", result="1", progress='{"late": 1}')
+    )
     assert (finished.written, finished.void) == ({}, [job.token])
     await store.write(aio_show_progress, [(job.job_id, job.token, '{"late": 1}')])
     await store.write(aio_keep_lines, [(job.job_id, job.token, datetime.now(UTC), '{"late": 1}')])
@@ -138,8 +140,7 @@ async def test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void(start_
         await add_job()
     worker = start_worker()
     endings = [
-        Ending(job.job_id, job.token, step, error="e")
-        for job, step in zip(await worker.claim(), STEPS, strict=True)
+        Ending(job.job_id, job.token, step, error="e") for job, step in zip(await worker.claim(), STEPS, strict=True)
     ]
     first = await worker.record(*endings)
     assert len(first.written) == len(STEPS)

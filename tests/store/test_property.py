@@ -4,8 +4,8 @@ After every step the promises about our own writes are checked (Q6, Q7, Q9, Q10)
 key, never a run too many, no effect of an old token, the server's locks as in memory, a journal that tells the row's
 story by the table of transitions. After a sweep no job stays parked without a holder; in the end every job ends.
 
-The histories are the same each time. `PROPERTY_EXAMPLES=5000 pytest tests/store/test_property.py` draws new ones (with
-`--hypothesis-seed` again the same): hypothesis shrinks what fails to a short list of steps, which is printed.
+The histories are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others. Hypothesis shrinks
+what fails to a short list of steps and prints it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 import pytest
 import trio
 from databases import RawConnection, raw_connection
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from queue_workers import LossyConnection, Worker
 
@@ -32,7 +32,8 @@ from dataloader.store.enqueue import enqueue
 from dataloader.store.leases import Beat, reap
 from dataloader.store.stage import ready_due, ready_free, ready_known, unpark
 
-EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
+SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 KEYS = ("k0", "k1", "k2")
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
@@ -103,11 +104,12 @@ class World:
     # What can happen. `a` and `b` choose among what there is.
 
     async def enqueue(self, a, b):
-        job = NewJob(
-            queue="q", task=TASKS[b == 7], lock_key=KEYS[a % 3], max_attempts=1 + b % 3, priority=a, lease_ttl_sec=60
-        )
-        await enqueue(self.store, [job])
-        self.jobs.append(job.job_id)
+        jobs = [
+            NewJob(queue="q", task=TASKS[b == 7], lock_key=KEYS[(a + n) % 3], max_attempts=1 + b % 3, lease_ttl_sec=60)
+            for n in range(1 + a % 4)
+        ]
+        await enqueue(self.store, jobs)
+        self.jobs.extend(job.job_id for job in jobs)
 
     async def claim(self, a, b):
         worker = self.workers[a % len(self.workers)]
@@ -135,13 +137,16 @@ class World:
     async def end_again(self, a, b):
         """A write of somebody who was declared dead, or of a batch that is sent a second time."""
         job = self.pick(self.old, a)
-        if job is not None:
-            async with self.raw_turn:
-                before = await self.raw.fetch("SELECT j::text FROM dl_jobs j WHERE job_id = $1", job.job_id)
-                ending = Ending(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
-                assert (await self.workers[0].record(ending)).written == {}
-                after = await self.raw.fetch("SELECT j::text FROM dl_jobs j WHERE job_id = $1", job.job_id)
-            assert before == after
+        if job is None:
+            return
+        async with self.raw_turn:
+            row = "SELECT j::text, token, status::text AS status FROM dl_jobs j WHERE job_id = $1"
+            before = await self.raw.fetchrow(row, job.job_id)
+            if (before["token"], before["status"]) == (job.token, "running"):
+                return  # its process is dead or has given up, and nobody has taken the job back yet
+            ending = Ending(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
+            assert (await self.workers[0].record(ending)).written == {}
+            assert await self.raw.fetchrow(row, job.job_id) == before
 
     async def beat(self, a, _b):
         worker = self.workers[a % len(self.workers)]
@@ -209,7 +214,9 @@ class World:
         """What waits for its time falls due; no trigger sees that."""
         async with self.raw_turn:
             await self.raw.execute("SET session_replication_role = replica")
-            await self.raw.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND available_at > now()")
+            await self.raw.execute(
+                "UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND available_at > now()"
+            )
             await self.raw.execute("SET session_replication_role = origin")
         await ready_due(self.store)
 
@@ -322,7 +329,9 @@ class World:
 
     async def check_journal(self, rows):
         statuses = dict.fromkeys(rows, Status.QUEUED)
-        for event in await self.sql("SELECT job_id, kind, payload ->> 'reason' AS reason FROM dl_job_events ORDER BY event_id"):
+        for event in await self.sql(
+            "SELECT job_id, kind, payload ->> 'reason' AS reason FROM dl_job_events ORDER BY event_id"
+        ):
             name = f"{event['kind']}: {event['reason']}" if event["kind"] == "requeue" else event["kind"]
             if event["job_id"] not in self.foreign_touched and name not in {"queued", "heartbeat"}:
                 statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], EVENTS[name]]
@@ -334,7 +343,8 @@ class World:
             locks = worker.locks
             if locks.connected and not locks._suspect:
                 rows = await self.sql(
-                    "SELECT objid::bigint::bit(32)::int AS h FROM pg_locks WHERE locktype = 'advisory' AND pid = $1", worker.pid
+                    "SELECT objid::bigint::bit(32)::int AS h FROM pg_locks WHERE locktype = 'advisory' AND pid = $1",
+                    worker.pid,
                 )
                 alive = await self.sql("SELECT FROM pg_stat_activity WHERE pid = $1", worker.pid)
                 if alive:
@@ -364,7 +374,10 @@ class World:
             await self.insist(worker, worker.locks.release)
         await self.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
         await self.reap(0, 0)
-        for _ in range(2 * len(self.jobs) + 2):
+        rounds = 0
+        while await self.sql("SELECT FROM dl_jobs WHERE status IN ('queued', 'running')"):
+            rounds += 1
+            assert rounds < 2 * len(self.jobs) + 2, "jobs that neither end nor run"
             await self.let_time_pass(0, 0)
             await self.sweep(0, 0)
             await self.check_parked()
@@ -372,8 +385,6 @@ class World:
             for body in list(self.bodies):
                 await self.stop(body, Step.SUCCEED)
         await self.check()
-        left = await self.sql("SELECT status::text, waits_for FROM dl_jobs WHERE status IN ('queued', 'running')")
-        assert not left, "jobs that neither end nor run"
 
 
 # The first ones stand for most of what happens; hypothesis prefers them when it shrinks.
@@ -384,7 +395,9 @@ RARE = (
 )  # fmt: skip
 CHOICES = st.integers(0, 7)
 ONE = st.tuples(st.sampled_from(COMMON + RARE), CHOICES, CHOICES)
-ON_THE_STORE = st.tuples(st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue"]), CHOICES, CHOICES)
+ON_THE_STORE = st.tuples(
+    st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue"]), CHOICES, CHOICES
+)
 TWO_AT_ONCE = st.tuples(ON_THE_STORE, ON_THE_STORE)
 HISTORIES = st.lists(st.one_of(st.tuples(ONE), st.tuples(ONE), st.tuples(ONE), TWO_AT_ONCE), min_size=10, max_size=60)
 
@@ -414,15 +427,20 @@ async def play(store, raw, service, history):
 @pytest.mark.requirement("Q9")
 @pytest.mark.requirement("Q10")
 @pytest.mark.requirement("Q11")
-async def test_every_history_keeps_the_promises(database, store, raw):
+@pytest.mark.parametrize("part", range(3))
+async def test_every_history_keeps_the_promises(database, store, raw, part):
     async with raw_connection(database.dsn) as service:
 
+        @seed(SEED + part)
         @settings(
             max_examples=EXAMPLES,
-            derandomize="PROPERTY_EXAMPLES" not in os.environ,
             deadline=None,
             database=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.data_too_large,
+                HealthCheck.function_scoped_fixture,
+            ],
             phases=[Phase.generate, Phase.shrink],
         )
         @given(history=HISTORIES)

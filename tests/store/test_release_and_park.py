@@ -1,4 +1,4 @@
-"""The end of a run wakes the next job of its key (Q7): finishing and parking in every order, and the sweep below both."""
+"""The end of a run wakes the next job of its key (Q7): finishing and parking in every order, and the sweep below."""
 
 from __future__ import annotations
 
@@ -151,7 +151,9 @@ async def test_when_the_session_is_lost_before_the_release_the_next_job_wakes_wi
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_release_that_fails_half_way_is_made_good(held, start_worker, other, row_of, locks_of, raw, until_blocked):
+async def test_a_release_that_fails_half_way_is_made_good(
+    held, start_worker, other, row_of, locks_of, raw, until_blocked
+):
     worker, job, second = held
     await start_worker().claim()
     await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))

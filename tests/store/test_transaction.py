@@ -17,6 +17,7 @@ from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.leases import Beat
 from dataloader.store.transaction import Transactions
 
+
 def success_of(job):
     return lambda result: Ending(job.job_id, job.token, Step.SUCCEED, result=result)
 
@@ -61,7 +62,7 @@ async def test_the_rows_and_the_success_are_committed_together(transactions, run
 @pytest.mark.requirement("Q12")
 async def test_an_error_in_the_block_undoes_its_rows_and_leaves_the_job_running(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             raise ZeroDivisionError
@@ -71,7 +72,7 @@ async def test_an_error_in_the_block_undoes_its_rows_and_leaves_the_job_running(
 @pytest.mark.requirement("Q12")
 async def test_a_statement_that_fails_undoes_the_rest(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(StoreError, match="target_pkey"):
+    with pytest.raises(StoreError, match="target_pkey"):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await transaction.execute("INSERT INTO target VALUES (1)")
@@ -82,7 +83,7 @@ async def test_a_statement_that_fails_undoes_the_rest(transactions, run, raw, ro
 async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run, raw, row_of):
     """PostgreSQL answers COMMIT with ROLLBACK when a statement has failed; the job must not look done then."""
     _worker, job, success = run
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             with pytest.raises(StoreError):
@@ -105,7 +106,7 @@ async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, 
 async def test_a_handler_that_ends_the_transaction_itself_is_told(transactions, run, row_of, end):
     """Then the fenced update would stand alone: the rows were committed, or undone, without it."""
     _worker, job, success = run
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await transaction.execute(end)
@@ -117,7 +118,7 @@ async def test_a_handler_that_ends_the_transaction_itself_is_told(transactions, 
 @pytest.mark.parametrize("change", ["token = token + 1", "status = 'queued'", "status = 'canceled'"])
 async def test_a_job_that_is_not_ours_any_more_has_its_rows_undone(transactions, run, raw, row_of, change):
     _worker, job, success = run
-    with pytest.raises(LeaseLost, match=str(job.job_id)):
+    with pytest.raises(LeaseLost, match=str(job.job_id)):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             await raw.execute(f"UPDATE dl_jobs SET {change}")
@@ -143,7 +144,7 @@ async def test_a_success_whose_reply_was_lost_is_one(transactions, run, raw, row
 @pytest.mark.requirement("Q12")
 async def test_a_connection_lost_before_the_commit_is_no_success(transactions, run, raw, row_of):
     _worker, job, success = run
-    with pytest.raises(StoreUnavailable, match="not committed"):
+    with pytest.raises(StoreUnavailable, match="not committed"):  # noqa: PT012 - the whole block is what is refused
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1)")
             [row] = await transaction.fetch("SELECT pg_backend_pid() AS pid")
@@ -233,7 +234,9 @@ async def test_what_a_handler_sets_in_its_session_does_not_reach_the_next_one(tr
     await add_job()
     [job] = await worker.claim()
     async with transactions.open(success_of(job)) as transaction:
-        [row] = await transaction.fetch("SELECT current_setting('work_mem') AS mem, to_regclass('pg_temp.staging') AS t")
+        [row] = await transaction.fetch(
+            "SELECT current_setting('work_mem') AS mem, to_regclass('pg_temp.staging') AS t"
+        )
         assert (row["mem"] == "7MB", row["t"]) == (False, None)
         await transaction.execute("CREATE TEMP TABLE staging (n int)")
 

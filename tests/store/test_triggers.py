@@ -40,7 +40,8 @@ UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at =
 """
 RETRY = """
 UPDATE dl_jobs SET status = CASE WHEN attempt < max_attempts THEN 'queued'::dl_status ELSE 'failed'::dl_status END,
-  available_at = CASE WHEN attempt < max_attempts THEN now() + make_interval(secs => 30 * attempt) ELSE available_at END,
+  available_at = CASE WHEN attempt < max_attempts THEN now() + make_interval(secs => 30 * attempt)
+                      ELSE available_at END,
   error = $2, lease_expires_at = NULL, finished_at = CASE WHEN attempt >= max_attempts THEN now() END
 WHERE job_id = $1
 """
@@ -59,7 +60,7 @@ SET ROLE foreign_service;
 
 @pytest.fixture(params=["owner", "granted"])
 async def foreign(request, database):
-    """A foreign service's connection: as the tables' owner, or as a role that was granted the two tables and no more."""
+    """A foreign service's connection: as the tables' owner, or as a role that was granted two tables and no more."""
     async with raw_connection(database.dsn) as connection:
         if request.param == "granted":
             await connection.execute(ROLE)
@@ -199,14 +200,16 @@ async def test_a_foreign_service_backs_off_from_our_key_and_its_job_comes_back_i
     assert [channel for channel, _ in await hear()] == ["dl_due"]
     await worker.end(job)
     with trio.fail_after(10):
-        while not (await ready_due(store)).readied:
+        while not (await ready_due(store)).readied:  # noqa: ASYNC110 - the database has no event
             await trio.sleep(0.02)
     assert [job.job_id for job in await worker.claim()] == [second]
     assert await row_of(first, "status") == "succeeded"
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_foreign_service_takes_a_job_that_we_parked_when_its_backoff_is_over(foreign, start_worker, raw, row_of):
+async def test_a_foreign_service_takes_a_job_that_we_parked_when_its_backoff_is_over(
+    foreign, start_worker, raw, row_of
+):
     job_id = await insert(foreign, "k")
     await raw.execute("SELECT pg_advisory_lock(hashtext('k'))")
     await start_worker().claim()

@@ -76,13 +76,13 @@ class Job:
 
 def test_a_load_is_right_only_if_all_jobs_succeeded_and_the_table_equals_the_file():
     right = Load(
-        years=[Job(Status.SUCCEEDED, {"inserted": 2})],
+        years={1999: Job(Status.SUCCEEDED, {"inserted": 2})},
         contents=Contents(Counter({1999: 2}), Decimal("2.50")),
         check={"rates": 2, "sum": "2.5"},
     )
     assert right.is_right
     assert right.total("inserted") == 2
-    assert not attrs.evolve(right, years=[Job(Status.FAILED, {})]).is_right
+    assert not attrs.evolve(right, years={1999: Job(Status.FAILED, {})}).is_right
     assert not attrs.evolve(right, check={"rates": 3, "sum": "2.5"}).is_right
     assert not attrs.evolve(right, check={"rates": 2, "sum": "2.51"}).is_right
     assert not attrs.evolve(right, check={"rates": 0, "sum": None}).is_right

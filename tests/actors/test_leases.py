@@ -1,0 +1,231 @@
+"""Leases: renewed for all jobs in one statement, never outlived by a body, taken back when their worker is gone."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from conditions import until
+from proxy import open_proxy
+
+from dataloader import Tasks
+
+
+@pytest.mark.requirement("Q8")
+async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await release.wait()
+
+    # Each renewed row is counted, and each statement that renewed any.
+    await raw.execute("""
+        CREATE TABLE beats (changed int);
+        CREATE FUNCTION beat() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          INSERT INTO beats SELECT count(*) FROM new_rows n JOIN old_rows o USING (job_id)
+            WHERE n.status = 'running' AND o.status = 'running' HAVING count(*) > 0;
+          RETURN NULL;
+        END $$;
+        CREATE TRIGGER beat AFTER UPDATE ON dl_jobs REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+          FOR EACH STATEMENT EXECUTE FUNCTION beat()""")
+    async with open_worker(tasks, {"q": 20, "r": 10}, heartbeat_s=0.3) as supervisor:
+        with trio.fail_after(20):
+            jobs = [await supervisor.trigger(queue, "wait") for queue in ["q"] * 20 + ["r"] * 10]
+            await until(lambda: raw.fetch("SELECT changed FROM beats WHERE changed = 30"), lambda rows: len(rows) >= 2)
+            release.set()
+            for job in jobs:
+                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q8", "Q17")
+async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, row_of, journal_of):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await release.wait()
+        return {"rows": 3}
+
+    async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            claimed = await until(lambda: row_of(job.job_id), lambda row: row["status"] == "running")
+            assert claimed["claimed_by"] == supervisor.worker
+            alive = await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > claimed["heartbeat_at"])
+            assert alive["lease_expires_at"] > claimed["lease_expires_at"]
+            release.set()
+            done = await supervisor.wait(job.job_id, timeout_s=10)
+        assert (done.status, done.result, done.claimed_by, done.attempt) == ("succeeded", {"rows": 3}, None, 1)
+        assert await journal_of(job.job_id) == ["queued", "picked", "done"]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q8")
+async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("work")
+    async def work(job):
+        await trio.sleep(5)
+
+    async with open_worker(tasks, heartbeat_s=10) as supervisor:
+        # Beats have been, and the next one is ten seconds away.
+        await until(lambda: _now(supervisor._parts.listener.connected))
+        supervisor._parts.heartbeat.wake.set()
+        now = await raw.fetchval("SELECT clock_timestamp()")
+        await until(lambda: raw.fetchval("SELECT seen_at FROM dl_workers"), lambda at: at is not None and at > now)
+        job = await supervisor.trigger("q", "work", lease_ttl_sec=3)
+        done = await supervisor.wait(job.job_id, timeout_s=15)
+        assert (done.status, done.attempt) == ("succeeded", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q8", "Q10")
+async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_it(open_worker, database, raw, row_of):
+    tasks, bodies = Tasks(), []
+
+    @tasks.task("wait")
+    async def wait(job):
+        bodies.append(["begin", await raw.fetchval("SELECT clock_timestamp()"), None])
+        mine = bodies[-1]
+        try:
+            if len(bodies) == 1:
+                await trio.sleep_forever()
+        finally:
+            mine[2] = trio.current_time()
+
+    with trio.fail_after(40):
+        async with open_proxy(database.dsn) as proxy:
+            cut_off = {"dsn": proxy.dsn, "heartbeat_s": 0.5, "default_lease_s": 4, "statement_timeout_s": 2}
+            async with open_worker(tasks, connect_timeout_s=2, drain_timeout_s=0, **cut_off) as supervisor:
+                job = await supervisor.trigger("q", "wait", lock_key="k")
+                await until(lambda: _length(bodies), lambda length: length == 1)
+                proxy.freeze()
+                # What the server believes: from here on the lease is not renewed.
+                await until(lambda: _now(bodies[0][2]), lambda at: at is not None)
+                left = await raw.fetchval(
+                    "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs WHERE job_id = $1",
+                    job.job_id,
+                )
+                assert left > 0, "the body was stopped after its lease had ended"
+                async with open_worker(tasks, reaper_period_s=0.2, heartbeat_s=1, default_lease_s=4) as other:
+                    done = await other.wait(job.job_id, timeout_s=15)
+                    assert (done.status, done.attempt) == ("succeeded", 2)
+                proxy.thaw()
+    assert len(bodies) == 2
+
+
+async def _length(items):
+    return len(items)
+
+
+async def _now(value):
+    return value
+
+
+@pytest.mark.requirement("Q8")
+async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_worker, raw, database, row_of):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await release.wait()
+
+    async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
+        with trio.fail_after(20):
+            locked, free = [(await supervisor.trigger("q", "wait")).job_id for _ in range(2)]
+            for job_id in (locked, free):
+                await until(lambda job_id=job_id: row_of(job_id), lambda row: row["status"] == "running")
+            await raw.execute("BEGIN")
+            await raw.fetchval("SELECT 1 FROM dl_jobs WHERE job_id = $1 FOR UPDATE", locked)
+            before = await row_of(free)
+            await until(lambda: row_of(free), lambda row: row["heartbeat_at"] > before["heartbeat_at"])
+            await raw.execute("COMMIT")
+            before = await row_of(locked)
+            await until(lambda: row_of(locked), lambda row: row["heartbeat_at"] > before["heartbeat_at"])
+            release.set()
+            for job_id in (locked, free):
+                assert (await supervisor.wait(job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q8", "Q9")
+async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_worker, raw, row_of, journal_of):
+    tasks, started, stopped = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            stopped.set()
+
+    async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            # A foreign worker that runs the document's SQL.
+            await raw.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() + interval '1 day' WHERE true")
+            await stopped.wait()
+            await raw.execute("UPDATE dl_jobs SET status = 'running', attempt = attempt + 1 WHERE true")
+            await until(lambda: _now(supervisor._parts.runs), lambda runs: not runs)
+        row = await row_of(job.job_id)
+        assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 2, None)
+        assert await journal_of(job.job_id) == ["queued", "picked"]
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_late_success_changes_nothing(open_worker, raw, row_of, journal_of):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("deaf")
+    async def deaf(job):
+        started.set()
+        with trio.CancelScope(shield=True):
+            await release.wait()
+        return "late"
+
+    async with open_worker(tasks, heartbeat_s=50) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "deaf")
+            await started.wait()
+            await raw.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE true")
+            before = dict(await row_of(job.job_id))
+            release.set()
+            await until(lambda: _now(supervisor._parts.runs), lambda runs: not runs)
+        assert dict(await row_of(job.job_id)) == before
+        assert await journal_of(job.job_id) == ["queued", "picked"]
+
+
+@pytest.mark.requirement("Q10", "Q17")
+async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker, raw, journal_of):
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job):
+        return job.attempt
+
+    await raw.execute("""
+        INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, token, attempt, lease_expires_at, claimed_by)
+        VALUES (gen_random_uuid(), 'q', 'quick', 'k', 'running', 1, 1, now() - interval '1 second', 'gone:1:a')""")
+    job_id = await raw.fetchval("SELECT job_id FROM dl_jobs")
+    async with open_worker(tasks) as supervisor:
+        done = await supervisor.wait(job_id, timeout_s=10)
+        assert (done.status, done.result, done.crashes, done.error) == ("succeeded", 2, 1, None)
+        assert await journal_of(job_id) == ["requeue: lease expired", "picked", "done"]
+
+
+@pytest.mark.requirement("Q10")
+async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_worker, raw, journal_of):
+    tasks = Tasks()
+    await raw.execute("""
+        INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, token, attempt, max_attempts, lease_expires_at,
+                             claimed_by)
+        VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, 3, 3, now() - interval '1 second', 'gone:1:a')""")
+    job_id = await raw.fetchval("SELECT job_id FROM dl_jobs")
+    async with open_worker(tasks) as supervisor:
+        lost = await supervisor.wait(job_id, timeout_s=10)
+        assert lost.status == "lost"
+        assert lost.error == "worker lost: the lease of gone:1:a ended in attempt 3"
+        assert await journal_of(job_id) == ["lost: lease expired"]

@@ -1,0 +1,39 @@
+"""A job that ends by its own transaction keeps what others keep: progress, log lines, the true time of its end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+import trio
+
+from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
+from dataloader.store.reads import list_events
+
+tasks = Tasks()
+
+
+@tasks.task("write")
+async def write(job: Job) -> None:
+    async with job.transaction() as transaction:
+        await job.progress({"rows": 1})
+        job.log.info("within")
+        [row] = await transaction.fetch("SELECT clock_timestamp() AS at FROM pg_sleep(0.05)")
+        transaction.result = row
+    job.log.info("after")
+
+
+@pytest.mark.requirement("Q11", "Q12")
+async def test_progress_lines_and_time_of_a_job_that_committed_itself(database):
+    settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 1),))
+    with trio.fail_after(20):
+        async with open_supervisor(settings, tasks) as supervisor:
+            job_id = (await supervisor.trigger("q", "write")).job_id
+            job = await supervisor.wait(job_id, timeout_s=10)
+            assert (job.status, job.progress) == (Status.SUCCEEDED, {"rows": 1})
+            assert job.finished_at >= datetime.fromisoformat(job.result["at"])
+            await supervisor.drain()
+            events = await list_events(supervisor.database, job_id)
+            assert [event.payload["message"] for event in events if event.kind == "log"] == ["within", "after"]
+            [done] = [event for event in events if event.kind == "done"]
+            assert done.ts >= datetime.fromisoformat(job.result["at"])
