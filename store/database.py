@@ -80,6 +80,7 @@ class DatabaseOptions:
     transaction_pool_size: int = 4
     connect_timeout_s: float = 10.0
     statement_timeout_s: float = 30.0
+    transaction_timeout_s: float = 600.0
     name: str = "dataloader"
 
     @property

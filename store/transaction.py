@@ -99,7 +99,9 @@ class Transactions:
                     await connection.execute("BEGIN")
                     return connection
             connection.terminate()
-        connection = await connect(self._database.options, role="transaction", planner=False)
+        options = self._database.options
+        patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
+        connection = await connect(patient, role="transaction", planner=False)
         await connection.execute("BEGIN")
         return connection
 

@@ -114,6 +114,7 @@ def options_of(settings: Settings) -> DatabaseOptions:
         transaction_pool_size=settings.transaction_pool_size,
         connect_timeout_s=settings.connect_timeout_s,
         statement_timeout_s=settings.statement_timeout_s,
+        transaction_timeout_s=settings.transaction_timeout_s,
         name=f"dataloader {settings.instance}",
     )
 

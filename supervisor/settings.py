@@ -152,6 +152,12 @@ class Settings:
     statement_timeout_s: float = _setting(
         "DL_STATEMENT_TIMEOUT_SEC", values.seconds("30"), "The longest a statement of the queue's own may take.", 30
     )
+    transaction_timeout_s: float = _setting(
+        "DL_TRANSACTION_TIMEOUT_SEC",
+        values.seconds("600"),
+        "The longest a statement in `job.transaction()` may take, and the longest pause between two.",
+        600,
+    )
     connect_timeout_s: float = _setting(
         "DL_CONNECT_TIMEOUT_SEC", values.seconds("10"), "The longest a connection to the database may take.", 10
     )

@@ -119,7 +119,7 @@ BAD = [
     ("DL_HEARTBEAT_SEC", "nan", f"'nan' is not allowed; {SEC} 10"),
     ("DL_CLAIM_BACKOFF_SEC", "inf", f"'inf' is not allowed; {SEC} 15, and at most 31536000 (a year)"),
     ("DL_DRAIN_TIMEOUT_SEC", "-1", "'-1' is not allowed; a number of seconds not less than 0, for example 30"),
-    ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "'1.5' is not allowed; a whole number from 2 to 86400"),
+    ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "'1.5' is not allowed; a whole number from 3 to 86400"),
     ("DL_PORT", "65536", "'65536' is not allowed; a whole number from 0 to 65535"),
     ("DL_PORT", "8_0", "'8_0' is not allowed; a whole number from 0 to 65535"),
     ("DL_PORT", "9" * 5000, f"'{'9' * 200}…' is not allowed; a whole number from 0 to 65535"),
