@@ -36,7 +36,10 @@ MAX_CLAIM: Final = 500
 
 @attrs.define(eq=False, kw_only=True)
 class Dispatcher:
-    """One queue of this process. `running` counts its slots in use, ended but unrecorded jobs included."""
+    """One queue of this process. `running` counts its slots in use, ended but unrecorded jobs included.
+
+    `closed` is set when, after the intake was cancelled, no claim is under way any more.
+    """
 
     queue: str
     concurrency: int
@@ -50,6 +53,7 @@ class Dispatcher:
     running: int = 0
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     wake: Wake = attrs.field(factory=Wake)
+    closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
 
     def freed(self, slots: int) -> None:
@@ -73,6 +77,7 @@ class Dispatcher:
             task_status.started()
             with self.intake:
                 await keep_claiming(partial(self._claim_for_ever, jobs, limiter))
+            self.closed.set()
         while self.running:
             await self._slots.wait(math.inf)
 

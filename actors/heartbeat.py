@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
+LOOK_EVERY_S: Final = 1.0
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -45,9 +46,14 @@ class Heartbeat:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Beat until cancelled."""
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            # Beside the beats: a beat may wait long for a database that is silent, and then it matters most.
+            nursery.start_soon(self._watch_for_stuck)
+            await self._beat_for_ever()
+
+    async def _beat_for_ever(self) -> None:
         while True:
             certain = await self._beat()
-            self._look_for_stuck()
             period_s = min(self.period_s, self.runs.shortest_lease_s() / 3)
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
@@ -87,6 +93,11 @@ class Heartbeat:
         run.journalled_at = now
         return True
 
+    async def _watch_for_stuck(self) -> None:
+        while True:
+            await trio.sleep(min(self.period_s, LOOK_EVERY_S))
+            self._look_for_stuck()
+
     def _look_for_stuck(self) -> None:
         """Report handlers that go on after they were stopped, and those that go on without a lease."""
         now = trio.current_time()
@@ -104,7 +115,8 @@ class Heartbeat:
                     for_s=round(now - stopped_at, 1),
                 )
             lease_is_gone = now > run.lease_until or run.why is Why.LEASE_LOST
-            if lease_is_gone and now - stopped_at > self.cancel_grace_s:
+            if lease_is_gone and now - stopped_at > self.cancel_grace_s and not run.reported_unstoppable:
+                run.reported_unstoppable = True
                 self.unstoppable(run)
 
 

@@ -43,7 +43,8 @@ class Recorder:
     """The one writer of outcomes.
 
     `freed` is told the queue and the number of slots that came free, `released` that keys did. `tally` counts what was
-    written since the start, by step.
+    written since the start, by step. When a drain has come to its bound `insisting` ends: what can't be written then is
+    left to its lease.
     """
 
     session: Session
@@ -53,6 +54,7 @@ class Recorder:
     freed: Callable[[str, int], None]
     released: Wake
     tally: Counter[Step] = attrs.field(factory=Counter)
+    insisting: bool = True
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
     _show_at: float = attrs.field(default=math.inf, init=False)
 
@@ -132,6 +134,9 @@ class Recorder:
             try:
                 return await self.session.write(aio_finish, endings)
             except StoreUnavailable as error:
+                if not self.insisting:
+                    log.error("outcomes could not be written: the jobs are left to their leases", jobs=len(endings))
+                    return Finished({}, [])
                 log.warning("outcomes wait for the database", jobs=len(endings), error=str(error), again_in_s=pause_s)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)

@@ -75,12 +75,11 @@ async def _run_body(
     try:
         with run.scope:
             return await _call(task, run, port, limiter), None
-    except BaseExceptionGroup as raised:
-        # Somebody else's cancellation, or ^C, is never swallowed, also when it comes in company.
-        if raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+    except (trio.Cancelled, KeyboardInterrupt):
+        raise  # somebody else's cancellation, or ^C, is never swallowed, also when it comes in company
+    except BaseException as raised:  # noqa: BLE001 - some libraries' errors are no Exception
+        if isinstance(raised, BaseExceptionGroup) and raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
             raise
-        return None, raised
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - see above
         return None, raised
     return None, None  # the scope was cancelled
 

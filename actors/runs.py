@@ -40,6 +40,7 @@ class Run:
     stopped_at: float = math.inf
     body_ended: bool = False
     reported_stuck: bool = False
+    reported_unstoppable: bool = False
     journalled_at: float = -math.inf
     progress: str | None = None
     lines: list[tuple[object, str]] = attrs.field(factory=list)

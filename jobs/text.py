@@ -35,10 +35,8 @@ def storable_text(text: str, limit: int = MAX_ERROR) -> str:
 def storable_json(value: object, limit: int = MAX_JSON) -> str:
     """`value` as JSON text that `jsonb` accepts. What is no JSON, or too long, becomes an object that says so."""
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_unknown)
-    except UnicodeEncodeError:
-        encoded = msgspec.json.encode(_clean(value), enc_hook=_unknown)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        encoded = _encode(value)
+    except Exception as error:  # noqa: BLE001 - a handler's objects may raise anything; the job must still end
         encoded = msgspec.json.encode(
             {"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)}
         )
@@ -49,6 +47,13 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
     if "\\u0000" in text:
         text = _ESCAPED_NUL.sub(r"\1\\\\u0000", text)
     return text
+
+
+def _encode(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=_unknown)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_clean(value), enc_hook=_unknown)
 
 
 def read_json(text: str) -> Any:

@@ -191,6 +191,10 @@ class Database:
             await asyncio.sleep(0.01 * 4**attempt)
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
+    async def cut(self) -> None:
+        """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
+        await self.crossing.run(_aio_terminate, self._pool)
+
     def pool_use(self) -> tuple[int, int]:
         """Connections of the pool that are open, and those of them that are idle."""
         return self._pool.get_size(), self._pool.get_idle_size()
@@ -217,6 +221,8 @@ class Session:
         self._on_connect = on_connect
         self._connection: asyncpg.Connection[Any] | None = None
         self._turn = trio.Lock()
+        self._at_work: asyncio.Task[Any] | None = None
+        self._cut = False
 
     @property
     def connected(self) -> bool:
@@ -235,6 +241,9 @@ class Session:
     async def _aio_run(
         self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
+        if self._cut:
+            raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
+        self._at_work = asyncio.current_task()
         if self._connection is None or self._connection.is_closed():
             connection = await connect(self._database.options, direct=self._direct, role=self._role)
             try:
@@ -256,7 +265,21 @@ class Session:
             # The answer may still come: a connection in an unknown state is not used again.
             self._connection.terminate()
             raise
+        finally:
+            self._at_work = None
         raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    async def cut(self) -> None:
+        """End the connection without a word, for good; an operation that waits for an answer raises `StoreUnavailable`."""
+        await self._database.crossing.run(self._aio_cut)
+
+    async def _aio_cut(self) -> None:
+        self._cut = True
+        # First the connection: a cancelled operation would wait on it for the server's acknowledgement.
+        if self._connection is not None:
+            self._connection.terminate()
+        if self._at_work is not None:
+            self._at_work.cancel()
 
     async def close(self) -> None:
         """Close the connection politely for a second, then at once."""
@@ -265,6 +288,10 @@ class Session:
             return
         with trio.move_on_after(2, shield=True):
             await self._database.crossing.run(_aio_close, connection)
+
+
+async def _aio_terminate(pool: asyncpg.Pool[Any]) -> None:  # noqa: ASYNC124 - needs the loop that a crossing brings
+    pool.terminate()
 
 
 async def _aio_close(connection: asyncpg.Connection[Any]) -> None:

@@ -144,6 +144,10 @@ class LockSession:
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
+    async def cut(self) -> None:
+        """End the session without waiting for an answer."""
+        await self._session.cut()
+
     async def close(self) -> None:
         """End the session; the server frees what it still holds."""
         await self._session.close()

@@ -10,7 +10,7 @@ still open.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -81,16 +81,16 @@ class Drain:
             dispatcher.intake.cancel(reason="drain")
         with trio.move_on_at(self.deadline):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._until, lambda: not self.runs, nursery)
+                nursery.start_soon(self._until_done, dispatchers, nursery)
                 await self.hurried.wait()
                 nursery.cancel_scope.cancel()
-        left = [run for run in self.runs if not run.body_ended]
-        if left:
-            log.info("draining: running jobs are stopped and go back to the queue", running=len(left))
-            for run in left:
-                run.stop(Why.DRAIN)
+        self._stop_all()
         with trio.move_on_at(min(self.deadline, trio.current_time()) + BOUND_S):
-            await self._until(lambda: not self.runs)
+            for dispatcher in dispatchers:
+                await dispatcher.closed.wait()
+            self._stop_all()
+            await self._until_done(dispatchers)
+        recorder.insisting = False
         tally = recorder.tally - before
         stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
         report = DrainReport(
@@ -103,9 +103,18 @@ class Drain:
         say("drained", finished=report.finished, returned=report.returned, stuck=stuck, unrecorded=report.unrecorded)
         return report
 
-    async def _until(self, condition: Callable[[], bool], done: trio.Nursery | None = None) -> None:
-        """Return when `condition` holds; the runs say when one of them is gone."""
-        while not condition():
+    def _stop_all(self) -> None:
+        left = [run for run in self.runs if not run.body_ended]
+        if left:
+            log.info("draining: running jobs are stopped and go back to the queue", running=len(left))
+        for run in left:
+            run.stop(Why.DRAIN)
+
+    async def _until_done(self, dispatchers: Sequence[Dispatcher], waiting: trio.Nursery | None = None) -> None:
+        """Return when no claim is under way, which may still bring jobs, and every run is gone; or end `waiting`."""
+        for dispatcher in dispatchers:
+            await dispatcher.closed.wait()
+        while self.runs:
             await self.runs.wait_removed()
-        if done is not None:
-            done.cancel_scope.cancel()
+        if waiting is not None:
+            waiting.cancel_scope.cancel()

@@ -102,6 +102,12 @@ class Parts:
             store_ready=self.ready and self.locks.connected,
         )
 
+    async def cut_off(self) -> None:
+        """Give up on the database: whoever waits for an answer of it gets an error now, and whoever asks from now on."""
+        for session in (self.recorder.session, self.heartbeat.session, self.locks):
+            await session.cut()
+        await self.database.cut()
+
 
 def options_of(settings: Settings) -> DatabaseOptions:
     """Where the settings say the database is."""

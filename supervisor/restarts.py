@@ -48,8 +48,8 @@ async def keep_running(
         try:
             await part()
         except* StoreUnavailable as group:
-            error = group.exceptions[0]
-            log.warning("a part waits for the database", part=name, error=str(leaf(group)))
+            error = leaf(group)
+            log.warning("a part waits for the database", part=name, error=str(error))
         except* Exception as group:
             error = group
             log.exception("a part failed and is started again", part=name, budget=str(budget))

@@ -45,7 +45,8 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
                 open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(_obey, signals, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
+                nursery.start_soon(_obey, signals, supervisor)
+                nursery.start_soon(_bound, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
     except ActorGaveUp as error:
@@ -79,14 +80,19 @@ async def _serve_until_drained(
     return report
 
 
-async def _obey(signals: AsyncIterator[int], supervisor: Supervisor, bound_s: float) -> None:
+async def _bound(supervisor: Supervisor, bound_s: float) -> None:
+    """Whatever begins the drain, a signal or a part that gave up: the end comes."""
+    await supervisor.wait_draining()
+    _leave_after(bound_s, supervisor)
+
+
+async def _obey(signals: AsyncIterator[int], supervisor: Supervisor) -> None:
     count = 0
     async for number in signals:
         count += 1
         name = signal.Signals(number).name
         if count == 1:
             log.info("signal: draining; another one stops the jobs at once", signal=name)
-            _leave_after(bound_s)
             supervisor.request_drain()
         elif count == 2:
             log.warning("second signal: the running jobs are stopped now", signal=name)
@@ -105,12 +111,14 @@ def _announce(supervisor: Supervisor, settings: Settings) -> None:
     )
 
 
-def _leave_after(bound_s: float) -> None:
+def _leave_after(bound_s: float, supervisor: Supervisor) -> None:
     """Leave at the total deadline, from a thread: the loop itself may be what hangs."""
 
     def leave() -> None:
         log.critical("the total deadline of the drain has passed: leaving at once", after_s=bound_s)
-        _leave(1)
+        # A client that takes no data or a connection that does not close holds us up, and no row.
+        clean = supervisor.report is not None and supervisor.report.is_clean and supervisor.failure is None
+        _leave(0 if clean else 1)
 
     timer = threading.Timer(bound_s, leave)
     timer.daemon = True

@@ -94,6 +94,10 @@ class Supervisor:
         """Stop the running jobs now and give them back; begins a drain if none has begun."""
         self._parts.drain.hurry()
 
+    async def wait_draining(self) -> None:
+        """Return when a drain, whoever began it, has begun."""
+        await self._parts.drain.requested.wait()
+
     async def wait_drained(self) -> DrainReport:
         """Return when a drain, whoever began it, has come to its end."""
         await self._drained.wait()

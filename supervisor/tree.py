@@ -29,6 +29,7 @@ import trio
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreUnavailable
 from dataloader.store import migrations
 from dataloader.store.workers import aio_leave
+from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
@@ -67,8 +68,8 @@ async def live(
                 services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
                 services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                 services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
-                await _work(parts, keep, task_status)
-                await _leave(parts)
+                report = await _work(parts, keep, task_status)
+                await _leave(parts, report)
             else:
                 task_status.started()
             services.cancel_scope.cancel()
@@ -76,7 +77,7 @@ async def live(
         web.cancel_scope.deadline = trio.current_time() + WEB_END_S
 
 
-async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[None]) -> None:
+async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[None]) -> DrainReport:
     """Everything that the services serve: the recorder, the helpers, the queues, until they are drained."""
     async with trio.open_nursery() as recording:
         await recording.start(parts.recorder.run, parts.to_record)
@@ -90,8 +91,12 @@ async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status:
                         await queues.start(dispatcher.run, keep_claiming)
                     parts.ready = True
                     task_status.started()
-                    parts.reported(await parts.drain.carry_out(parts.dispatchers, parts.recorder))
+                    report = await parts.drain.carry_out(parts.dispatchers, parts.recorder)
+                    parts.reported(report)
+                    if report.unrecorded:
+                        await parts.cut_off()
                 helpers.cancel_scope.cancel()
+    return report
 
 
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:
@@ -131,11 +136,19 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     return prepared
 
 
-async def _leave(parts: Parts) -> None:
+async def _leave(parts: Parts, report: DrainReport) -> None:
     """Wake the next jobs of the last keys, and say goodbye; both are a courtesy that others do without."""
-    with trio.move_on_after(LEAVE_S, shield=True):
+    async with trio.open_nursery() as nursery:
+
+        async def cut_off() -> None:
+            # Writes are shielded, so a deadline would not end them.
+            await trio.sleep(0 if report.unrecorded else LEAVE_S)
+            await parts.cut_off()
+
+        nursery.start_soon(cut_off)
         try:
             await parts.locks.release()
             await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
         except StoreUnavailable as error:
             log.warning("left without a word to the database", error=str(error))
+        nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx2
 import pytest
 import trio
 import trio.testing
@@ -86,8 +87,6 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
 
 @pytest.mark.requirement("Q15")
 async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(open_worker, row_of):
-    import httpx2
-
     tasks, started = Tasks(), trio.Event()
 
     @tasks.task("wait")
@@ -104,7 +103,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
                 supervisor.request_drain()
                 assert (await client.get("/ready")).status_code == 503
                 assert (await client.get("/health")).status_code == 200
-                refused = await client.post("/api/v1/jobs/trigger", json={"queue": "q", "task": "wait"})
+                refused = await client.post("/api/v1/jobs/trigger", json={"queue": "q", "task": "wait", "lock_key": "k"})
                 assert refused.status_code == 503
                 assert "retry-after" in refused.headers
                 with pytest.raises(Draining):

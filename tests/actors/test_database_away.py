@@ -1,0 +1,199 @@
+"""The database goes, stays away, comes back, or loses a part of its duty: latency, never work."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+import trio
+from conditions import until
+from proxy import open_proxy
+from structlog.testing import capture_logs
+
+from dataloader import ActorGaveUp, NewJob, Settings, Tasks, Worker
+from dataloader.supervisor.supervisor import open_starting
+
+LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
+
+
+def quick_tasks():
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job):
+        return None
+
+    return tasks
+
+
+@pytest.mark.requirement("Q6")
+async def test_with_the_listener_dead_jobs_are_found_by_polling(open_worker, monkeypatch):
+    async def never(*_args, **_kwargs):
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("dataloader.actors.listener.Listener.run", never)
+    async with open_worker(quick_tasks(), poll_s=0.2) as supervisor:
+        job = await supervisor.trigger("q", "quick")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_listener_whose_connection_is_ended_comes_back_and_sees_what_it_missed(open_worker, raw):
+    async with open_worker(quick_tasks()) as supervisor:
+        listener = supervisor._parts.listener
+        await until(lambda: _now(listener.connected))
+        ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
+        assert await raw.fetchval(ended)
+        # Nobody hears of this one; polls are an hour apart.
+        job = await supervisor.trigger("q", "quick")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        await until(lambda: _now(listener.connected))
+        assert await raw.fetchval(LISTENERS) == 1
+
+
+async def _now(value):
+    return value
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_stranger_who_notifies_nonsense_harms_nobody(open_worker, raw):
+    async with open_worker(quick_tasks()) as supervisor:
+        listener = supervisor._parts.listener
+        await until(lambda: _now(listener.connected))
+        for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
+            for payload in ("", "no such queue", "NaN", "'; DROP TABLE dl_jobs", "x" * 7_000):
+                await raw.execute("SELECT pg_notify($1, $2)", channel, payload)
+        job = await supervisor.trigger("q", "quick")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        assert listener.connected
+
+
+@pytest.mark.requirement("Q12")
+async def test_every_connection_that_is_ended_under_load_costs_no_job(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("work")
+    async def work(job):
+        await trio.sleep(0.01)
+
+    jobs = [NewJob(queue="q", task="work") for _ in range(400)]
+    with trio.fail_after(40):
+        async with open_worker(tasks, {"q": 8}, poll_s=0.5, heartbeat_s=1, reaper_period_s=1) as supervisor:
+            await supervisor.trigger_many(jobs)
+            done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+            while await raw.fetchval(done) < len(jobs):
+                await raw.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name LIKE 'dataloader%' AND pid <> pg_backend_pid() AND random() < 0.5"
+                )
+                await trio.sleep(0.2)
+        assert await raw.fetchval("SELECT max(attempt) FROM dl_jobs") <= 2
+
+
+@pytest.mark.requirement("Q5")
+async def test_a_supervisor_that_starts_before_its_database_serves_when_that_comes_up(database):
+    with trio.fail_after(30):
+        async with open_proxy(database.dsn) as proxy:
+            proxy.cut()
+            settings = Settings(db_dsn=proxy.dsn, workers=(Worker("q", 2),), port=0, drain_timeout_s=5)
+            async with open_starting(settings, quick_tasks(), with_web=True) as supervisor:
+                async with httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client:
+                    assert (await client.get("/health")).status_code == 200
+                    assert (await client.get("/ready")).status_code == 503
+                    status = (await client.get("/status")).json()
+                    assert (status["database"], status["listener"]) == ("unreachable", "polling")
+                    refused = await client.post(
+                        "/api/v1/jobs/trigger", json={"queue": "q", "task": "quick", "lock_key": "k"}
+                    )
+                    assert refused.status_code == 503
+                    proxy.mend()
+                    await supervisor.ready()
+                    assert (await client.get("/ready")).status_code == 200
+                    job = await supervisor.trigger("q", "quick")
+                    assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q5", "Q15")
+async def test_a_supervisor_that_waits_for_its_database_can_be_ended(database):
+    with trio.fail_after(15):
+        async with open_proxy(database.dsn) as proxy:
+            proxy.freeze()
+            settings = Settings(db_dsn=proxy.dsn, workers=(Worker("q", 2),), port=0)
+            async with open_starting(settings, Tasks(), with_web=False) as supervisor:
+                await trio.sleep(0.3)
+                supervisor.request_drain()
+                assert (await supervisor.wait_drained()).is_clean
+
+
+@pytest.mark.requirement("Q5")
+async def test_outcomes_wait_for_a_database_that_is_away_for_a_moment(open_worker, database, row_of):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        await release.wait()
+        return "kept"
+
+    with trio.fail_after(30):
+        async with open_proxy(database.dsn) as proxy, open_worker(tasks, dsn=proxy.dsn) as supervisor:
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            proxy.cut()
+            release.set()
+            with capture_logs() as lines:
+                await until(lambda: _now([line for line in lines if "outcomes wait" in line["event"]]))
+            assert (await row_of(job.job_id))["status"] == "running"
+            proxy.mend()
+            await until(lambda: row_of(job.job_id), lambda row: row["status"] == "succeeded")
+            assert (await row_of(job.job_id))["attempt"] == 1
+
+
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("part", ["reaper.Reaper", "stager.Stager", "keeper.Keeper", "heartbeat.Heartbeat"])
+async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(open_worker, monkeypatch, part, row_of):
+    async def broken(*_args, **_kwargs):
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(f"dataloader.actors.{part}.run", broken)
+    monkeypatch.setattr("dataloader.supervisor.restarts.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("dataloader.supervisor.restarts.MAX_PAUSE_S", 0.01)
+    tasks = Tasks()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await trio.sleep_forever()
+
+    name = part.partition(".")[0]
+    with capture_logs(), trio.fail_after(20), pytest.raises(ActorGaveUp, match=f"{name} gave up after .*LookupError: a bug"):
+        async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
+            job = await supervisor.trigger("q", "wait")
+            assert not (await supervisor.wait_drained()).stuck
+    row = await row_of(job.job_id)
+    assert (row["status"], row["attempt"]) == ("queued", 0)
+
+
+@pytest.mark.requirement("Q15")
+async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_worker, monkeypatch, row_of):
+    monkeypatch.setattr("dataloader.supervisor.restarts.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("dataloader.supervisor.restarts.MAX_PAUSE_S", 0.01)
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        started.set()
+        await release.wait()
+
+    with capture_logs(), trio.fail_after(20), pytest.raises(ActorGaveUp, match="the claims of q gave up"):
+        async with open_worker(tasks, {"q": 2}) as supervisor:
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+
+            async def broken(*_args):
+                raise LookupError("a bug")
+
+            monkeypatch.setattr(supervisor._parts.locks, "claim", broken)
+            await supervisor.trigger("q", "wait")
+            await supervisor._parts.drain.requested.wait()
+            release.set()
+            await supervisor.wait_drained()
+    assert (await row_of(job.job_id))["status"] == "succeeded"

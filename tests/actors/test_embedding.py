@@ -1,0 +1,110 @@
+"""A supervisor inside a program that has a life of its own, with or without an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import trio
+import trio_asyncio
+
+from dataloader import Tasks
+
+
+def greeting_tasks():
+    tasks = Tasks()
+
+    @tasks.task("greet")
+    async def greet(job):
+        async with job.transaction() as transaction:
+            transaction.result = (await transaction.fetch("SELECT 'hello' AS said"))[0]["said"]
+
+    return tasks
+
+
+@pytest.mark.requirement("Q12")
+async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
+    async with trio_asyncio.open_loop(), open_worker(greeting_tasks()) as supervisor:
+        job = await supervisor.trigger("q", "greet")
+        # The host's loop is as it was, within and after.
+        assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
+        done = await supervisor.wait(job.job_id, timeout_s=10)
+        assert (done.status, done.result) == ("succeeded", "hello")
+    async with open_worker(greeting_tasks()) as supervisor, trio_asyncio.open_loop():
+        job = await supervisor.trigger("q", "greet")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).result == "hello"
+        assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
+
+
+async def test_it_is_used_from_tasks_that_were_born_outside_of_it(open_worker):
+    asked, answered = trio.open_memory_channel(1)
+
+    async def elsewhere():
+        supervisor = await answered.receive()
+        job = await supervisor.trigger("q", "greet")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).result == "hello"
+        done.set()
+
+    done = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(elsewhere)
+        async with open_worker(greeting_tasks()) as supervisor:
+            await asked.send(supervisor)
+            await done.wait()
+
+
+async def test_two_supervisors_of_one_program_know_nothing_of_each_other(open_worker, row_of):
+    async with open_worker(greeting_tasks(), {"a": 1}) as one:
+        async with open_worker(greeting_tasks(), {"b": 1}) as other:
+            assert one.worker != other.worker
+            job = await other.trigger("b", "greet")
+            assert (await one.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        job = await one.trigger("a", "greet")
+        assert (await one.wait(job.job_id, timeout_s=10)).status == "succeeded"
+
+
+async def test_it_leaves_no_connection_and_no_worker_behind(open_worker, raw):
+    async with open_worker(greeting_tasks()) as supervisor:
+        job = await supervisor.trigger("q", "greet")
+        await supervisor.wait(job.job_id, timeout_s=10)
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%'"
+    with trio.fail_after(5):
+        while await raw.fetchval(ours):
+            await trio.sleep(0.02)
+    assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0
+
+
+@pytest.mark.requirement("Q12")
+async def test_rows_and_success_commit_together_or_not_at_all(open_worker, raw):
+    await raw.execute("CREATE TABLE target (n int)")
+    tasks = Tasks()
+
+    @tasks.task("fill", max_attempts=1)
+    async def fill(job):
+        async with job.transaction() as transaction:
+            await transaction.executemany("INSERT INTO target VALUES ($1)", [(n,) for n in range(10)])
+            if job.args["how"] == "raise":
+                raise ValueError("half way")
+            if job.args["how"] == "cancel":
+                await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
+                await trio.sleep_forever()
+            if job.args["how"] == "taken":
+                # Whoever took the job, by our own reaper's rules.
+                await raw.execute("UPDATE dl_jobs SET token = token + 1 WHERE job_id = $1", job.job_id)
+        if job.args["how"] == "raise after":
+            raise ValueError("too late to matter")
+
+    async def outcome(how):
+        await raw.execute("TRUNCATE target")
+        job = await supervisor.trigger("q", "fill", {"how": how})
+        with trio.move_on_after(1 if how == "taken" else 10):
+            await supervisor.wait(job.job_id, timeout_s=10)
+        status = await raw.fetchval("SELECT status::text FROM dl_jobs WHERE job_id = $1", job.job_id)
+        return status, await raw.fetchval("SELECT count(*) FROM target")
+
+    async with open_worker(tasks) as supervisor:
+        assert await outcome("end") == ("succeeded", 10)
+        assert await outcome("raise") == ("failed", 0)
+        assert await outcome("cancel") == ("canceled", 0)
+        assert await outcome("taken") == ("running", 0)
+        assert await outcome("raise after") == ("succeeded", 10)

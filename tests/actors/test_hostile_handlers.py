@@ -1,0 +1,163 @@
+"""Whatever a handler returns, raises or logs: its job ends, and the others go on (Q9)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import trio
+from conditions import until
+
+from dataloader import RetryPolicy, Tasks
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+    __repr__ = __str__
+
+
+class Base(BaseException):
+    """Not an Exception: what libraries use to get past `except Exception`."""
+
+
+class Strange:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def deep(levels):
+    value = ["\ud800"]
+    for _ in range(levels):
+        value = [value]
+    return ["\ud800", value]
+
+
+RAISED = {
+    "NUL and lone surrogates": lambda: ValueError("a\x00b\ud800c"),
+    "50 MB": lambda: ValueError("x" * 50_000_000),
+    "no text": Unspeakable,
+    "a group": lambda: ExceptionGroup("g\x00", [ValueError("\udfff"), Unspeakable()]),
+    "no Exception": lambda: Base("b"),
+    "a group of no Exceptions": lambda: BaseExceptionGroup("g", [Base("b")]),
+    "SystemExit": lambda: SystemExit(3),
+    "asyncio's cancellation": asyncio.CancelledError,
+    "GeneratorExit": GeneratorExit,
+    "StopAsyncIteration": StopAsyncIteration,
+}
+RETURNED = {
+    "an object": lambda: Strange(),
+    "a set of objects": lambda: {Strange()},
+    "NUL and lone surrogates": lambda: {"a\x00\ud800": "b\x00\udfff"},
+    "50 MB": lambda: "x" * 50_000_000,
+    "a deep list": lambda: deep(100_000),
+    "itself": lambda: (cycle := [], cycle.append(cycle))[0],
+    "not a number": lambda: float("nan"),
+    "a huge number": lambda: 10**5_000,
+    "keys that are no text": lambda: {(1, 2): 3, None: 4},
+    "an exception": lambda: ValueError("returned"),
+}
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_whatever_is_raised_fails_the_job(open_worker, kind):
+    tasks = Tasks()
+    now = RetryPolicy(base_s=0)
+
+    @tasks.task("async", retry=now, max_attempts=1)
+    async def raising(job):
+        raise RAISED[job.args["what"]]()
+
+    @tasks.task("thread", retry=now, max_attempts=1)
+    def raising_thread(job):
+        raise RAISED[job.args["what"]]()
+
+    async with open_worker(tasks) as supervisor:
+        for what in RAISED:
+            job = await supervisor.trigger("q", kind, {"what": what})
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (what, ended.status) == (what, "failed")
+            assert ended.error
+            assert len(ended.error) <= 16_400
+
+
+@pytest.mark.requirement("Q9")
+async def test_whatever_is_returned_ends_the_job(open_worker):
+    tasks = Tasks()
+
+    @tasks.task("return")
+    async def returning(job):
+        return RETURNED[job.args["what"]]()
+
+    async with open_worker(tasks) as supervisor:
+        for what in RETURNED:
+            job = await supervisor.trigger("q", "return", {"what": what})
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (what, ended.status) == (what, "succeeded"), ended.error
+
+
+@pytest.mark.requirement("Q9", "Q11")
+async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("show")
+    async def show(job):
+        for make in RETURNED.values():
+            await job.progress({"it": make()})
+            job.log.info("a\x00\ud800", it=make())
+        for _ in range(50):
+            job.log.error("again")
+        return "done"
+
+    async with open_worker(tasks, log_lines_per_job=30) as supervisor:
+        job = await supervisor.trigger("q", "show")
+        ended = await supervisor.wait(job.job_id, timeout_s=20)
+        assert (ended.status, ended.result) == ("succeeded", "done"), ended.error
+        lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log'"
+        assert await raw.fetchval(lines) == 31  # and one that says so
+        last = "SELECT payload->>'message' FROM dl_job_events WHERE kind = 'log' ORDER BY event_id DESC LIMIT 1"
+        assert await raw.fetchval(last) == "more than 30 lines; the rest is not kept"
+
+
+@pytest.mark.requirement("Q9")
+async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others(open_worker, raw):
+    tasks, gate = Tasks(), trio.Event()
+    # Something that nobody thought of: here a check of somebody else's.
+    await raw.execute("ALTER TABLE dl_jobs ADD CHECK (result IS NULL OR result <> '\"poison\"')")
+
+    @tasks.task("return")
+    async def returning(job):
+        await gate.wait()
+        return job.args["what"]
+
+    async with open_worker(tasks, {"q": 10}) as supervisor:
+        jobs = [await supervisor.trigger("q", "return", {"what": what}) for what in ("good", "poison", "better")]
+        await until(lambda: raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'"), lambda n: n == 3)
+        gate.set()
+        ended = [await supervisor.wait(job.job_id, timeout_s=10) for job in jobs]
+    assert [(job.status, job.result) for job in ended] == [
+        ("succeeded", "good"),
+        ("succeeded", None),
+        ("succeeded", "better"),
+    ]
+
+
+@pytest.mark.requirement("Q9")
+async def test_arguments_of_another_service_that_are_no_object_reach_the_handler(open_worker, raw):
+    tasks, seen = Tasks(), []
+
+    @tasks.task("any")
+    async def anything(job):
+        seen.append(job.args)
+
+    async with open_worker(tasks) as supervisor:
+        for args in ("[1, 2]", '"text"', "null", "1e400"):
+            job_id = await raw.fetchval(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args)"
+                " VALUES (gen_random_uuid(), 'q', 'any', 'k', $1) RETURNING job_id",
+                args,
+            )
+            assert (await supervisor.wait(job_id, timeout_s=10)).status == "succeeded"
+    assert seen[:3] == [[1, 2], "text", None]

@@ -1,0 +1,66 @@
+"""One lock_key, one runner, in whole processes (Q7). No poll, no sweep: the keys must keep themselves going."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dataloader import Tasks
+from dataloader.jobs.model import NewJob
+
+SECOND_LOOK = "SELECT array_agg(k.h) INTO v_live"
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("t")
+    async def t(job):
+        pass
+
+    source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim'::regproc)")
+    assert source.count(SECOND_LOOK) == 1
+    # Claims stop between their try at the key and their second look.
+    barrier = "PERFORM pg_advisory_xact_lock_shared(4711, 4711);"
+    await raw.execute(source.replace(SECOND_LOOK, f"{barrier} {SECOND_LOOK}"))
+    await raw.execute("SELECT pg_advisory_lock(4711, 4711), pg_advisory_lock(hashtext('k'))")
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "t", lock_key="k")
+            blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND objsubid = 2)"
+            while not await raw.fetchval(blocked):  # noqa: ASYNC110 - the database has no event
+                await trio.sleep(0.01)
+            # The holder, a foreign service, ends: it wakes nobody, and the park is not committed yet.
+            await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
+            await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
+            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'lock_key'") == 1
+
+
+@pytest.mark.requirement("Q7")
+async def test_jobs_of_few_keys_in_two_processes_run_one_by_one_and_none_is_forgotten(open_worker, raw):
+    tasks, running, most = Tasks(), [], 0
+
+    @tasks.task("t")
+    async def t(job):
+        nonlocal most
+        assert job.lock_key not in running
+        running.append(job.lock_key)
+        most = max(most, len(running))
+        await trio.sleep(0.002)
+        running.remove(job.lock_key)
+
+    async with open_worker(tasks, {"q": 8}) as one, open_worker(tasks, {"q": 8}) as other:
+        jobs = [NewJob(queue="q", task="t", lock_key=f"k{n % 5}") for n in range(200)]
+        with trio.fail_after(40):
+            await one.trigger_many(jobs[:100])
+            await other.trigger_many(jobs[100:])
+            for job in jobs:
+                assert (await one.wait(job.job_id, timeout_s=30)).status == "succeeded"
+        workers = await raw.fetchval(
+            "SELECT count(DISTINCT payload ->> 'worker') FROM dl_job_events WHERE kind = 'picked'"
+        )
+    assert workers == 2
+    assert 1 < most <= 5
+    assert await raw.fetchval("SELECT max(attempt) FROM dl_jobs") == 1

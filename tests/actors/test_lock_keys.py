@@ -1,0 +1,214 @@
+"""One lock_key, one runner, in all processes; who waits for a key starts as soon as it is free (Q7)."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+from conditions import until
+from databases import raw_connection
+
+from dataloader import NewJob, Snooze, Tasks
+
+
+class Ledger:
+    """Who was in at once, by key: the most ever seen."""
+
+    def __init__(self):
+        self.inside = {}
+        self.most = {}
+        self.done = 0
+
+    @asynccontextmanager
+    async def entered(self, key):
+        self.inside[key] = self.inside.get(key, 0) + 1
+        self.most[key] = max(self.most.get(key, 0), self.inside[key])
+        try:
+            yield
+        finally:
+            self.inside[key] -= 1
+            self.done += 1
+
+
+@pytest.mark.requirement("Q7", "Q17")
+async def test_of_two_workers_on_one_key_one_waits_and_starts_when_the_other_ends(open_worker, row_of):
+    tasks, ledger, started, release = Tasks(), Ledger(), [], trio.Event()
+
+    @tasks.task("hold")
+    async def hold(job):
+        async with ledger.entered(job.lock_key):
+            started.append(job.job_id)
+            await release.wait()
+
+    async with open_worker(tasks) as one, open_worker(tasks) as other:
+        with trio.fail_after(20):
+            jobs = [(await one.trigger("q", "hold", lock_key="k")).job_id for _ in range(2)]
+            await until(lambda: _now(started))
+            [waiting] = set(jobs) - set(started)
+            await until(lambda: row_of(waiting), lambda row: row["waits_for"] == "lock")
+            assert started == list(set(jobs) - {waiting})
+            release.set()
+            for job_id in jobs:
+                # Polls and backoff are an hour: the holder's end alone can have started it.
+                assert (await other.wait(job_id, timeout_s=10)).status == "succeeded"
+    assert ledger.most == {"k": 1}
+    assert (await row_of(waiting))["attempt"] == 1
+
+
+async def _now(value):
+    return list(value)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_waiting_job_starts_as_soon_as_the_holder_fails_snoozes_or_is_canceled(open_worker, row_of, raw):
+    tasks, started = Tasks(), {}
+
+    @tasks.task("hold")
+    async def hold(job):
+        started[job.args["n"]] = trio.current_time()
+        match job.args["how"]:
+            case "fail":
+                raise ValueError("so")
+            case "snooze":
+                return Snooze(3_000)
+            case "cancel":
+                await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
+                await trio.sleep_forever()
+        return None
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            jobs = [
+                NewJob(queue="q", task="hold", lock_key="k", args={"how": how, "n": n})
+                for n, how in enumerate(["fail", "snooze", "cancel", "end"])
+            ]
+            await supervisor.trigger_many(jobs)
+            assert (await supervisor.wait(jobs[-1].job_id, timeout_s=10)).status == "succeeded"
+    assert sorted(started) == [0, 1, 2, 3]
+
+
+@pytest.mark.requirement("Q7")
+async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, raw):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("hold")
+    async def hold(job):
+        started.set()
+        await release.wait()
+
+    @tasks.task("quick")
+    async def quick(job):
+        return None
+
+    async with open_worker(tasks, {"q": 2}) as supervisor:
+        with trio.fail_after(50):
+            await supervisor.trigger("q", "hold", lock_key="hot")
+            await started.wait()
+            # Older and more urgent than what comes after them.
+            crowd = [NewJob(queue="q", task="quick", lock_key="hot", priority=1) for _ in range(2_000)]
+            for first in range(0, 2_000, 500):
+                await supervisor.trigger_many(crowd[first : first + 500])
+            parked = "SELECT count(*) FROM dl_jobs WHERE waits_for = 'lock'"
+            began = trio.current_time()
+            job = await supervisor.trigger("q", "quick")
+            await supervisor.wait(job.job_id, timeout_s=20)
+            first_s = trio.current_time() - began
+            await until(lambda: raw.fetchval(parked), lambda count: count == 2_000)
+            began = trio.current_time()
+            for _ in range(20):
+                job = await supervisor.trigger("q", "quick")
+                await supervisor.wait(job.job_id, timeout_s=20)
+            each_s = (trio.current_time() - began) / 20
+            release.set()
+    print(f"first {first_s:.3f} s, then {each_s:.3f} s each")
+    assert first_s < 5
+    assert each_s < 0.1
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_lock_session_that_is_terminated_lets_no_second_job_of_the_key_start(open_worker, raw):
+    tasks, ledger = Tasks(), Ledger()
+    hold_s = 0.02
+
+    @tasks.task("hold")
+    async def hold(job):
+        async with ledger.entered(job.lock_key):
+            await trio.sleep(hold_s)
+
+    jobs = [NewJob(queue="q", task="hold", lock_key=f"k{n % 5}") for n in range(150)]
+    with trio.fail_after(40):
+        async with AsyncExitStack() as stack:
+            workers = [
+                await stack.enter_async_context(open_worker(tasks, {"q": 6}, poll_s=1, claim_backoff_s=1))
+                for _ in range(2)
+            ]
+            await workers[0].trigger_many(jobs)
+            while ledger.done < len(jobs):
+                await raw.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% locks'"
+                )
+                await trio.sleep(0.3)
+            for job in jobs:
+                assert (await workers[1].wait(job.job_id, timeout_s=10)).status == "succeeded"
+    assert set(ledger.most.values()) == {1}
+    assert ledger.done == len(jobs)
+
+
+@pytest.mark.requirement("Q7")
+async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, raw, row_of):
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("hold")
+    async def hold(job):
+        started.set()
+        await release.wait()
+
+    async with open_worker(tasks) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "hold", lock_key="k")
+            await started.wait()
+            held = (
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                " AND objid::bigint::bit(32)::int = hashtext('k')"
+            )
+            assert await raw.fetchval(held) == 1
+            ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE '% locks'"
+            assert await raw.fetchval(ended)
+            await until(lambda: raw.fetchval(held), lambda count: count == 1)
+            release.set()
+            done = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (done.status, done.attempt) == ("succeeded", 1)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open_worker, database, raw, row_of):
+    tasks, started, again = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("hold")
+    async def hold(job):
+        if started.is_set():
+            again.set()
+            return
+        started.set()
+        await trio.sleep_forever()
+
+    async with open_worker(tasks, claim_backoff_s=0.2) as supervisor:
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "hold", lock_key="k")
+            await started.wait()
+            # Another program that uses the document's advisory lock stands next in line when the session ends.
+            async with raw_connection(database.dsn) as administrator, trio.open_nursery() as nursery:
+                nursery.start_soon(raw.execute, "SELECT pg_advisory_lock(hashtext('k'))")
+                waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                await until(lambda: administrator.fetchval(waiting))
+                await administrator.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE '% locks'"
+                )
+            await until(lambda: row_of(job.job_id), lambda row: row["status"] == "queued")
+            assert not again.is_set()
+            await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
+            with trio.fail_after(5):
+                await again.wait()
+            done = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (done.status, done.attempt) == ("succeeded", 1)

@@ -1,0 +1,226 @@
+"""How runs end: results, errors and their retries, the values a handler may return, timeouts, the journal (Q9, Q11)."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+from conditions import until
+
+from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
+
+
+# A job that is ready again at once may be seen before its own key is free.
+PARKED = "requeue: lock_key"
+
+
+async def delay_of(raw, job_id):
+    """Seconds between a requeued job's requeue and its next run."""
+    return await raw.fetchval(
+        "SELECT extract(epoch FROM available_at - (SELECT max(ts) FROM dl_job_events e WHERE e.job_id = j.job_id))"
+        "::float8 FROM dl_jobs j WHERE job_id = $1",
+        job_id,
+    )
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize(
+    ("retry", "attempt", "least_s", "most_s"),
+    [
+        (RetryPolicy(), 0, 30, 33),
+        (RetryPolicy(), 2, 90, 99),
+        (RetryPolicy(base_s=1, factor=3, jitter=0), 2, 9, 9),
+        (RetryPolicy(base_s=100, factor=10, cap_s=50, jitter=0), 3, 50, 50),
+    ],
+    ids=["30 s × attempt", "third attempt", "exponential", "capped"],
+)
+async def test_a_failed_run_is_repeated_when_its_policy_says(
+    open_worker, raw, row_of, retry, attempt, least_s, most_s
+):
+    tasks = Tasks()
+
+    @tasks.task("fail", retry=retry)
+    async def fail(job):
+        raise ValueError("no such file")
+
+    async with open_worker(tasks) as supervisor:
+        await raw.execute("ALTER TABLE dl_jobs ALTER attempt SET DEFAULT " + str(attempt))
+        job = await supervisor.trigger("q", "fail")
+        row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
+    assert (row["status"], row["attempt"], row["waits_for"]) == ("queued", attempt + 1, "time")
+    assert row["error"].startswith("ValueError: no such file\n")
+    assert "Traceback" in row["error"]
+    assert least_s - 0.1 <= await delay_of(raw, job.job_id) <= most_s + 0.1
+
+
+@pytest.mark.requirement("Q9")
+async def test_the_last_attempts_error_fails_the_job(open_worker, journal_of):
+    tasks = Tasks()
+
+    @tasks.task("fail", retry=RetryPolicy(base_s=0), max_attempts=3)
+    async def fail(job):
+        raise ValueError(f"attempt {job.attempt}")
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "fail")
+        ended = await supervisor.wait(job.job_id, timeout_s=10)
+    assert (ended.status, ended.attempt) == ("failed", 3)
+    assert ended.error.startswith("ValueError: attempt 3")
+    again = ["picked", "requeue: retry"]
+    journal = [line for line in await journal_of(job.job_id) if line != PARKED]
+    assert journal == ["queued", *again, *again, "picked", "failed: fail"]
+
+
+@pytest.mark.requirement("Q9")
+async def test_an_error_that_is_final_fails_at_once_also_in_company_of_its_like(open_worker):
+    tasks = Tasks()
+
+    @tasks.task("fail", retry=RetryPolicy(final=(LookupError,)))
+    async def fail(job):
+        if job.args["grouped"]:
+            raise ExceptionGroup("two", [KeyError("a"), IndexError("b")])
+        raise KeyError("a")
+
+    async with open_worker(tasks) as supervisor:
+        for grouped in (False, True):
+            job = await supervisor.trigger("q", "fail", {"grouped": grouped})
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (ended.status, ended.attempt) == ("failed", 1)
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_handler_may_ask_for_a_retry_snooze_or_give_up(open_worker, raw, row_of):
+    tasks = Tasks()
+
+    @tasks.task("say")
+    async def say(job):
+        return {"retry": Retry(after_s=100, reason="busy"), "snooze": Snooze(200), "give up": GiveUp("never")}[
+            job.args["what"]
+        ]
+
+    async with open_worker(tasks) as supervisor:
+        retry, snooze, give_up = [
+            (await supervisor.trigger("q", "say", {"what": what})).job_id for what in ("retry", "snooze", "give up")
+        ]
+        row = await until(lambda: row_of(retry), lambda row: row["waits_for"] == "time")
+        assert (row["attempt"], row["error"]) == (1, "busy")
+        assert 99 < await delay_of(raw, retry) < 101
+        row = await until(lambda: row_of(snooze), lambda row: row["waits_for"] == "time")
+        assert (row["attempt"], row["error"]) == (0, None)
+        assert 199 < await delay_of(raw, snooze) < 201
+        ended = await supervisor.wait(give_up, timeout_s=10)
+        assert (ended.status, ended.error) == ("failed", "never")
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_run_that_takes_too_long_is_stopped_and_repeated(open_worker, raw, row_of, kind):
+    tasks = Tasks()
+    if kind == "async":
+
+        @tasks.task("slow", timeout_s=0.1)
+        async def slow(job):
+            await trio.sleep_forever()
+    else:
+
+        @tasks.task("slow", timeout_s=0.1)
+        def slow_thread(job):
+            while True:
+                time.sleep(0.01)
+                job.checkpoint()
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "slow")
+        row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
+    assert (row["status"], row["attempt"]) == ("queued", 1)
+    assert row["error"].startswith("timeout: the run took longer than 0.1 s")
+
+
+@pytest.mark.requirement("Q11")
+async def test_the_journal_tells_the_whole_life_of_a_job(open_worker, raw, journal_of, monkeypatch):
+    monkeypatch.setattr("dataloader.actors.heartbeat.JOURNAL_EVERY_S", 0.5)
+    tasks, beaten = Tasks(), trio.Event()
+
+    @tasks.task("life", retry=RetryPolicy(base_s=0))
+    async def life(job):
+        if job.attempt == 1:
+            job.log.info("reading", rows=3, password="sesame")
+            raise ValueError("first")
+        await beaten.wait()
+
+    async with open_worker(tasks, heartbeat_s=0.1) as supervisor:
+        job = await supervisor.trigger("q", "life")
+        beats = "SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'"
+        await until(lambda: raw.fetchval(beats), lambda count: count >= 1)
+        beaten.set()
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+    kinds = [line for line in await journal_of(job.job_id) if line != PARKED]
+    assert kinds[:5] == ["queued", "picked", "log", "requeue: retry", "picked"]
+    assert (set(kinds[5:-1]), kinds[-1]) == ({"heartbeat"}, "done")
+    rows = await raw.fetch("SELECT payload FROM dl_job_events ORDER BY event_id")
+    payloads = [json.loads(row["payload"] or "{}") for row in rows]
+    assert payloads[1] == {"attempt": 1, "worker": supervisor.worker}
+    assert payloads[2] == {"level": "info", "message": "reading", "fields": {"rows": 3, "password": "***"}}
+    assert payloads[3]["error"].startswith("ValueError: first")
+
+
+@pytest.mark.requirement("Q11")
+async def test_heartbeats_are_journalled_once_a_minute_at_most(open_worker, raw):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await release.wait()
+
+    async with open_worker(tasks, heartbeat_s=0.05) as supervisor:
+        job = await supervisor.trigger("q", "wait")
+        await until(
+            lambda: raw.fetchval("SELECT extract(epoch FROM heartbeat_at - started_at)::float8 FROM dl_jobs"),
+            lambda beating_s: beating_s is not None and beating_s > 0.5,
+        )
+        release.set()
+        await supervisor.wait(job.job_id, timeout_s=10)
+    assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'") == 0
+
+
+@pytest.mark.requirement("Q2", "Q6")
+async def test_a_delayed_job_starts_on_time(open_worker):
+    tasks, started = Tasks(), []
+
+    @tasks.task("tick")
+    async def tick(job):
+        started.append(datetime.now(UTC))
+
+    async with open_worker(tasks) as supervisor:
+        due = [datetime.now(UTC) + timedelta(seconds=after_s) for after_s in (0.6, 0.9)]
+        # The later one first: the stager must learn that the earlier one came.
+        jobs = [await supervisor.trigger("q", "tick", available_at=at) for at in reversed(due)]
+        for job in jobs:
+            await supervisor.wait(job.job_id, timeout_s=10)
+    late = [(at - wanted).total_seconds() for at, wanted in zip(started, due, strict=True)]
+    assert all(0 <= late_s < 0.05 for late_s in late), late
+
+
+@pytest.mark.requirement("Q3")
+async def test_progress_is_written_within_a_second_and_the_last_one_always(open_worker, raw, row_of):
+    tasks, shown, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("load")
+    async def load(job):
+        for rows in range(500):
+            await job.progress({"rows": rows})
+        shown.set()
+        await release.wait()
+        await job.progress({"rows": 1000})
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "load")
+        await shown.wait()
+        await until(lambda: row_of(job.job_id), lambda row: row["progress"] == '{"rows": 499}', within_s=3)
+        release.set()
+        done = await supervisor.wait(job.job_id, timeout_s=10)
+        assert done.status == "succeeded"
+        assert done.progress == {"rows": 1000}

@@ -1,0 +1,162 @@
+"""Queues as their users see them: shared by processes, paused, with tasks that not every process knows (Q14)."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+import trio
+from conditions import until
+
+from dataloader import NewJob, Tasks
+from dataloader.store.control import Actor, pause, resume
+
+OPERATOR = Actor("test", None)
+
+
+@pytest.mark.requirement("Q14")
+async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("work")
+    async def work(job):
+        await trio.sleep(0.02)
+
+    jobs = [NewJob(queue="q", task="work") for _ in range(60)]
+    async with open_worker(tasks, {"q": 3}) as one, open_worker(tasks, {"q": 3}) as other:
+        await one.trigger_many(jobs)
+        for job in jobs:
+            assert (await other.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        picked = "SELECT count(*) FROM dl_job_events WHERE kind = 'picked' AND payload->>'worker' = $1"
+        shares = [await raw.fetchval(picked, worker.worker) for worker in (one, other)]
+    assert sum(shares) == 60
+    assert min(shares) >= 10
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_queue_runs_as_many_jobs_at_once_as_it_has_slots_and_claims_no_more(open_worker, raw):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await release.wait()
+
+    jobs = [NewJob(queue=queue, task="wait") for queue in "ab" for _ in range(6)]
+    async with open_worker(tasks, {"a": 2, "b": 4}) as supervisor:
+        await supervisor.trigger_many(jobs)
+        running = "SELECT queue, count(*) FROM dl_jobs WHERE status = 'running' GROUP BY queue ORDER BY queue"
+        rows = await until(lambda: raw.fetch(running), lambda rows: sum(row["count"] for row in rows) >= 6)
+        assert [tuple(row) for row in rows] == [("a", 2), ("b", 4)]
+        assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 6
+        release.set()
+        for job in jobs:
+            await supervisor.wait(job.job_id, timeout_s=10)
+
+
+@pytest.mark.requirement("Q6")
+async def test_more_urgent_jobs_run_first_and_older_ones_before_younger(open_worker):
+    tasks, order, release = Tasks(), [], trio.Event()
+
+    @tasks.task("note")
+    async def note(job):
+        order.append(job.args["n"])
+        if job.args["n"] == 0:
+            await release.wait()
+
+    async with open_worker(tasks, {"q": 1}) as supervisor:
+        await supervisor.trigger("q", "note", {"n": 0})
+        await until(lambda: _now(order))
+        jobs = [await supervisor.trigger("q", "note", {"n": n}, priority=p) for n, p in ((1, 100), (2, 100), (3, 1))]
+        release.set()
+        for job in jobs:
+            await supervisor.wait(job.job_id, timeout_s=10)
+    assert order == [0, 3, 1, 2]
+
+
+async def _now(value):
+    return value
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_paused_queue_starts_nothing_until_it_is_resumed(open_worker, row_of):
+    tasks, ran = Tasks(), trio.Event()
+
+    @tasks.task("quick")
+    async def quick(job):
+        ran.set()
+
+    async with open_worker(tasks, {"q": 1, "r": 1}) as supervisor:
+        await pause(supervisor.database, "q", OPERATOR)
+        paused = await supervisor.trigger("q", "quick")
+        other = await supervisor.trigger("r", "quick")
+        assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+        assert (await row_of(paused.job_id))["status"] == "queued"
+        await resume(supervisor.database, "q", OPERATOR)
+        assert (await supervisor.wait(paused.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q14")
+async def test_a_job_with_an_unknown_task_waits_for_a_worker_that_knows_it(open_worker, row_of):
+    old, new = Tasks(), Tasks()
+
+    @old.task("old")
+    async def known(job):
+        return None
+
+    @new.task("new")
+    async def added(job):
+        return "by the new one"
+
+    async with open_worker(old) as without:
+        job = await without.trigger("q", "new")
+        row = await until(lambda: row_of(job.job_id), lambda row: row["waits_for"] == "task")
+        assert (row["status"], row["attempt"]) == ("queued", 0)
+        # It is not in the way of others.
+        other = await without.trigger("q", "old")
+        assert (await without.wait(other.job_id, timeout_s=10)).status == "succeeded"
+        async with open_worker(new, claim_backoff_s=0.3) as knowing:
+            done = await knowing.wait(job.job_id, timeout_s=10)
+            assert (done.status, done.result, done.attempt) == ("succeeded", "by the new one", 1)
+
+
+@pytest.mark.requirement("Q2", "Q3", "Q4", "Q17")
+async def test_a_job_is_triggered_looked_at_and_canceled_over_http(open_worker, raw):
+    tasks, started = Tasks(), trio.Event()
+
+    @tasks.task("load")
+    async def load(job):
+        await job.progress({"rows": 7})
+        started.set()
+        await trio.sleep_forever()
+
+    async with open_worker(tasks, with_web=True) as supervisor:
+        async with httpx2.AsyncClient(base_url=supervisor.url, timeout=15) as client:
+            body = {"queue": "q", "task": "load", "lock_key": "k", "args": {"day": "2026-01-01"}}
+            answer = await client.post("/api/v1/jobs/trigger", json=body)
+            assert answer.status_code == 201
+            job = f"/api/v1/jobs/{answer.json()['job_id']}"
+            await started.wait()
+
+            async def status():
+                return (await client.get(f"{job}/status")).json()
+
+            shown = await until(status, lambda shown: shown["progress"] == {"rows": 7})
+            assert (shown["status"], shown["attempt"]) == ("running", 1)
+            assert shown["started_at"]
+            assert (await client.post(f"{job}/cancel")).status_code in {200, 202}
+            shown = (await client.get(f"{job}/status", params={"wait": 10})).json()
+            assert shown["cancel_requested"] or shown["status"] == "canceled"
+            shown = await until(status, lambda shown: shown["status"] == "canceled")
+            assert shown["finished_at"]
+
+
+@pytest.mark.requirement("Q5")
+async def test_status_shows_the_live_workers_of_all_processes(open_worker):
+    async with open_worker(Tasks(), {"q": 2}, with_web=True) as one, open_worker(Tasks(), {"r": 3}) as other:
+        async with httpx2.AsyncClient(base_url=one.url, timeout=15) as client:
+
+            async def workers():
+                return {worker["worker"]: worker for worker in (await client.get("/status")).json()["workers"]}
+
+            shown = await until(workers, lambda workers: len(workers) == 2)
+    assert shown[one.worker]["queues"] == {"q": 2}
+    assert shown[other.worker]["queues"] == {"r": 3}

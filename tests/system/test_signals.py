@@ -1,0 +1,111 @@
+"""A service and its signals: it ends in good order, or at least in time (Q15)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+from proxy import open_proxy
+
+
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_running_jobs_finish_and_ends_with_0(serve, add, row_when, number):
+    service = await serve()
+    job_id = await add("sleep", {"s": 1})
+    await row_when(job_id, "running")
+    service.signal(number)
+    assert await service.exit_code(within_s=15) == 0
+    assert (await row_when(job_id, "succeeded", within_s=0))["attempt"] == 1
+    drained = await service.logged("drained")
+    assert (drained["finished"], drained["returned"]) == (1, 0)
+
+
+@pytest.mark.requirement("Q15")
+async def test_what_does_not_finish_in_time_goes_back_with_its_attempt_refunded(serve, add, row_when):
+    service = await serve(drain_timeout_sec=0.3)
+    job_id = await add("sleep", {"s": 3_600})
+    await row_when(job_id, "running")
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=15) == 0
+    row = await row_when(job_id, "queued", within_s=0)
+    assert (row["attempt"], row["waits_for"]) == (0, None)
+
+
+@pytest.mark.requirement("Q15")
+async def test_a_second_signal_stops_the_jobs_at_once(serve, add, row_when):
+    service = await serve(drain_timeout_sec=3_600)
+    job_id = await add("sleep", {"s": 3_600})
+    await row_when(job_id, "running")
+    service.signal(signal.SIGTERM)
+    await service.logged("signal: draining")
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=15) == 0
+    assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
+
+
+@pytest.mark.requirement("Q15")
+async def test_a_third_signal_ends_the_process_whatever_runs(serve, add, row_when):
+    service = await serve(drain_timeout_sec=3_600)
+    job_id = await add("deaf")
+    await row_when(job_id, "running")
+    for line in ("signal: draining", "second signal", "third signal"):
+        service.signal(signal.SIGINT)
+        await service.logged(line)
+    assert await service.exit_code(within_s=5) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, row_when):
+    service = await serve(drain_timeout_sec=0.2)
+    job_id = await add("deaf thread")
+    await row_when(job_id, "running")
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=0.2 + 10 + 3) == 1
+    assert (await service.logged("drained"))["stuck"] == [str(job_id)]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("broken", ["cut", "freeze"])
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, row_when, database, broken, busy):
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, drain_timeout_sec=1)
+        if busy:
+            job_id = await add("sleep", {"s": 3_600})
+            await row_when(job_id, "running")
+        getattr(proxy, broken)()
+        service.signal(signal.SIGTERM)
+        # 1 s and ten more, and some for a slow machine.
+        assert await service.exit_code(within_s=1 + 10 + 3) == (1 if busy else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+async def test_a_client_that_stops_reading_holds_nothing_up(serve, add, row_when, raw):
+    service = await serve(drain_timeout_sec=1)
+    await raw.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status) SELECT gen_random_uuid(), 'x',"
+                      " 't', 'k', jsonb_build_object('pad', repeat('x', 20000)), 'failed' FROM generate_series(1, 500)")
+    address = urlsplit(service.url)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect((address.hostname, address.port))
+        for _ in range(8):
+            client.sendall(b"GET /api/v1/jobs?limit=200 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await trio.sleep(0.5)  # the answers pile up
+        service.signal(signal.SIGTERM)
+        assert await service.exit_code(within_s=1 + 10 + 3) == 0
+
+
+@pytest.mark.requirement("Q15")
+async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, database, client_of):
+    async with open_proxy(database.dsn) as proxy:
+        proxy.cut()
+        service = await serve(dsn=proxy.dsn, ready="waiting for the database")
+        service.signal(signal.SIGTERM)
+        assert await service.exit_code(within_s=10) == 0
