@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
+from uuid import UUID
 
 import attrs
 import structlog
@@ -19,7 +20,7 @@ from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Session
+from dataloader.store.database import Database, Session
 from dataloader.store.leases import Beat, Pulse, aio_beat
 from dataloader.store.workers import Worker, aio_show
 
@@ -27,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
+MIN_TIMEOUT_S: Final = 1.0
 LOOK_EVERY_S: Final = 1.0
 
 
@@ -35,6 +37,7 @@ class Heartbeat:
     """Beats for all runs of this process. `unstoppable` is told of a run that goes on although its lease is gone."""
 
     session: Session
+    database: Database
     worker: Worker
     runs: Runs
     telemetry: Telemetry
@@ -49,6 +52,7 @@ class Heartbeat:
         async with trio.open_nursery() as nursery:
             # Beside the beats: a beat may wait long for a database that is silent, and then it matters most.
             nursery.start_soon(self._watch_for_stuck)
+            nursery.start_soon(self._show_for_ever)
             await self._beat_for_ever()
 
     async def _beat_for_ever(self) -> None:
@@ -59,11 +63,15 @@ class Heartbeat:
 
     async def _beat(self) -> bool:
         """One heartbeat; True when every run's lease was renewed or is known to be lost."""
+        runs = {run.job.token: run for run in self.runs if not run.committed}
+        if not runs:
+            return True
         sent_at = trio.current_time()
-        runs = {run.job.token: run for run in self.runs}
         beats = [(run.job.job_id, token, self._is_to_be_journalled(run, sent_at)) for token, run in runs.items()]
+        # A second try, on a new connection, must fit into the lease.
+        timeout_s = max(self.runs.shortest_lease_s() / 4, MIN_TIMEOUT_S)
         try:
-            pulses = await self.session.write(_aio_beat_and_show, beats, self.worker)
+            sent_at, pulses = await self.session.write_within(timeout_s, _aio_timed_beat, beats)
         except StoreError as error:
             log.warning("a heartbeat failed", jobs=len(runs), error=str(error))
             return False
@@ -76,8 +84,8 @@ class Heartbeat:
         match pulse.beat:
             case Beat.RENEWED:
                 run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
-                self.runs.set_deadline(run)
-            case Beat.LOST if not run.body_ended and run.why is not Why.LEASE_LOST:
+                run.set_deadline(self.runs.key_safe_until)
+            case Beat.LOST if not run.body_ended and not run.committed and run.why is not Why.LEASE_LOST:
                 self.telemetry.lease_lost()
                 log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
                 run.stop(Why.LEASE_LOST)
@@ -92,6 +100,15 @@ class Heartbeat:
             return False
         run.journalled_at = now
         return True
+
+    async def _show_for_ever(self) -> None:
+        """Show the worker as alive; a write of its own, which may fail or wait without costing a lease."""
+        while True:
+            try:
+                await self.database.write(aio_show, self.worker)
+            except StoreError as error:
+                log.warning("the worker could not be shown as alive", error=str(error))
+            await trio.sleep(self.period_s)
 
     async def _watch_for_stuck(self) -> None:
         while True:
@@ -120,7 +137,7 @@ class Heartbeat:
                 self.unstoppable(run)
 
 
-async def _aio_beat_and_show(connection: Any, beats: list[Any], worker: Worker) -> list[Pulse]:
-    pulses = await aio_beat(connection, beats) if beats else []
-    await aio_show(connection, worker)
-    return pulses
+async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:
+    """The beat, and when it was sent: leases count from then."""
+    sent_at = trio.current_time()
+    return sent_at, await aio_beat(connection, beats)

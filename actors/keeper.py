@@ -23,19 +23,18 @@ RETRY_S = 0.5
 
 @attrs.define(eq=False, kw_only=True)
 class Keeper:
-    """Pings the lock session, at once when `wake` is set; `default_lease_s` serves while no job runs."""
+    """Pings the lock session, at once when `wake` is set."""
 
     locks: LockSession
     runs: Runs
     period_s: float
-    default_lease_s: float
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ping until cancelled."""
         task_status.started()
         while True:
-            lease_s = min(self.runs.shortest_lease_s(), self.default_lease_s)
+            lease_s = self.runs.shortest_lease_s()
             try:
                 await self.locks.ping(lease_s)
                 self.runs.key_is_safe_until(self.locks.safe_until)

@@ -23,7 +23,7 @@ import trio
 
 from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
 from dataloader.actors.runs import Run, Runs
-from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
@@ -113,7 +113,9 @@ class Recorder:
         slots: dict[str, int] = {}
         for message in batch:
             job = message.run.job
-            if message.ending is not None and job.token in finished.written:
+            if message.ending is None:
+                self.tally[Step.SUCCEED] += message.run.committed
+            elif job.token not in finished.void:
                 self.tally[message.ending.step] += 1
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
@@ -133,20 +135,24 @@ class Recorder:
         while True:
             try:
                 return await self.session.write(aio_finish, endings)
-            except StoreUnavailable as error:
+            except StoreError as error:
+                if isinstance(error, Unstorable):
+                    return await self._without_the_unstorable(endings, error)
                 if not self.insisting:
-                    log.error("outcomes could not be written: the jobs are left to their leases", jobs=len(endings))
+                    log.error(  # noqa: TRY400 - the drain's report follows, the trace would say nothing
+                        "outcomes could not be written: the jobs are left to their leases", jobs=len(endings)
+                    )
                     return Finished({}, [])
                 log.warning("outcomes wait for the database", jobs=len(endings), error=str(error), again_in_s=pause_s)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
-            except StoreError as error:
-                if len(endings) == 1:
-                    return await self._insist_without_text(endings[0], error)
-                return await self._one_by_one(endings)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one ending, the others are written
+                return await self._without_the_unstorable(endings, error)
 
-    async def _one_by_one(self, endings: list[Ending]) -> Finished:
+    async def _without_the_unstorable(self, endings: list[Ending], error: Exception) -> Finished:
         """One row poisons the batch: the others must not suffer for it."""
+        if len(endings) == 1:
+            return await self._insist_without_text(endings[0], error)
         written, void = {}, []
         for ending in endings:
             finished = await self._insist([ending])
@@ -154,7 +160,7 @@ class Recorder:
             void.extend(finished.void)
         return Finished(written, void)
 
-    async def _insist_without_text(self, ending: Ending, error: StoreError) -> Finished:
+    async def _insist_without_text(self, ending: Ending, error: Exception) -> Finished:
         """What the handler said can't be stored, in a way that nobody thought of: the job ends all the same (F40)."""
         log.error("an outcome could not be stored as it is", job_id=str(ending.job_id), error=str(error))
         if ending.error == UNSTORABLE and ending.result is None:
@@ -171,14 +177,22 @@ class Recorder:
         for run in runs:
             run.to_be_shown = False
             if run.progress is not None:
-                shown.append((run.job.job_id, run.job.token, run.progress))
+                shown.append((run, run.progress))
                 run.progress = None
         await self._keep_lines([run for run in runs if run.lines])
-        if shown:
-            try:
-                await self.session.write(aio_show_progress, shown)
-            except StoreError as error:
-                log.warning("progress could not be written", jobs=len(shown), error=str(error))
+        if not shown:
+            return
+        try:
+            await self.session.write(
+                aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
+            )
+        except StoreUnavailable as error:
+            log.warning("progress waits for the database", jobs=len(shown), error=str(error))
+            for run, progress in shown:
+                run.progress = run.progress or progress
+                self._take(Shown(run), [])
+        except StoreError as error:
+            log.warning("progress could not be written", jobs=len(shown), error=str(error))
 
     async def _keep_lines(self, runs: Sequence[Run]) -> None:
         lines: list[tuple[UUID, int, object, str]] = []
@@ -189,6 +203,7 @@ class Recorder:
             try:
                 await self.session.write(aio_keep_lines, lines)
             except StoreError as error:
+                # Not kept for later: they are many, and the process's own log has room for them.
                 log.warning("log lines could not be kept", lines=len(lines), error=str(error))
 
 

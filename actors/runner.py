@@ -7,6 +7,7 @@ nothing. The runner never touches the database itself; a body that returned befo
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -54,16 +55,17 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
     started = trio.current_time()
     if task.timeout_s is not None:
         run.timeout_at = started + task.timeout_s
-        run.scope.deadline = min(run.scope.deadline, run.timeout_at)
+        if run.timeout_at < run.scope.deadline:
+            run.scope.deadline, run.deadline_why = run.timeout_at, Why.TIMEOUT
     value, error = await _run_body(run, task, port, limiter)
     run.body_ended = True
     stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
-    ending = None if port.committed else _ending(run, task, value, error, stopped)
+    ending = None if run.committed else _safe_ending(run, task, value, error, stopped)
     if error is not None and stopped is None:
         log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
     elif stopped is not None:
         log.info("the job was stopped", why=stopped.value)
-    outcome = "succeed" if port.committed else "void" if ending is None else ending.step.value
+    outcome = "succeed" if run.committed else "void" if ending is None else ending.step.value
     workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
     workshop.to_recorder.send_nowait(Ended(run, ending))
 
@@ -77,7 +79,7 @@ async def _run_body(
             return await _call(task, run, port, limiter), None
     except (trio.Cancelled, KeyboardInterrupt):
         raise  # somebody else's cancellation, or ^C, is never swallowed, also when it comes in company
-    except BaseException as raised:  # noqa: BLE001 - some libraries' errors are no Exception
+    except BaseException as raised:
         if isinstance(raised, BaseExceptionGroup) and raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
             raise
         return None, raised
@@ -102,6 +104,19 @@ async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter
     if task.is_async:
         return await task.handler(job)
     return await trio.to_thread.run_sync(partial(task.handler, job), limiter=limiter, thread_name=f"task {task.name}")
+
+
+def _safe_ending(
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None
+) -> Ending | None:
+    """The ending, whatever the handler's values and exceptions do when they are looked at."""
+    try:
+        return _ending(run, task, value, error, stopped)
+    except Exception as fault:
+        log.exception("a handler's outcome could not be understood")
+        return Ending(
+            run.job.job_id, run.job.token, Step.FAIL, f"the outcome could not be understood: {type(fault).__name__}"
+        )
 
 
 def _ending(  # noqa: PLR0911 - one for each way to end
@@ -135,6 +150,11 @@ def _ending_when_stopped(
             return None
         case Why.CANCEL:
             return end(Step.CANCEL, error=text)
+        case Why.LEASE_ENDED:
+            # Void if somebody else has it by now; else it need not wait for the reaper. As a crash, it uses up an
+            # attempt.
+            text = "no heartbeat got through: the lease could not be held" + (f"\n{text}" if text else "")
+            return _again(end, run, text, 0.0)
         case Why.DRAIN | Why.KEY_LOST:
             return end(Step.RETURN, error=text)
         case Why.TIMEOUT:
@@ -171,7 +191,6 @@ class _Port:
     """The job handle's way out: progress and lines are kept on the run, and the recorder is told once."""
 
     def __init__(self, run: Run, workshop: Workshop) -> None:
-        self.committed = False
         self._run = run
         self._workshop = workshop
 
@@ -204,11 +223,17 @@ class _Port:
         def success(result: object) -> Ending:
             # The recorder writes nothing about this run any more, so what was shown last goes along.
             encoded = None if result is None else storable_json(result)
+            # From here on a heartbeat that finds the row ended must not take that for a loss.
+            run.committed = True
             return Ending(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
 
-        async with self._workshop.transactions.open(success) as transaction:
-            yield transaction
-        self.committed = True
+        try:
+            async with self._workshop.transactions.open(success) as transaction:
+                yield transaction
+        except BaseException:
+            run.committed = False
+            raise
+        run.set_deadline(math.inf)
 
     def deadline(self) -> float:
         """The scope's deadline as it stands."""

@@ -38,6 +38,8 @@ class Run:
     timeout_at: float = math.inf
     why: Why | None = None
     stopped_at: float = math.inf
+    deadline_why: Why = Why.LEASE_ENDED
+    committed: bool = False
     body_ended: bool = False
     reported_stuck: bool = False
     reported_unstoppable: bool = False
@@ -60,22 +62,32 @@ class Run:
     def stopped_by(self) -> Why:
         """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
         if self.why is None:
-            self.why = Why.TIMEOUT if self.timeout_at <= trio.current_time() else Why.LEASE_LOST
+            self.why = self.deadline_why
         return self.why
+
+    def set_deadline(self, key_safe_until: float) -> None:
+        """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""
+        margin = margin_s(self.job.lease_s)
+        self.scope.deadline, self.deadline_why = min(
+            (self.timeout_at, Why.TIMEOUT),
+            (math.inf if self.committed else self.lease_until - margin, Why.LEASE_ENDED),
+            (key_safe_until - margin, Why.KEY_LOST),
+        )
 
 
 class Runs:
     """All runs of this process."""
 
-    def __init__(self) -> None:
-        """None yet."""
+    def __init__(self, default_lease_s: float = 60.0) -> None:
+        """None yet; `default_lease_s` is planned for while none runs."""
         self._by_token: dict[int, Run] = {}
         self._by_job: dict[UUID, Run] = {}
         self._early_cancels: OrderedDict[UUID, None] = OrderedDict()
         self._removed = trio.Event()
         self.key_safe_until = math.inf
-        self.shorter_lease: Callable[[], None] = lambda: None
-        self._planned_for_s = math.inf
+        self.closed = False
+        self.attend: Callable[[], None] = lambda: None
+        self._default_lease_s = self._planned_for_s = default_lease_s
 
     def __len__(self) -> int:
         """How many there are, ended but unrecorded ones included."""
@@ -86,15 +98,17 @@ class Runs:
         return iter(list(self._by_token.values()))
 
     def add(self, run: Run) -> None:
-        """Take in a claimed job. If its cancellation was heard of before its claim was known, it is stopped at once."""
+        """Take in a claimed job; when no more are wanted (`closed`) it is stopped at once."""
         self._by_token[run.job.token] = run
         if run.job.lease_s < self._planned_for_s:
             self._planned_for_s = run.job.lease_s
-            self.shorter_lease()
+            self.attend()
         self._by_job[run.job.job_id] = run
-        self.set_deadline(run)
-        if self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
-            run.stop(Why.CANCEL)
+        run.set_deadline(self.key_safe_until)
+        if self.closed:
+            run.stop(Why.DRAIN)
+        elif self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
+            self.attend()  # the notification may have meant an earlier run: the heartbeat's answer decides
 
     def remove(self, run: Run) -> None:
         """Let go of a run whose end is recorded."""
@@ -124,20 +138,16 @@ class Runs:
             self._early_cancels.popitem(last=False)
 
     def shortest_lease_s(self) -> float:
-        """The shortest lease among them, infinite when there is none.
+        """The shortest lease among them, or the default if that is shorter.
 
-        Whoever plans by it hears of a shorter one by `shorter_lease`, before the shorter one could lapse.
+        Whoever plans by it is told to `attend` when there is a shorter one, before the shorter one could lapse.
         """
-        self._planned_for_s = min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
+        shortest = min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
+        self._planned_for_s = min(shortest, self._default_lease_s)
         return self._planned_for_s
-
-    def set_deadline(self, run: Run) -> None:
-        """Move the scope's deadline to where timeout, lease and key put it."""
-        margin = margin_s(run.job.lease_s)
-        run.scope.deadline = min(run.timeout_at, run.lease_until - margin, self.key_safe_until - margin)
 
     def key_is_safe_until(self, until: float) -> None:
         """The lock session has answered: nobody is given our keys before `until`."""
         self.key_safe_until = until
         for run in self._by_token.values():
-            self.set_deadline(run)
+            run.set_deadline(until)

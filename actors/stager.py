@@ -6,6 +6,8 @@ parked keys, which is the net below the wake-ups of those who hold them.
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 import structlog
 import trio
@@ -17,6 +19,8 @@ from dataloader.store.database import Database
 from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
 
 log = structlog.get_logger(__name__)
+
+LOCKED_S: Final = 0.5
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -49,5 +53,6 @@ class Stager:
                 continue
             pause_s = sweep_at - trio.current_time()
             if staged.next_due_s is not None:
-                pause_s = min(pause_s, staged.next_due_s + 0.001)
+                # Due and not made ready: somebody has the row locked.
+                pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)
             await self.wake.wait(max(pause_s, 0.001))

@@ -23,6 +23,10 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that pa
     """The database can't be reached, or answered too late. The write may or may not have happened; try again later."""
 
 
+class Unstorable(StoreError):  # noqa: N818 - says what the value is
+    """A value can't be stored: it is out of range, too large, or no text for PostgreSQL. The value is at fault."""
+
+
 class SchemaError(StoreError):
     """The tables are missing, too new, or belong to somebody else. The text says which, and what to run."""
 

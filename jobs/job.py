@@ -6,7 +6,7 @@ runner implements; so the domain needs no database and `dataloader.testing` can 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 from uuid import UUID
@@ -56,19 +56,19 @@ class Port(Protocol):
 class JobLog:
     """Writes lines that are kept with the job as events of kind `log`, up to the setting's number a run."""
 
-    _port: Port
+    _write: Callable[[str, str, Mapping[str, Any]], None]
 
     def info(self, message: str, **fields: object) -> None:
         """What happened, for whoever looks at the job."""
-        self._port.log("info", message, fields)
+        self._write("info", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
         """What a reader should know but nobody need act on."""
-        self._port.log("warning", message, fields)
+        self._write("warning", message, fields)
 
     def error(self, message: str, **fields: object) -> None:
         """What went wrong while the job goes on."""
-        self._port.log("error", message, fields)
+        self._write("error", message, fields)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -86,11 +86,6 @@ class _Facts:
     _port: Port
 
     @property
-    def log(self) -> JobLog:
-        """The job's own log."""
-        return JobLog(self._port)
-
-    @property
     def deadline(self) -> float:
         """When this run will be stopped as things stand, by `trio.current_time()`; each heartbeat moves it."""
         return self._port.deadline()
@@ -102,6 +97,11 @@ class Job(_Facts):
 
     Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped.
     """
+
+    @property
+    def log(self) -> JobLog:
+        """The job's own log."""
+        return JobLog(self._port.log)
 
     async def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""
@@ -125,6 +125,14 @@ class Job(_Facts):
 @attrs.frozen(eq=False, kw_only=True)
 class ThreadJob(_Facts):
     """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks."""
+
+    @property
+    def log(self) -> JobLog:
+        """The job's own log; its lines are handed to the Trio thread."""
+        return JobLog(self._write_line)
+
+    def _write_line(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
+        trio.from_thread.run_sync(self._port.log, level, message, fields)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress` as the job's, and stop here if the job was stopped."""

@@ -27,6 +27,7 @@ MAX_INT: Final = 2_147_483_647
 MIN_LEASE_S: Final = 3
 """A lease shorter than this can't be renewed three times with time to stop the body (protocol: lease arithmetic)."""
 MAX_LEASE_S: Final = 86_400
+MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_PRIORITY: Final = 100
 
@@ -80,7 +81,7 @@ class NewJob:
         check_text("partition_key", self.partition_key, MAX_KEY, empty=True)
         check_between("priority", self.priority, 0, MAX_INT)
         if self.max_attempts is not None:
-            check_between("max_attempts", self.max_attempts, 1, 1_000_000)
+            check_between("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         if self.lease_ttl_sec is not None:
             check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
         if self.available_at is not None and self.available_at.tzinfo is None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.states import Status, Step
+from dataloader.jobs.states import Step
 
 
 def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
@@ -31,7 +31,7 @@ class Retry:
     """Run again `after_s` seconds from now. Uses up an attempt; with none left the job is `failed` with `reason`."""
 
     after_s: float = attrs.field(validator=_not_negative)
-    reason: str = "the handler asked for a retry"
+    reason: str = attrs.field(default="the handler asked for a retry", converter=str)
 
 
 @attrs.frozen
@@ -39,22 +39,27 @@ class Snooze:
     """Not yet: run again `for_s` seconds from now. Uses up no attempt (Q9)."""
 
     for_s: float = attrs.field(validator=_not_negative)
-    reason: str = ""
+    reason: str = attrs.field(default="", converter=str)
 
 
 @attrs.frozen
 class GiveUp:
     """Fail for good, whatever attempts are left, with `reason` as the job's error."""
 
-    reason: str
+    reason: str = attrs.field(converter=str)
 
 
 class Why(enum.StrEnum):
-    """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards."""
+    """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
+
+    LEASE_LOST: the database said that the job is somebody else's. LEASE_ENDED: no heartbeat got through in time, so it
+    may be ours still. KEY_LOST: its lock_key went to another, or could have.
+    """
 
     CANCEL = "cancel_requested"
     TIMEOUT = "timeout"
     LEASE_LOST = "lease_lost"
+    LEASE_ENDED = "lease_ended"
     KEY_LOST = "key_lost"
     DRAIN = "drain"
 
@@ -74,13 +79,3 @@ class Ending:
     result: str | None = None
     delay_s: float = 0.0
     progress: str | None = None
-
-
-STATUS_AFTER: dict[Step, Status] = {
-    Step.SUCCEED: Status.SUCCEEDED,
-    Step.FAIL: Status.FAILED,
-    Step.RETRY: Status.QUEUED,
-    Step.SNOOZE: Status.QUEUED,
-    Step.RETURN: Status.QUEUED,
-    Step.CANCEL: Status.CANCELED,
-}

@@ -25,7 +25,7 @@ class RetryPolicy:
     factor: float | None = None
     cap_s: float = 21_600.0
     jitter: float = 0.1
-    final: tuple[type[BaseException], ...] = ()
+    final: tuple[type[BaseException], ...] = attrs.field(default=(), converter=tuple)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what can't be meant."""
@@ -38,6 +38,10 @@ class RetryPolicy:
             if not low <= value <= high:
                 message = f"RetryPolicy.{name}: {value!r} is not allowed; a number from {low:,} to {high:,}"
                 raise ValueError(message)
+        for kind in self.final:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                message = f"RetryPolicy.final: {kind!r} is not allowed; exception types, for example (ValueError,)"
+                raise ValueError(message)  # noqa: TRY004 - one error for all that is not allowed
 
     def delay_s(self, attempt: int, generator: random.Random = _GENERATOR) -> float:
         """Seconds to wait after run number `attempt` (1 for the first) failed."""

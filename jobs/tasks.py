@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from dataloader.jobs.model import MAX_NAME, MIN_LEASE_S
+from dataloader.jobs.model import MAX_ATTEMPTS, MAX_LEASE_S, MAX_NAME, MIN_LEASE_S
 from dataloader.jobs.retry import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -69,13 +69,12 @@ class Tasks(Mapping[str, Task]):
         if timeout_s is not None and not timeout_s > 0:
             message = f"task {name!r}: timeout_s {timeout_s!r} is not allowed; a number of seconds greater than 0"
             raise ValueError(message)
-        if max_attempts is not None and max_attempts < 1:
-            message = f"task {name!r}: max_attempts {max_attempts!r} is not allowed; a whole number from 1"
+        if max_attempts is not None and not 1 <= max_attempts <= MAX_ATTEMPTS:
+            message = f"task {name!r}: max_attempts {max_attempts!r} is not allowed; 1 to {MAX_ATTEMPTS:,}"
             raise ValueError(message)
-        if lease_ttl_sec is not None and lease_ttl_sec < MIN_LEASE_S:
-            message = (
-                f"task {name!r}: lease_ttl_sec {lease_ttl_sec!r} is not allowed; a whole number from {MIN_LEASE_S}"
-            )
+        if lease_ttl_sec is not None and not MIN_LEASE_S <= lease_ttl_sec <= MAX_LEASE_S:
+            allowed = f"{MIN_LEASE_S} to {MAX_LEASE_S:,} seconds"
+            message = f"task {name!r}: lease_ttl_sec {lease_ttl_sec!r} is not allowed; {allowed}"
             raise ValueError(message)
 
         def register(handler: H) -> H:

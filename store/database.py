@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -23,7 +24,7 @@ import structlog
 import trio
 import trio_asyncio
 
-from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable
+from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import read_json
 
@@ -63,6 +64,12 @@ _PASSING = (
     OSError,
     TimeoutError,
     asyncio.IncompleteReadError,
+)
+_UNSTORABLE = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    UnicodeEncodeError,
 )
 _SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
@@ -108,15 +115,15 @@ async def connect(
             **(PLANNER if planner else {}),
         },
     )
-    await prepare(connection)
+    try:
+        # jsonb comes and goes as Python values.
+        await connection.set_type_codec(
+            "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
+        )
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
-
-
-async def prepare(connection: asyncpg.Connection[Any]) -> None:
-    """Make jsonb come and go as Python values (asyncio-flavoured)."""
-    await connection.set_type_codec(
-        "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
-    )
 
 
 def _encode_json(value: Any) -> str:
@@ -125,11 +132,15 @@ def _encode_json(value: Any) -> str:
 
 def translate(error: BaseException) -> StoreError | None:
     """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
-    text = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
+    # Not its detail, which quotes rows and so the arguments of jobs.
+    said = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    text = mask_text(f"{type(error).__name__}: {said}".rstrip(": "))
     if isinstance(error, _SCHEMA):
         return SchemaError(f"the queue's tables are not as expected ({text}); run `dataloader migrate`")
     if isinstance(error, _PASSING):
         return StoreUnavailable(f"the database can't serve us now ({text})")
+    if isinstance(error, _UNSTORABLE):
+        return Unstorable(text)
     if isinstance(error, asyncpg.PostgresError):
         return StoreError(text)
     return None
@@ -181,15 +192,8 @@ class Database:
     async def _aio_run(
         self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        for attempt in range(1, RETRIES + 1):
-            async with self._pool.acquire(timeout=self.options.connect_timeout_s) as connection:
-                try:
-                    return await operation(connection, *args, **kwargs)
-                except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                    if attempt == RETRIES:
-                        raise
-            await asyncio.sleep(0.01 * 4**attempt)
-        raise AssertionError  # pragma: no cover - the loop returns or raises
+        async with self._pool.acquire(timeout=self.options.connect_timeout_s) as connection:
+            return await _aio_repeat(partial(operation, connection, *args, **kwargs))
 
     async def cut(self) -> None:
         """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
@@ -198,6 +202,16 @@ class Database:
     def pool_use(self) -> tuple[int, int]:
         """Connections of the pool that are open, and those of them that are idle."""
         return self._pool.get_size(), self._pool.get_idle_size()
+
+
+async def _aio_repeat(operation: Callable[[], Awaitable[T]]) -> T:
+    """Run `operation`, and again when the server rolled it back because of others."""
+    for attempt in range(1, RETRIES):
+        try:
+            return await operation()
+        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            await asyncio.sleep(0.01 * 4**attempt)
+    return await operation()
 
 
 class Session:
@@ -233,14 +247,27 @@ class Session:
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run an operation in turn, shielded with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
+        return await self.write_within(None, operation, *args, **kwargs)
+
+    async def write_within(
+        self,
+        timeout_s: float | None,
+        operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `write`; the operation, once it has its turn and its connection, gets at most `timeout_s`.
+
+        For what must be tried again on a new connection long before a statement's own timeout.
+        """
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
             async with self._turn:
-                return await self._database.crossing.run(self._aio_run, operation, args, kwargs)
+                return await self._database.crossing.run(
+                    self._aio_run, timeout_s, lambda connection: operation(connection, *args, **kwargs)
+                )
         raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
 
-    async def _aio_run(
-        self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> T:
+    async def _aio_run(self, timeout_s: float | None, operation: Callable[[Any], Awaitable[T]]) -> T:
         if self._cut:
             raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
         self._at_work = asyncio.current_task()
@@ -254,23 +281,17 @@ class Session:
                 raise
             self._connection = connection
         try:
-            for attempt in range(1, RETRIES + 1):
-                try:
-                    return await operation(self._connection, *args, **kwargs)
-                except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
-                    if attempt == RETRIES:
-                        raise
-                    await asyncio.sleep(0.01 * 4**attempt)
+            async with asyncio.timeout(timeout_s):
+                return await _aio_repeat(partial(operation, self._connection))
         except (TimeoutError, asyncio.CancelledError):
             # The answer may still come: a connection in an unknown state is not used again.
             self._connection.terminate()
             raise
         finally:
             self._at_work = None
-        raise AssertionError  # pragma: no cover - the loop returns or raises
 
     async def cut(self) -> None:
-        """End the connection without a word, for good; an operation that waits for an answer raises `StoreUnavailable`."""
+        """End the connection for good, without a word; what waits for an answer of it raises `StoreUnavailable`."""
         await self._database.crossing.run(self._aio_cut)
 
     async def _aio_cut(self) -> None:

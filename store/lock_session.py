@@ -24,11 +24,14 @@ import trio
 
 from dataloader.jobs.model import ClaimedJob
 from dataloader.store.database import Database, Session
+from dataloader.store.outcomes import MAX_REFUNDS
 
 log = structlog.get_logger(__name__)
 
 IDLE_SHARE: Final = 0.8
 """The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""
+
+MIN_PING_S: Final = 1.0
 
 _CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6)"
 _RELEASE: Final = "SELECT dl_release($1)"
@@ -39,20 +42,33 @@ WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1
 """
 _UNLOCK: Final = "SELECT count(pg_advisory_unlock(h)) FROM unnest($1::int[]) AS u (h)"
 _TAKE: Final = "SELECT h, pg_try_advisory_lock(h) AS got FROM unnest($1::int[]) AS u (h)"
-_GIVE_BACK: Final = """
-WITH returned AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled'::dl_status ELSE 'queued' END,
-    attempt = greatest(attempt - 1, 0), refunds = refunds + 1, lease_expires_at = NULL, claimed_by = NULL,
-    finished_at = CASE WHEN cancel_requested THEN now() END
-  WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[])
-  RETURNING job_id, queue, status
+_GIVE_BACK: Final = f"""
+WITH unknown AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[])
+), free AS MATERIALIZED (
+  SELECT j.job_id FROM unknown u JOIN dl_jobs j ON j.job_id = u.job_id
+  WHERE (j.status = 'running') IS TRUE AND j.claimed_by = $1 AND j.token <> ALL ($2::bigint[])
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+), returned AS (
+  UPDATE dl_jobs j SET
+    status = (CASE WHEN j.cancel_requested THEN 'canceled'
+                   WHEN j.refunds >= {MAX_REFUNDS} AND j.attempt >= j.max_attempts THEN 'failed'
+                   ELSE 'queued' END)::dl_status,
+    attempt = CASE WHEN j.refunds < {MAX_REFUNDS} THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
+    refunds = least(j.refunds + 1, {MAX_REFUNDS}),
+    finished_at = CASE WHEN j.cancel_requested OR (j.refunds >= {MAX_REFUNDS} AND j.attempt >= j.max_attempts)
+                       THEN now() END,
+    lease_expires_at = NULL,
+    claimed_by = NULL
+  FROM free f WHERE j.job_id = f.job_id
+  RETURNING j.job_id, j.queue, j.status
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
-         '{"reason": "the claim''s reply was lost"}'::jsonb
+  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+         '{{"reason": "the claim''s reply was lost"}}'::jsonb
   FROM returned
 )
-SELECT job_id FROM returned
+SELECT (SELECT count(*) FROM unknown), (SELECT count(*) FROM returned)
 """
 _WHO: Final = """
 SELECT pid, backend_start, current_setting('max_locks_per_transaction')::int AS locks,
@@ -109,8 +125,7 @@ class LockSession:
 
         Keys that were released meanwhile are freed first, in the same turn.
         """
-        sent_at = trio.current_time()
-        records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
+        sent_at, records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
         jobs, waited = [], []
         to_test = set()
@@ -139,8 +154,9 @@ class LockSession:
     async def ping(self, shortest_lease_s: float) -> None:
         """Show the server that we live, and tell it after how long a silence to take us for dead."""
         idle_s = shortest_lease_s * IDLE_SHARE
-        sent_at = trio.current_time()
-        await self._session.write(self._aio_ping, str(int(idle_s * 1000)))
+        # A second try, on a new connection, must come before the server ends the session.
+        timeout_s = max(idle_s / 4, MIN_PING_S)
+        sent_at = await self._session.write_within(timeout_s, self._aio_ping, str(int(idle_s * 1000)))
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
@@ -154,7 +170,7 @@ class LockSession:
 
     async def _aio_claim(
         self, connection: Any, queue: str, limit: int, tasks: list[str], backoff_s: float
-    ) -> list[Any]:
+    ) -> tuple[float, list[Any]]:
         if self._suspect:
             await self._aio_repair(connection)
         if self._to_release:
@@ -162,12 +178,13 @@ class LockSession:
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
         self._suspect = True
+        sent_at = trio.current_time()
         records: list[Any] = await connection.fetch(_CLAIM, queue, limit, self.worker, tasks, self._held(), backoff_s)
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
         self._suspect = False
-        return records
+        return sent_at, records
 
     async def _aio_release(self, connection: Any) -> None:
         if self._suspect:
@@ -183,10 +200,12 @@ class LockSession:
             self._to_release.extend(hashes)
             raise
 
-    async def _aio_ping(self, connection: Any, idle_ms: str) -> None:
+    async def _aio_ping(self, connection: Any, idle_ms: str) -> float:
         if self._suspect:
             await self._aio_repair(connection)
+        sent_at = trio.current_time()
         await connection.fetchval(_PING, idle_ms)
+        return sent_at
 
     async def _aio_repair(self, connection: Any) -> None:
         """Make the server's locks and rows agree with memory."""
@@ -194,14 +213,15 @@ class LockSession:
         for lock_hash in self._held():
             with contextlib.suppress(ValueError):
                 surplus.remove(lock_hash)
-        returned = await connection.fetch(_GIVE_BACK, self.worker, list(self.tokens))
+        unknown, returned = await connection.fetchrow(_GIVE_BACK, self.worker, list(self.tokens))
         if surplus:
             await connection.fetchval(_UNLOCK, surplus)
             self._to_release = [h for h in self._to_release if h not in surplus]
             await connection.fetchval("SELECT dl_ready_next($1)", surplus)
-        self._suspect = False
+        # A row that somebody else has locked at the moment is given back by the next repair.
+        self._suspect = returned < unknown
         if surplus or returned:
-            log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=len(returned))
+            log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=returned)
 
     async def _aio_connected(self, connection: asyncpg.Connection[Any]) -> None:
         """A new session: the former one is ended, its locks are taken again."""

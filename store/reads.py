@@ -212,8 +212,9 @@ def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> 
 
 async def _aio_list(connection: Any, sql: str, values: list[Any]) -> list[Any]:
     async with connection.transaction(readonly=True):
-        # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs.
-        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+        # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
+        # three jobs are better sorted than found by age.
+        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
         return list(await connection.fetch(sql, *values))
 
 

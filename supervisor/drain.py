@@ -91,13 +91,18 @@ class Drain:
             self._stop_all()
             await self._until_done(dispatchers)
         recorder.insisting = False
+        # A claim that is still under way may yet bring jobs: they are stopped as they come.
+        self.runs.closed = True
+        claiming = [dispatcher.queue for dispatcher in dispatchers if not dispatcher.closed.is_set()]
+        if claiming:
+            log.error("a claim did not end: what it brings is left to its lease", queues=claiming)
         tally = recorder.tally - before
         stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
         report = DrainReport(
             finished=tally.total() - tally[Step.RETURN],
             returned=tally[Step.RETURN],
             stuck=stuck,
-            unrecorded=len(self.runs) - len(stuck),
+            unrecorded=len(self.runs) - len(stuck) + len(claiming),
         )
         say = log.info if report.is_clean else log.error
         say("drained", finished=report.finished, returned=report.returned, stuck=stuck, unrecorded=report.unrecorded)

@@ -103,7 +103,7 @@ class Parts:
         )
 
     async def cut_off(self) -> None:
-        """Give up on the database: whoever waits for an answer of it gets an error now, and whoever asks from now on."""
+        """Give up on the database: whoever waits for an answer of it, or asks from now on, gets an error."""
         for session in (self.recorder.session, self.heartbeat.session, self.locks):
             await session.cut()
         await self.database.cut()
@@ -164,7 +164,7 @@ def _make(
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
     slots = {worker.queue: worker.concurrency for worker in settings.workers}
     worker = Worker(name, socket.gethostname(), os.getpid(), program_version(), slots)
-    runs = Runs()
+    runs = Runs(settings.default_lease_s)
 
     def keys_lost(tokens: list[int]) -> None:
         for token in tokens:
@@ -207,6 +207,7 @@ def _make(
     )
     heartbeat = Heartbeat(
         session=Session(database, "heartbeat"),
+        database=database,
         worker=worker,
         runs=runs,
         telemetry=telemetry,
@@ -214,14 +215,14 @@ def _make(
         cancel_grace_s=settings.cancel_grace_s,
         unstoppable=unstoppable,
     )
-    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s, default_lease_s=settings.default_lease_s)
+    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s)
     locks.on_termination = keeper.wake.set
 
-    def plan_anew() -> None:
+    def attend() -> None:
         heartbeat.wake.set()
         keeper.wake.set()
 
-    runs.shorter_lease = plan_anew
+    runs.attend = attend
     stager = Stager(
         database=database, queues=list(slots), tasks=tasks, sweep_s=settings.claim_backoff_s, poll_s=settings.poll_s
     )

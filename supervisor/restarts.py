@@ -21,7 +21,7 @@ from dataloader.jobs.errors import ActorGaveUp, StoreUnavailable
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S: Final = 0.1
-MAX_PAUSE_S: Final = 5.0
+MAX_PAUSE_S: Final = 2.0
 
 
 @attrs.frozen

@@ -26,7 +26,7 @@ from typing import Final
 import structlog
 import trio
 
-from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreUnavailable
+from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.store import migrations
 from dataloader.store.workers import aio_leave
 from dataloader.supervisor.drain import DrainReport
@@ -93,7 +93,7 @@ async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status:
                     task_status.started()
                     report = await parts.drain.carry_out(parts.dispatchers, parts.recorder)
                     parts.reported(report)
-                    if report.unrecorded:
+                    if report.unrecorded and not report.stuck:
                         await parts.cut_off()
                 helpers.cancel_scope.cancel()
     return report
@@ -118,7 +118,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                         log.info("the schema was brought up to date", applied=applied)
                 else:
                     await migrations.check(parts.database)
-                await parts.locks.ping(parts.keeper.default_lease_s)
+                await parts.locks.ping(parts.runs.shortest_lease_s())
                 prepared = True
             except StoreUnavailable as error:
                 log.warning("waiting for the database", error=str(error), again_in_s=round(pause_s, 1))
@@ -142,13 +142,13 @@ async def _leave(parts: Parts, report: DrainReport) -> None:
 
         async def cut_off() -> None:
             # Writes are shielded, so a deadline would not end them.
-            await trio.sleep(0 if report.unrecorded else LEAVE_S)
+            await trio.sleep(0 if report.unrecorded and not report.stuck else LEAVE_S)
             await parts.cut_off()
 
         nursery.start_soon(cut_off)
         try:
             await parts.locks.release()
             await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
-        except StoreUnavailable as error:
+        except StoreError as error:
             log.warning("left without a word to the database", error=str(error))
         nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ import trio
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.masking import mask
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.states import Status
 from dataloader.store import control, reads
 from dataloader.store.enqueue import enqueue
 from dataloader.web.auth import Role
@@ -150,7 +151,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     has ended is left as it is, and `note` says so.
     """
     job = await control.cancel(call.services.database, job_id, call.actor)
-    if job.status.is_final and not job.cancel_requested:
+    if job.status.is_final and job.status is not Status.CANCELED:
         return Answer(value=JobStatus.of(job, f"the job had ended before: it is {job.status} and stays so"))
     return Answer(value=JobStatus.of(job))
 

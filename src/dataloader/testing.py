@@ -30,8 +30,8 @@ from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob
-from dataloader.jobs.outcomes import STATUS_AFTER, Ending
-from dataloader.jobs.states import Status
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, DatabaseOptions, open_database
@@ -185,7 +185,7 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
         assert database is not None, "there is no transaction without one"  # noqa: S101
         record = await get_job(database, job.job_id)
         return recorder.outcome(task.name, record.status, record.result, record.error)
-    status = STATUS_AFTER[ending.step]
+    status = TRANSITIONS[Status.RUNNING, ending.step]
     if database is not None:
         finished = await database.write(aio_finish, [ending])
         status = finished.written.get(ending.token, status)

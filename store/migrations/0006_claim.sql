@@ -108,9 +108,10 @@ BEGIN
     )
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
     SELECT o.job_id, o.queue, CASE o.v WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
-           jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' WHEN 'task' THEN 'unknown task'
-                                                 ELSE 'lock_key' END)
-    FROM others o;
+           jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' ELSE 'lock_key' END)
+    FROM others o
+    -- Not that its task is unknown: a worker that knows it may be busy, and this one would say so after each sweep.
+    WHERE o.v <> 'task';
     RETURN QUERY
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
            NULL::float8

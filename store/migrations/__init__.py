@@ -95,8 +95,10 @@ async def migrate(database: Database) -> list[str]:
 
 
 async def check(database: Database) -> None:
-    """Raise `SchemaError` when a migration is missing, for processes that were told not to migrate."""
+    """Raise `SchemaError` when a migration is missing or half done, for processes that were told not to migrate."""
     number = await database.run(_aio_number)
+    if number == LATEST and await database.run(_aio_invalid):
+        raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
     if number < LATEST:
         message = f"the database's schema is at {number}, this version needs {LATEST}; run `dataloader migrate`"
         raise SchemaError(message)
@@ -108,6 +110,16 @@ async def _aio_number(connection: asyncpg.Connection[Any]) -> int:
     return int(await connection.fetchval("SELECT coalesce(max(number), 0) FROM dl_migrations"))
 
 
+async def _aio_invalid(connection: asyncpg.Connection[Any]) -> bool:
+    """Whether an index of the queue's tables was left half made."""
+    return bool(
+        await connection.fetchval(
+            "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
+            " AND indrelid IN (to_regclass('dl_jobs'), to_regclass('dl_job_events'))"
+        )
+    )
+
+
 async def _aio_migrate(database: Database) -> list[str]:
     connection = await connect(database.options, direct=True, role="migrate", planner=False)
     try:
@@ -117,7 +129,7 @@ async def _aio_migrate(database: Database) -> list[str]:
         if number > LATEST:
             message = f"the database's schema is at {number}, newer than this version ({LATEST}); upgrade dataloader"
             raise SchemaError(message)
-        if number == LATEST:
+        if number == LATEST and not await _aio_invalid(connection):
             return []
         # Asked again and again: a session that waits for the lock inside the server would hold up another's
         # CONCURRENTLY.
@@ -125,7 +137,9 @@ async def _aio_migrate(database: Database) -> list[str]:
             await asyncio.sleep(0.2)
         await connection.execute(_LEDGER)
         number = await _aio_number(connection)
-        missing = [migration for migration in migrations() if migration.number > number]
+        # What runs outside a transaction may be repeated, and has to be when an interruption left half an index.
+        broken = await _aio_invalid(connection)
+        missing = [m for m in migrations() if m.number > number or (broken and not m.is_transactional)]
         schema = await connection.fetchval("SELECT quote_ident(current_schema())")
         for migration in missing:
             try:
@@ -147,9 +161,6 @@ async def _aio_apply(connection: asyncpg.Connection[Any], migration: Migration, 
         await _aio_patiently(connection, sql, transaction=True)
     else:
         for statement, repeated in migration.statements():
-            index = _INDEX.match(statement)
-            if index is not None:
-                await _aio_drop_invalid(connection, index[1])
             tag = await _aio_patiently(connection, statement)
             while repeated and not tag.endswith(" 0"):
                 tag = await _aio_patiently(connection, statement)
@@ -162,7 +173,10 @@ async def _aio_apply(connection: asyncpg.Connection[Any], migration: Migration, 
 
 async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, transaction: bool = False) -> str:
     """Run `sql`, again after each lock timeout, with a pause in which the others get their turn."""
+    index = _INDEX.match(sql)
     for attempt in range(LOCK_TRIES):
+        if index is not None:
+            await _aio_drop_invalid(connection, index[1])
         try:
             if transaction:
                 async with connection.transaction():

@@ -189,7 +189,9 @@ async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker)
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps_lease_and_key(open_worker, raw, row_of):
+async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps_lease_and_key(
+    open_worker, raw, row_of
+):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
 
     @tasks.task("deaf")

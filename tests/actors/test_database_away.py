@@ -95,21 +95,23 @@ async def test_a_supervisor_that_starts_before_its_database_serves_when_that_com
         async with open_proxy(database.dsn) as proxy:
             proxy.cut()
             settings = Settings(db_dsn=proxy.dsn, workers=(Worker("q", 2),), port=0, drain_timeout_s=5)
-            async with open_starting(settings, quick_tasks(), with_web=True) as supervisor:
-                async with httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client:
-                    assert (await client.get("/health")).status_code == 200
-                    assert (await client.get("/ready")).status_code == 503
-                    status = (await client.get("/status")).json()
-                    assert (status["database"], status["listener"]) == ("unreachable", "polling")
-                    refused = await client.post(
-                        "/api/v1/jobs/trigger", json={"queue": "q", "task": "quick", "lock_key": "k"}
-                    )
-                    assert refused.status_code == 503
-                    proxy.mend()
-                    await supervisor.ready()
-                    assert (await client.get("/ready")).status_code == 200
-                    job = await supervisor.trigger("q", "quick")
-                    assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+            async with (
+                open_starting(settings, quick_tasks(), with_web=True) as supervisor,
+                httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client,
+            ):
+                assert (await client.get("/health")).status_code == 200
+                assert (await client.get("/ready")).status_code == 503
+                status = (await client.get("/status")).json()
+                assert (status["database"], status["listener"]) == ("unreachable", "polling")
+                refused = await client.post(
+                    "/api/v1/jobs/trigger", json={"queue": "q", "task": "quick", "lock_key": "k"}
+                )
+                assert refused.status_code == 503
+                proxy.mend()
+                await supervisor.ready()
+                assert (await client.get("/ready")).status_code == 200
+                job = await supervisor.trigger("q", "quick")
+                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q5", "Q15")
@@ -164,7 +166,11 @@ async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(op
         await trio.sleep_forever()
 
     name = part.partition(".")[0]
-    with capture_logs(), trio.fail_after(20), pytest.raises(ActorGaveUp, match=f"{name} gave up after .*LookupError: a bug"):
+    with (  # noqa: PT012
+        capture_logs(),
+        trio.fail_after(20),
+        pytest.raises(ActorGaveUp, match=f"{name} gave up after .*LookupError: a bug"),
+    ):
         async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
             job = await supervisor.trigger("q", "wait")
             assert not (await supervisor.wait_drained()).stuck
@@ -183,7 +189,7 @@ async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_wo
         started.set()
         await release.wait()
 
-    with capture_logs(), trio.fail_after(20), pytest.raises(ActorGaveUp, match="the claims of q gave up"):
+    with capture_logs(), trio.fail_after(20), pytest.raises(ActorGaveUp, match="the claims of q gave up"):  # noqa: PT012
         async with open_worker(tasks, {"q": 2}) as supervisor:
             job = await supervisor.trigger("q", "wait")
             await started.wait()

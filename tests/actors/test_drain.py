@@ -94,24 +94,26 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
         started.set()
         await trio.sleep_forever()
 
-    async with open_worker(tasks, with_web=True) as supervisor:
-        async with httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client:
-            with trio.fail_after(20):
-                job = await supervisor.trigger("q", "wait")
-                await started.wait()
-                assert (await client.get("/ready")).status_code == 200
-                supervisor.request_drain()
-                assert (await client.get("/ready")).status_code == 503
-                assert (await client.get("/health")).status_code == 200
-                refused = await client.post("/api/v1/jobs/trigger", json={"queue": "q", "task": "wait", "lock_key": "k"})
-                assert refused.status_code == 503
-                assert "retry-after" in refused.headers
-                with pytest.raises(Draining):
-                    await supervisor.trigger("q", "wait")
-                shown = await client.get(f"/api/v1/jobs/{job.job_id}/status")
-                assert shown.json()["status"] == "running"
-                assert (await client.post(f"/api/v1/jobs/{job.job_id}/cancel")).status_code in {200, 202}
-                report = await supervisor.wait_drained()
+    async with (
+        open_worker(tasks, with_web=True) as supervisor,
+        httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client,
+    ):
+        with trio.fail_after(20):
+            job = await supervisor.trigger("q", "wait")
+            await started.wait()
+            assert (await client.get("/ready")).status_code == 200
+            supervisor.request_drain()
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.get("/health")).status_code == 200
+            refused = await client.post("/api/v1/jobs/trigger", json={"queue": "q", "task": "wait", "lock_key": "k"})
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            with pytest.raises(Draining):
+                await supervisor.trigger("q", "wait")
+            shown = await client.get(f"/api/v1/jobs/{job.job_id}/status")
+            assert shown.json()["status"] == "running"
+            assert (await client.post(f"/api/v1/jobs/{job.job_id}/cancel")).status_code in {200, 202}
+            report = await supervisor.wait_drained()
     assert (report.finished, report.returned) == (1, 0)
     assert (await row_of(job.job_id))["status"] == "canceled"
 
@@ -199,7 +201,7 @@ async def test_a_host_that_fails_gets_its_own_error_and_its_jobs_back(open_worke
         started.set()
         await trio.sleep_forever()
 
-    with trio.fail_after(20), pytest.raises(ZeroDivisionError):
+    with trio.fail_after(20), pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with open_worker(tasks) as supervisor:
             job = await supervisor.trigger("q", "wait")
             await started.wait()

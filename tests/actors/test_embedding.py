@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import trio
 import trio_asyncio
+from conditions import until
 
 from dataloader import Tasks
 
@@ -68,9 +69,7 @@ async def test_it_leaves_no_connection_and_no_worker_behind(open_worker, raw):
         job = await supervisor.trigger("q", "greet")
         await supervisor.wait(job.job_id, timeout_s=10)
     ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%'"
-    with trio.fail_after(5):
-        while await raw.fetchval(ours):
-            await trio.sleep(0.02)
+    await until(lambda: raw.fetchval(ours), lambda count: count == 0)
     assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0
 
 

@@ -11,14 +11,14 @@ from conditions import until
 from dataloader import RetryPolicy, Tasks
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     def __str__(self):
         raise RuntimeError("not even this")
 
     __repr__ = __str__
 
 
-class Base(BaseException):
+class NoException(BaseException):
     """Not an Exception: what libraries use to get past `except Exception`."""
 
 
@@ -37,17 +37,17 @@ def deep(levels):
 RAISED = {
     "NUL and lone surrogates": lambda: ValueError("a\x00b\ud800c"),
     "50 MB": lambda: ValueError("x" * 50_000_000),
-    "no text": Unspeakable,
-    "a group": lambda: ExceptionGroup("g\x00", [ValueError("\udfff"), Unspeakable()]),
-    "no Exception": lambda: Base("b"),
-    "a group of no Exceptions": lambda: BaseExceptionGroup("g", [Base("b")]),
+    "no text": UnspeakableError,
+    "a group": lambda: ExceptionGroup("g\x00", [ValueError("\udfff"), UnspeakableError()]),
+    "no Exception": lambda: NoException("b"),
+    "a group of no Exceptions": lambda: BaseExceptionGroup("g", [NoException("b")]),
     "SystemExit": lambda: SystemExit(3),
     "asyncio's cancellation": asyncio.CancelledError,
     "GeneratorExit": GeneratorExit,
     "StopAsyncIteration": StopAsyncIteration,
 }
 RETURNED = {
-    "an object": lambda: Strange(),
+    "an object": Strange,
     "a set of objects": lambda: {Strange()},
     "NUL and lone surrogates": lambda: {"a\x00\ud800": "b\x00\udfff"},
     "50 MB": lambda: "x" * 50_000_000,
@@ -68,11 +68,13 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
 
     @tasks.task("async", retry=now, max_attempts=1)
     async def raising(job):
-        raise RAISED[job.args["what"]]()
+        error = RAISED[job.args["what"]]()
+        raise error
 
     @tasks.task("thread", retry=now, max_attempts=1)
     def raising_thread(job):
-        raise RAISED[job.args["what"]]()
+        error = RAISED[job.args["what"]]()
+        raise error
 
     async with open_worker(tasks) as supervisor:
         for what in RAISED:

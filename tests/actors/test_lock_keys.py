@@ -121,7 +121,6 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
                 await supervisor.wait(job.job_id, timeout_s=20)
             each_s = (trio.current_time() - began) / 20
             release.set()
-    print(f"first {first_s:.3f} s, then {each_s:.3f} s each")
     assert first_s < 5
     assert each_s < 0.1
 

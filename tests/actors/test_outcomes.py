@@ -12,7 +12,6 @@ from conditions import until
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
 
-
 # A job that is ready again at once may be seen before its own key is free.
 PARKED = "requeue: lock_key"
 
@@ -37,9 +36,7 @@ async def delay_of(raw, job_id):
     ],
     ids=["30 s × attempt", "third attempt", "exponential", "capped"],
 )
-async def test_a_failed_run_is_repeated_when_its_policy_says(
-    open_worker, raw, row_of, retry, attempt, least_s, most_s
-):
+async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, row_of, retry, attempt, least_s, most_s):
     tasks = Tasks()
 
     @tasks.task("fail", retry=retry)

@@ -128,35 +128,40 @@ async def test_a_job_is_triggered_looked_at_and_canceled_over_http(open_worker, 
         started.set()
         await trio.sleep_forever()
 
-    async with open_worker(tasks, with_web=True) as supervisor:
-        async with httpx2.AsyncClient(base_url=supervisor.url, timeout=15) as client:
-            body = {"queue": "q", "task": "load", "lock_key": "k", "args": {"day": "2026-01-01"}}
-            answer = await client.post("/api/v1/jobs/trigger", json=body)
-            assert answer.status_code == 201
-            job = f"/api/v1/jobs/{answer.json()['job_id']}"
-            await started.wait()
+    async with (
+        open_worker(tasks, with_web=True) as supervisor,
+        httpx2.AsyncClient(base_url=supervisor.url, timeout=15) as client,
+    ):
+        body = {"queue": "q", "task": "load", "lock_key": "k", "args": {"day": "2026-01-01"}}
+        answer = await client.post("/api/v1/jobs/trigger", json=body)
+        assert answer.status_code == 201
+        job = f"/api/v1/jobs/{answer.json()['job_id']}"
+        await started.wait()
 
-            async def status():
-                return (await client.get(f"{job}/status")).json()
+        async def status():
+            return (await client.get(f"{job}/status")).json()
 
-            shown = await until(status, lambda shown: shown["progress"] == {"rows": 7})
-            assert (shown["status"], shown["attempt"]) == ("running", 1)
-            assert shown["started_at"]
-            assert (await client.post(f"{job}/cancel")).status_code in {200, 202}
-            shown = (await client.get(f"{job}/status", params={"wait": 10})).json()
-            assert shown["cancel_requested"] or shown["status"] == "canceled"
-            shown = await until(status, lambda shown: shown["status"] == "canceled")
-            assert shown["finished_at"]
+        shown = await until(status, lambda shown: shown["progress"] == {"rows": 7})
+        assert (shown["status"], shown["attempt"]) == ("running", 1)
+        assert shown["started_at"]
+        assert (await client.post(f"{job}/cancel")).status_code in {200, 202}
+        shown = (await client.get(f"{job}/status", params={"wait": 10})).json()
+        assert shown["cancel_requested"] or shown["status"] == "canceled"
+        shown = await until(status, lambda shown: shown["status"] == "canceled")
+        assert shown["finished_at"]
 
 
 @pytest.mark.requirement("Q5")
 async def test_status_shows_the_live_workers_of_all_processes(open_worker):
-    async with open_worker(Tasks(), {"q": 2}, with_web=True) as one, open_worker(Tasks(), {"r": 3}) as other:
-        async with httpx2.AsyncClient(base_url=one.url, timeout=15) as client:
+    async with (
+        open_worker(Tasks(), {"q": 2}, with_web=True) as one,
+        open_worker(Tasks(), {"r": 3}) as other,
+        httpx2.AsyncClient(base_url=one.url, timeout=15) as client,
+    ):
 
-            async def workers():
-                return {worker["worker"]: worker for worker in (await client.get("/status")).json()["workers"]}
+        async def workers():
+            return {worker["worker"]: worker for worker in (await client.get("/status")).json()["workers"]}
 
-            shown = await until(workers, lambda workers: len(workers) == 2)
+        shown = await until(workers, lambda workers: len(workers) == 2)
     assert shown[one.worker]["queues"] == {"q": 2}
     assert shown[other.worker]["queues"] == {"r": 3}

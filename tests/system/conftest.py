@@ -76,7 +76,7 @@ def serve(database, tmp_path):
     async def serve(queues=None, *, dsn=None, ready="serving", **settings):
         workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in (queues or {"q": 4}).items()])
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
             [sys.executable, "-m", "dataloader", "serve", "--tasks", "service_tasks:tasks", "--port", "0"],
             cwd=tmp_path,
             env=inherited

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import structlog
 import trio
 
 from dataloader import Job, RetryPolicy, Tasks, ThreadJob
@@ -24,11 +25,11 @@ async def sleep(job: Job) -> str:
     return "slept"
 
 
-@tasks.task("burn")
-async def burn(job: Job) -> None:
-    """Short work with checkpoints, as a busy loop of small requests would be."""
-    for _ in range(job.args.get("turns", 20)):
-        await trio.sleep(0.002)
+@tasks.task("churn")
+async def churn(job: Job) -> None:
+    """Short work that waits most of the time, as requests and queries do."""
+    for _ in range(4):
+        await trio.sleep(0.05)
 
 
 @tasks.task("deaf thread")
@@ -45,8 +46,6 @@ async def deaf(job: Job) -> None:
 
 @tasks.task("log")
 async def log(job: Job) -> None:
-    import structlog
-
     structlog.get_logger("handler").info("a line", password="sesame", url="https://u:sesame@h/", rows=3)
     raise ValueError("token=sesame refused by https://u:sesame@h/")
 
@@ -56,8 +55,11 @@ async def ledger(job: Job) -> None:
     """Writes when it was in, by the database's clock: in one transaction that it does not share with its success."""
     async with job.transaction() as transaction:
         await transaction.execute(
-            "INSERT INTO ledger (lock_key, job_id, began_at) VALUES ($1, $2, clock_timestamp())", job.lock_key, job.job_id
+            "INSERT INTO ledger (job_id, lock_key, began_at) VALUES ($1, $2, clock_timestamp())",
+            job.job_id,
+            job.lock_key,
         )
+        await trio.sleep(0.001)
         await transaction.execute("UPDATE ledger SET ended_at = clock_timestamp() WHERE job_id = $1", job.job_id)
 
 

@@ -1,0 +1,89 @@
+"""A service under load and its logs (Q5, Q16)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+import trio
+from conditions import until
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q5")
+async def test_health_answers_within_20_ms_while_200_slots_churn(serve, raw, client_of):
+    service = await serve({"a": 100, "b": 100})
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(),"
+        " CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'churn', gen_random_uuid()::text FROM generate_series(1, 8000) AS n"
+    )
+    running = "SELECT count(*) FROM dl_jobs WHERE status = 'running'"
+    done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+    await until(lambda: raw.fetchval(running), lambda count: count > 150)
+    took_ms = []
+    async with client_of(service) as client:
+        await client.get("/health")
+        for _ in range(300):
+            began = trio.current_time()
+            answer = await client.get("/health")
+            took_ms.append((trio.current_time() - began) * 1_000)
+            assert answer.status_code == 200
+            await trio.sleep(0.005)
+    assert await raw.fetchval(running) > 100, "the load was over before the measurement"
+    assert await raw.fetchval(done) > 100
+    p99 = statistics.quantiles(took_ms, n=100)[98]
+    assert p99 <= 20, f"p99 {p99:.1f} ms, p50 {statistics.median(took_ms):.1f} ms"
+
+
+@pytest.mark.requirement("Q16")
+async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serve, add, row_when):
+    service = await serve()
+    job_id = await add("log", {"password": "sesame"})
+    row = await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
+    written = await service.logged("a line")
+    assert (written["job_id"], written["queue"], written["task"], written["attempt"]) == (str(job_id), "q", "log", 1)
+    assert (written["password"], written["url"], written["rows"]) == ("***", "https://***@h/", 3)
+    failed = await service.logged("the job failed")
+    assert (failed["job_id"], failed["queue"], failed["task"], failed["attempt"]) == (str(job_id), "q", "log", 1)
+    assert "sesame" not in json.dumps(service.lines)
+    assert "sesame" not in row["error"]
+    assert all(line["level"] != "no JSON" for line in service.lines)
+
+
+@pytest.mark.requirement("Q16")
+async def test_lines_of_a_request_carry_its_id(serve, client_of):
+    service = await serve(log_level="debug")
+    async with client_of(service) as client:
+        answer = await client.post(
+            "/api/v1/jobs/trigger",
+            json={"queue": "q", "task": "quick", "lock_key": "k"},
+            headers={"X-Request-ID": "from-outside-1"},
+        )
+        assert answer.headers["x-request-id"] == "from-outside-1"
+    request = await service.logged("request")
+    assert request["request_id"] == "from-outside-1"
+
+
+@pytest.mark.requirement("Q3", "Q17")
+async def test_a_job_of_another_service_is_run_and_shown(serve, add, row_when, client_of):
+    service = await serve()
+    job_id = await add("quick", {"answer": 42})
+    await row_when(job_id, "succeeded")
+    async with client_of(service) as client:
+        shown = (await client.get(f"/api/v1/jobs/{job_id}")).json()
+    assert (shown["status"], shown["result"], shown["attempt"]) == ("succeeded", 42, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_names_it(serve, add, row_when, raw):
+    service = await serve(drain_timeout_sec=0.5, poll_sec=0.2, claim_backoff_sec=0.1)
+    job_id = await add("sleep", {"s": 3_600})
+    await row_when(job_id, "running")
+    # No waiting mends that, and it is no outage.
+    await raw.execute("DROP FUNCTION dl_claim")
+    await add("quick")
+    assert await service.exit_code(within_s=90) == 1
+    assert "the claims of q gave up" in service.lines[-1]["cause"]
+    assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
