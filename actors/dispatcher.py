@@ -30,6 +30,8 @@ from dataloader.store.stage import unpark
 log = structlog.get_logger(__name__)
 
 MAX_PAUSE_S: Final = 5.0
+LOCKED_PAUSE_S: Final = 0.01
+MAX_LOCKED_PAUSE_S: Final = 1.0
 MAX_CLAIM: Final = 500
 """Jobs claimed in one statement at the most: what is claimed must be started well within its lease."""
 
@@ -83,7 +85,7 @@ class Dispatcher:
 
     async def _claim_for_ever(self, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
         names = list(self.tasks)
-        limit, pause_s = MAX_CLAIM, 0.1
+        limit, pause_s, look_again_s = MAX_CLAIM, 0.1, math.inf
         more = True
         while True:
             free = min(self.concurrency - self.running, limit)
@@ -92,7 +94,7 @@ class Dispatcher:
                 continue
             if not more:
                 # Jittered, so that replicas which were started together don't ask together.
-                await self.wake.wait(self.poll_s * random.uniform(0.8, 1.2))  # noqa: S311
+                await self.wake.wait(min(self.poll_s * random.uniform(0.8, 1.2), look_again_s))  # noqa: S311
                 free = min(self.concurrency - self.running, limit)
             try:
                 claim = await self._claim(free, names)
@@ -109,6 +111,11 @@ class Dispatcher:
             limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
             self._start(claim, jobs, limiter)
             more = claim.candidates >= free
+            # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
+            if not claim.passed_over:
+                look_again_s = math.inf
+            else:
+                look_again_s = min(look_again_s * 2, MAX_LOCKED_PAUSE_S) if look_again_s < math.inf else LOCKED_PAUSE_S
             if claim.to_test:
                 await self._test(claim.to_test)
 

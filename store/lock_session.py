@@ -87,13 +87,14 @@ class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
     `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` tells whether more may
-    wait. `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another
-    session.
+    wait, `passed_over` that some do which somebody had locked for the moment. `to_test` are hashes of keys whose parked
+    jobs must be looked at again, after the commit and on another session.
     """
 
     jobs: list[ClaimedJob]
     waited_s: list[float]
     candidates: int
+    passed_over: bool
     to_test: list[int]
     sent_at: float
 
@@ -129,13 +130,16 @@ class LockSession:
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
         jobs, waited = [], []
         to_test = set()
+        passed_over = False
         for record in records:
-            if record["verdict"] == "run":
+            if record["verdict"] == "locked":
+                passed_over = True
+            elif record["verdict"] == "run":
                 jobs.append(_job(queue, record))
                 waited.append(record["waited_s"])
             elif record["verdict"] != "held":
                 to_test.add(record["lock_hash"])
-        return Claim(jobs, waited, len(records), sorted(to_test), sent_at)
+        return Claim(jobs, waited, len(records) - passed_over, passed_over, sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).

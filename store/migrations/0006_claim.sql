@@ -11,6 +11,8 @@
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
 --   task      the worker does not know its task: parked until one that does comes
 --   canceled  it had cancel_requested and has ended
+-- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
+--   locked    worth another claim soon; nobody notifies when a lock goes
 CREATE OR REPLACE FUNCTION dl_claim(
   p_queue text, p_limit int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8)
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
@@ -55,7 +57,7 @@ BEGIN
   )
   SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v) INTO v_jobs, v_hashes, v_verdicts FROM judged;
   IF v_jobs IS NULL THEN
-    RETURN;
+    v_verdicts := '{}';
   END IF;
 
   -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
@@ -116,6 +118,15 @@ BEGIN
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
            NULL::float8
     FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v <> 'run';
+  END IF;
+
+  IF cardinality(v_verdicts) < p_limit THEN
+    PERFORM FROM dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+    ORDER BY j.priority, j.created_at, j.job_id LIMIT 1;
+    IF FOUND THEN
+      RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                          NULL::int, NULL::int, NULL::int, NULL::float8;
+    END IF;
   END IF;
 END $$;
 

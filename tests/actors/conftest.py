@@ -10,6 +10,7 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
+from conditions import until
 from databases import raw_connection
 
 from dataloader import Settings, Worker, open_supervisor
@@ -30,6 +31,22 @@ def open_worker(database):
             yield supervisor
 
     return open_worker
+
+
+@pytest.fixture
+def settled():
+    """Waits until a supervisor has everything up, and the look around that follows the listener's start is over."""
+
+    async def settled(supervisor):
+        parts = supervisor._parts
+
+        async def is_settled():
+            return parts.listener.connected and not parts.heartbeat.wake._event.is_set()
+
+        await until(is_settled)
+        await until(is_settled)
+
+    return settled
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ OPERATOR = Actor("test", None)
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_worker, raw, row_of, journal_of):
+async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_worker, settled, row_of, journal_of):
     tasks, started, stopped_at = Tasks(), trio.Event(), []
 
     @tasks.task("wait")
@@ -31,6 +31,7 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
+            await settled(supervisor)
             job = await supervisor.trigger("q", "wait")
             await started.wait()
             claimed = await row_of(job.job_id)
@@ -45,7 +46,7 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker, raw):
+async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker, settled, raw):
     tasks, started = Tasks(), trio.Event()
 
     @tasks.task("wait")
@@ -55,6 +56,7 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
+            await settled(supervisor)
             job = await supervisor.trigger("q", "wait")
             await started.wait()
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)

@@ -62,7 +62,7 @@ async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, r
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q8")
-async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_worker):
+async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_worker, settled):
     tasks = Tasks()
 
     @tasks.task("work")
@@ -71,8 +71,7 @@ async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_wo
 
     async with open_worker(tasks, heartbeat_s=10) as supervisor:
         # Beats have been, and the next one is ten seconds away.
-        await until(lambda: _now(supervisor._parts.listener.connected))
-        await until(lambda: _now(not supervisor._parts.heartbeat.wake._event.is_set()))
+        await settled(supervisor)
         job = await supervisor.trigger("q", "work", lease_ttl_sec=3)
         done = await supervisor.wait(job.job_id, timeout_s=15)
         assert (done.status, done.attempt) == ("succeeded", 1)

@@ -77,6 +77,28 @@ async def _now(value):
 
 
 @pytest.mark.requirement("Q6")
+async def test_a_job_that_somebody_had_locked_when_it_became_ready_starts_soon_after(open_worker, settled, raw):
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job):
+        return None
+
+    async with open_worker(tasks) as supervisor:
+        await settled(supervisor)
+        job = NewJob(queue="q", task="quick")
+        await raw.execute("INSERT INTO dl_queues VALUES ('q', true)")
+        await supervisor.trigger_many([job])
+        await raw.execute("BEGIN")
+        await raw.fetch("SELECT FROM dl_jobs FOR UPDATE")
+        await resume(supervisor.database, "q", OPERATOR)
+        await raw.execute("SELECT pg_sleep(0.3)")  # the claim that the notification caused has passed it over
+        await raw.execute("ROLLBACK")
+        # Nobody tells of that, and polls are an hour apart.
+        assert (await supervisor.wait(job.job_id, timeout_s=5)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q6")
 async def test_a_paused_queue_starts_nothing_until_it_is_resumed(open_worker, row_of):
     tasks, ran = Tasks(), trio.Event()
 

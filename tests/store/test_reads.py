@@ -61,7 +61,7 @@ def scans(plan):
 async def explain(store, sql, values):
     async def aio_explain(connection):
         async with connection.transaction():
-            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
             text = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", *values)
         return list(scans(json.loads(text)[0]["Plan"]))
 
