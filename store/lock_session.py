@@ -181,13 +181,13 @@ class LockSession:
             await self._aio_release(connection)
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
-        self._suspect = True
+        suspect, self._suspect = self._suspect, True
         sent_at = trio.current_time()
         records: list[Any] = await connection.fetch(_CLAIM, queue, limit, self.worker, tasks, self._held(), backoff_s)
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
-        self._suspect = False
+        self._suspect = suspect
         return sent_at, records
 
     async def _aio_release(self, connection: Any) -> None:

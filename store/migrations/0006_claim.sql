@@ -56,8 +56,20 @@ BEGIN
     FROM ranked r
   )
   SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v) INTO v_jobs, v_hashes, v_verdicts FROM judged;
+  IF coalesce(cardinality(v_jobs), 0) < p_limit THEN
+    -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
+    PERFORM FROM (
+      SELECT j.job_id FROM dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+      ORDER BY j.priority, j.created_at, j.job_id LIMIT coalesce(cardinality(v_jobs), 0) + 1
+    ) AS ready
+    OFFSET coalesce(cardinality(v_jobs), 0);
+    IF FOUND THEN
+      RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                          NULL::int, NULL::int, NULL::int, NULL::float8;
+    END IF;
+  END IF;
   IF v_jobs IS NULL THEN
-    v_verdicts := '{}';
+    RETURN;
   END IF;
 
   -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
@@ -120,14 +132,6 @@ BEGIN
     FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v <> 'run';
   END IF;
 
-  IF cardinality(v_verdicts) < p_limit THEN
-    PERFORM FROM dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
-    ORDER BY j.priority, j.created_at, j.job_id LIMIT 1;
-    IF FOUND THEN
-      RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
-                          NULL::int, NULL::int, NULL::int, NULL::float8;
-    END IF;
-  END IF;
 END $$;
 
 -- Makes the best parked job of each key ready; how many there were comes back.

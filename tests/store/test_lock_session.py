@@ -191,3 +191,25 @@ async def test_closing_frees_all_keys(holder, raw, until):
     pid = worker.pid
     await worker.locks.close()
     await until("NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = $1)", pid)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_goes_back_later(
+    start_worker, add_job, raw, row_of
+):
+    worker = start_worker()
+    orphan = await add_job(
+        status="'running'",
+        claimed_by=f"'{worker.locks.worker}'",
+        token="999999",
+        attempt="1",
+        lease_expires_at="now() + interval '1 hour'",
+    )
+    other = await add_job(lock_key="'other'")
+    await raw.execute("BEGIN")
+    await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", orphan)
+    with trio.fail_after(5):
+        assert [job.job_id for job in await worker.claim()] == [other]
+    await raw.execute("ROLLBACK")
+    assert orphan in [job.job_id for job in await worker.claim()]
+    assert await row_of(orphan, "attempt") == 1

@@ -1,0 +1,159 @@
+"""What one job, one row or one late message does must not harm the other jobs (Q7, Q8, Q9)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from conditions import until
+
+from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
+from dataloader.store import control
+
+
+@pytest.mark.requirement("Q11")
+async def test_a_plain_function_logs_while_the_recorder_is_idle(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("talks")
+    def talks(job):
+        job.log.info("from a thread", n=1)
+        return "said"
+
+    async with open_worker(tasks) as supervisor:
+        for _ in range(3):
+            job = await supervisor.trigger("q", "talks")
+            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            assert (ended.status, ended.result) == ("succeeded", "said")
+            lines = await raw.fetch("SELECT payload FROM dl_job_events WHERE job_id = $1 AND kind = 'log'", job.job_id)
+            assert ["from a thread" in line["payload"] for line in lines] == [True]
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (lambda: GiveUp(ValueError("no text")), "failed"),
+        (lambda: Retry(60, None), "queued"),
+        (lambda: Snooze(60, {"a": 1}), "queued"),
+    ],
+)
+async def test_a_reason_that_is_no_text_ends_this_job_and_no_other(open_worker, row_of, outcome, status):
+    tasks, release = Tasks(), trio.Event()
+
+    @tasks.task("odd")
+    async def odd(job):
+        return outcome()
+
+    @tasks.task("neighbour")
+    async def neighbour(job):
+        await release.wait()
+
+    async with open_worker(tasks) as supervisor:
+        beside = await supervisor.trigger("q", "neighbour")
+        job = await supervisor.trigger("q", "odd")
+        await until(lambda: row_of(job.job_id), lambda row: (row["status"], row["attempt"]) != ("queued", 0))
+        await until(lambda: row_of(job.job_id), lambda row: row["status"] == status)
+        release.set()
+        assert (await supervisor.wait(beside.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q9")
+def test_what_is_no_exception_type_is_refused_as_final():
+    with pytest.raises(ValueError, match="'ValueError' is not allowed; exception types"):
+        RetryPolicy(final=("ValueError",))
+    assert RetryPolicy(final=[KeyError]).is_final(KeyError())
+
+
+@pytest.mark.requirement("Q4")
+async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, raw):
+    tasks, gate = Tasks(), trio.Event()
+
+    @tasks.task("t")
+    async def handler(job):
+        await gate.wait()
+        return "whole"
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "t", available_at=None)
+        await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
+        await control.cancel(supervisor.database, job.job_id, control.Actor("test", None))
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+        # Word of the cancel comes once more, late, as it does to every process that never ran the job.
+        await raw.execute("SELECT pg_notify('dl_cancel', $1::text)", str(job.job_id))
+        await raw.execute("SELECT pg_notify('dl_changed', $1::text)", str(job.job_id))
+        await until(lambda: raw.fetchval("SELECT 1"), lambda _: bool(supervisor._parts.runs._early_cancels))
+        await control.retry(supervisor.database, job.job_id, control.Actor("test", None))
+        await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
+        gate.set()
+        ended = await supervisor.wait(job.job_id, timeout_s=10)
+        assert (ended.status, ended.result) == ("succeeded", "whole")
+
+
+@pytest.mark.requirement("Q8")
+async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, row_of):
+    tasks = Tasks()
+
+    @tasks.task("t", lease_ttl_sec=3)
+    async def handler(job):
+        await trio.sleep(4.5)
+        return "whole"
+
+    async with open_worker(tasks, heartbeat_s=0.5) as supervisor:
+        await until(lambda: raw.fetchval("SELECT count(*) FROM dl_workers"), lambda count: count == 1)
+        await raw.execute("BEGIN")
+        await raw.execute("SELECT FROM dl_workers FOR UPDATE")
+        job = await supervisor.trigger("q", "t")
+        with trio.fail_after(20):
+            ended = await supervisor.wait(job.job_id, timeout_s=15)
+        await raw.execute("ROLLBACK")
+    assert (ended.status, ended.result, ended.attempt) == ("succeeded", "whole", 1)
+
+
+@pytest.mark.requirement("Q12")
+async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(open_worker, row_of):
+    tasks, went_on = Tasks(), []
+
+    @tasks.task("t", lease_ttl_sec=3)
+    async def handler(job):
+        async with job.transaction() as transaction:
+            transaction.result = "committed"
+        await trio.sleep(4)
+        went_on.append(True)
+
+    async with open_worker(tasks, heartbeat_s=0.5) as supervisor:
+        job = await supervisor.trigger("q", "t")
+        await until(lambda: row_of(job.job_id), lambda _: bool(went_on))
+        assert (await supervisor.wait(job.job_id, timeout_s=5)).result == "committed"
+        report = await supervisor.drain()
+    assert (report.finished, report.is_clean) == (0, True)
+    assert supervisor._parts.recorder.tally.total() == 1
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_due_job_that_somebody_has_locked_is_not_asked_for_in_a_circle(open_worker, raw):
+    tasks = Tasks()
+    asked = 0
+
+    @tasks.task("t")
+    async def handler(job):
+        return None
+
+    async with open_worker(tasks) as supervisor:
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " VALUES (gen_random_uuid(), 'q', 't', 'k', now() + interval '1 second')"
+        )
+        await raw.execute("BEGIN")
+        await raw.execute("SELECT FROM dl_jobs FOR UPDATE")
+        write = supervisor.database.write
+
+        async def count(operation, *args):
+            nonlocal asked
+            asked += operation.__name__ == "_aio_ready_due"
+            return await write(operation, *args)
+
+        supervisor.database.write = count
+        await trio.sleep(2.5)
+        await raw.execute("ROLLBACK")
+        await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "succeeded")
+    assert 1 <= asked < 10

@@ -1,0 +1,115 @@
+"""Bringing a database up to date, whatever happens to be on it (Q1)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from databases import raw_connection
+
+from dataloader.jobs.errors import SchemaError
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.migrations import LATEST, check, migrate, migrations
+
+STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost")
+
+
+def options(database):
+    return DatabaseOptions(dsn=database.dsn)
+
+
+@pytest.mark.requirement("Q1")
+async def test_tables_of_the_document_are_adopted_with_every_row_in_every_status(empty_database, document_ddl):
+    columns = "job_id, queue, task, args, lock_key, status, attempt, priority, available_at, created_at, error"
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as database:
+        await raw.execute(document_ddl)
+        for n, status in enumerate(STATUSES):
+            await raw.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, status, available_at)"
+                " SELECT gen_random_uuid(), 'q', 't', '{\"n\": 1}', 'k', $1::text::dl_status,"
+                " now() + $2 * interval '1 hour'"
+                " FROM generate_series(1, 20)",
+                status,
+                n % 2,
+            )
+        await raw.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " VALUES (gen_random_uuid(), 'q', 't', 'later', now() + interval '1 hour')"
+        )
+        before = await raw.fetch(f"SELECT {columns} FROM dl_jobs ORDER BY job_id")
+        assert len(await migrate(database)) == LATEST
+        assert await raw.fetch(f"SELECT {columns} FROM dl_jobs ORDER BY job_id") == before
+        assert await raw.fetchval("SELECT count(*) FROM dl_job_events") == 120
+        assert await raw.fetchval("SELECT waits_for FROM dl_jobs WHERE lock_key = 'later'") == "time"
+        assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for IS NULL") == 20
+        assert await migrate(database) == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_many_processes_that_migrate_at_once_apply_each_file_once(empty_database):
+    applied = []
+
+    async def start():
+        async with open_database(options(empty_database)) as database:
+            applied.extend(await migrate(database))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(start)
+    assert sorted(applied) == [f"{m.number:04} {m.name}" for m in migrations()]
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_that_an_interruption_left_half_made_is_made_again(database):
+    invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_ready'::regclass")
+        with pytest.raises(SchemaError, match="half made"):
+            await check(store)
+        await migrate(store)
+        assert await raw.fetchval(invalid) == 0
+        await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_reader_with_an_old_snapshot_holds_an_index_up_and_does_not_leave_it_half_made(
+    empty_database, document_ddl
+):
+    async with raw_connection(empty_database.dsn) as raw, raw_connection(empty_database.dsn) as reader:
+        await raw.execute(document_ddl)
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
+        )
+        await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await reader.execute("SELECT count(*) FROM dl_jobs")
+        async with open_database(options(empty_database)) as database, trio.open_nursery() as nursery:
+            nursery.start_soon(migrate, database)
+            await trio.sleep(5)
+            await reader.execute("COMMIT")
+        assert await raw.fetchval("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 0
+        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_database_newer_than_the_program_is_refused(database):
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("INSERT INTO dl_migrations (number, name) VALUES (999, 'future')")
+        with pytest.raises(SchemaError, match=f"at 999, newer than this version \\({LATEST}\\)"):
+            await migrate(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_tables_of_another_owner_are_named_with_what_to_do(empty_database, document_ddl):
+    async with raw_connection(empty_database.dsn) as raw:
+        await raw.execute(document_ddl)
+        await raw.execute("DROP ROLE IF EXISTS outsider")
+        await raw.execute("CREATE ROLE outsider LOGIN PASSWORD 'outsider'")
+        await raw.execute("GRANT ALL ON SCHEMA public TO outsider; GRANT SELECT, INSERT, UPDATE ON dl_jobs TO outsider")
+        dsn = empty_database.dsn.replace("postgres:", "outsider:", 1)
+        head, _, tail = dsn.partition("outsider:")
+        dsn = f"{head}outsider:outsider@{tail.partition('@')[2]}"
+        async with open_database(DatabaseOptions(dsn=dsn)) as database:
+            with pytest.raises(SchemaError, match="Let their owner run the output of `dataloader migrate --sql`"):
+                await migrate(database)
+        await raw.execute("DROP OWNED BY outsider; DROP ROLE outsider")
