@@ -2,9 +2,9 @@
 
     python benchmarks/core.py [--jobs 50000] [--concurrency 200] [--json]
 
-Throughput: no-op jobs, enqueued before, drained through one queue; from the supervisor's start to the last outcome in the
-database, connecting included. Latency: from the call of `trigger` to the first line of the handler, one job at a time on
-an idle queue. Figures of different machines don't compare; set beside each other only what one run printed.
+Throughput: no-op jobs, enqueued before, drained through one queue; from the supervisor's start to the last outcome in
+the database, connecting included. Latency: from the call of `trigger` to the first line of the handler, one job at a
+time on an idle queue. Figures of different machines don't compare; set beside each other only what one run printed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def measure(dsn: str, number: int, concurrency: int) -> dict[str, float]:
     tasks, counter = Tasks(), Counter()
 
     @tasks.task("noop")
-    async def noop(job: Job) -> None:
+    async def noop(_job: Job) -> None:
         counter.called()
 
     bulk = await enqueue_rate(dsn, number)
