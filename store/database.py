@@ -157,7 +157,7 @@ class Crossing:
         """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
         try:
             result: T = await trio_asyncio.aio_as_trio(function, loop=self._loop)(*args, **kwargs)
-        except asyncio.CancelledError as error:
+        except asyncio.CancelledError as error:  # noqa: ASYNC103,ASYNC104 - it is asyncio's, not Trio's
             # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
             raise StoreUnavailable("the operation was cut off by its connection's end") from error
         except Exception as error:
