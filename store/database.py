@@ -157,9 +157,10 @@ class Crossing:
         """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
         try:
             result: T = await trio_asyncio.aio_as_trio(function, loop=self._loop)(*args, **kwargs)
-        except asyncio.CancelledError as error:  # noqa: ASYNC103,ASYNC104 - it is asyncio's, not Trio's
+        except asyncio.CancelledError as error:
             # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
-            raise StoreUnavailable("the operation was cut off by its connection's end") from error
+            message = "the operation was cut off by its connection's end"
+            raise StoreUnavailable(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
         except Exception as error:
             ours = translate(error)
             if ours is None:
