@@ -77,7 +77,7 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
         userinfo = parts.netloc.rpartition("@")[0]
         address = f"{parts.scheme}://{userinfo}@127.0.0.1:{port}{parts.path}?ssl=disable"
         proxy = Proxy(re.sub(r"\?ssl", "?sslmode", address), f"{directory}/.s.PGSQL.5432")
-        nursery.start_soon(trio.serve_listeners, proxy.serve, listeners)
+        await nursery.start(trio.serve_listeners, proxy.serve, listeners)
         try:
             yield proxy
         finally:

@@ -417,9 +417,10 @@ async def play(store, raw, service, history):
                     await world.check_parked()
             await world.come_to_an_end()
     finally:
-        await service.execute("SELECT pg_advisory_unlock_all()")
-        for worker in world.workers:
-            await worker.locks.close()
+        with trio.move_on_after(20, shield=True):
+            await service.execute("SELECT pg_advisory_unlock_all()")
+            for worker in world.workers:
+                await worker.locks.close()
 
 
 @pytest.mark.requirement("Q6")
