@@ -23,7 +23,7 @@ check: lint types imports
 # all tests, those of the database on each PostgreSQL that the embedded package carries, with coverage
 test *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest --pg 18,16 {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --pg 18,16 {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 

@@ -12,7 +12,7 @@ VERSIONS = pytest.StashKey[list[int]]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pg", default="18", help="PostgreSQL versions to run the database tests on, such as 18,16")
+    parser.addoption("--pg", default="18", help="PostgreSQL versions, such as 18,16: tests/store runs on each, all else on the first")
 
 
 def pytest_configure(config):
@@ -22,6 +22,9 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     if "postgres" in metafunc.fixturenames:
         versions = metafunc.config.stash[VERSIONS]
+        if "store" not in metafunc.definition.path.parts:
+            # What is not SQL does not depend on the server's version.
+            versions = versions[:1]
         metafunc.parametrize("postgres", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions])
 
 
