@@ -18,12 +18,12 @@ setup extra="dev":
 
 # what every commit passes, in less than two minutes
 check: lint types imports
-    {{ bin }}/pytest -n 2 -m "not slow and not packaging"
+    {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
 # all tests, those of the database on each PostgreSQL that the embedded package carries, with coverage
 test *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --pg 18,16 {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal --pg 18,16 {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 
@@ -46,6 +46,10 @@ types:
 # the one-way imports between the rooms
 imports:
     {{ bin }}/lint-imports --no-logo
+
+# measure dataloader beside other queues, and print one table (--quick: minutes; see docs/performance.md)
+bench *args: (setup "bench")
+    {{ bin }}/python -m benchmarks.peers {{ args }}
 
 # load the European Central Bank's rates, on an embedded database
 demo *args:

@@ -12,7 +12,7 @@ VERSIONS = pytest.StashKey[list[int]]()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pg", default="18", help="PostgreSQL versions, such as 18,16: tests/store runs on each, all else on the first")
+    parser.addoption("--pg", default="18", help="such as 18,16: tests/store runs on each, all else on the first")
 
 
 def pytest_configure(config):
