@@ -20,10 +20,12 @@ setup extra="dev":
 check: lint types imports
     {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
-# all tests, those of the database on each PostgreSQL that the embedded package carries, with coverage
+# all tests, those of the SQL on each PostgreSQL that the embedded package carries, with coverage; two test runs, their
+# servers and their services share the cores, so what fails is run once more by itself, and a second failure counts
 test *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal --pg 18,16 {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal --pg 18,16 {{ args }} \
+        || {{ bin }}/coverage run -m pytest --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 

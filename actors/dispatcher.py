@@ -86,7 +86,7 @@ class Dispatcher:
     async def _claim_for_ever(self, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
         names = list(self.tasks)
         limit, pause_s, look_again_s = MAX_CLAIM, 0.1, math.inf
-        more = True
+        more, look = True, 0
         while True:
             free = min(self.concurrency - self.running, limit)
             if not free:
@@ -97,7 +97,7 @@ class Dispatcher:
                 await self.wake.wait(min(self.poll_s * random.uniform(0.8, 1.2), look_again_s))  # noqa: S311
                 free = min(self.concurrency - self.running, limit)
             try:
-                claim = await self._claim(free, names)
+                claim = await self._claim(free, look, names)
             except StoreUnavailable as error:
                 # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
                 limit = max(limit // 2, 1)
@@ -110,7 +110,9 @@ class Dispatcher:
                 continue
             limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
             self._start(claim, jobs, limiter)
-            more = claim.candidates >= free
+            more = claim.more
+            # A crowd that can't run, jobs of one key mostly, is cleared out of the way in growing steps.
+            look = min(max(look, free) * 4, limit) if claim.parked > len(claim.jobs) else 0
             # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
             if not claim.passed_over:
                 look_again_s = math.inf
@@ -119,9 +121,9 @@ class Dispatcher:
             if claim.to_test:
                 await self._test(claim.to_test)
 
-    async def _claim(self, free: int, names: list[str]) -> Claim:
+    async def _claim(self, free: int, look: int, names: list[str]) -> Claim:
         began = trio.current_time()
-        claim = await self.locks.claim(self.queue, free, names, self.backoff_s)
+        claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look)
         self.workshop.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
         return claim
 

@@ -33,7 +33,7 @@ IDLE_SHARE: Final = 0.8
 
 MIN_PING_S: Final = 1.0
 
-_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6)"
+_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -86,17 +86,23 @@ _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` tells whether more may
-    wait, `passed_over` that some do which somebody had locked for the moment. `to_test` are hashes of keys whose parked
-    jobs must be looked at again, after the commit and on another session.
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait,
+    `parked` how many could not run, `passed_over` that some wait which somebody had locked for the moment. `to_test`
+    are hashes of keys whose parked jobs must be looked at again, after the commit and on another session.
     """
 
     jobs: list[ClaimedJob]
     waited_s: list[float]
-    candidates: int
+    more: bool
+    parked: int
     passed_over: bool
     to_test: list[int]
     sent_at: float
+
+    @property
+    def candidates(self) -> int:
+        """How many were looked at and not left as they were."""
+        return len(self.jobs) + self.parked
 
 
 class LockSession:
@@ -121,25 +127,37 @@ class LockSession:
         """True while the session is open, as far as we know."""
         return self._session.connected
 
-    async def claim(self, queue: str, limit: int, tasks: Sequence[str], backoff_s: float) -> Claim:
-        """Claim up to `limit` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
+    async def claim(self, queue: str, slots: int, tasks: Sequence[str], backoff_s: float, *, look: int = 0) -> Claim:
+        """Claim up to `slots` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
+
+        `look` at more than `slots`, and what can't run is parked many at a time.
 
         Keys that were released meanwhile are freed first, in the same turn.
         """
-        sent_at, records = await self._session.write(self._aio_claim, queue, limit, list(tasks), backoff_s)
+        sent_at, records = await self._session.write(
+            self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s
+        )
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
         jobs, waited = [], []
         to_test = set()
-        passed_over = False
+        passed_over = more = False
+        parked = 0
         for record in records:
-            if record["verdict"] == "locked":
-                passed_over = True
-            elif record["verdict"] == "run":
-                jobs.append(_job(queue, record))
-                waited.append(record["waited_s"])
-            elif record["verdict"] != "held":
-                to_test.add(record["lock_hash"])
-        return Claim(jobs, waited, len(records) - passed_over, passed_over, sorted(to_test), sent_at)
+            match record["verdict"]:
+                case "run":
+                    jobs.append(_job(queue, record))
+                    waited.append(record["waited_s"])
+                case "locked":
+                    passed_over = True
+                case "later":
+                    more = True
+                case "held":
+                    parked += 1
+                case _:
+                    parked += 1
+                    to_test.add(record["lock_hash"])
+        more = more or len(jobs) + parked >= max(slots, look)
+        return Claim(jobs, waited, more, parked, passed_over, sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
@@ -172,8 +190,8 @@ class LockSession:
         """End the session; the server frees what it still holds."""
         await self._session.close()
 
-    async def _aio_claim(
-        self, connection: Any, queue: str, limit: int, tasks: list[str], backoff_s: float
+    async def _aio_claim(  # noqa: PLR0917 - those of dl_claim
+        self, connection: Any, queue: str, look: int, slots: int, tasks: list[str], backoff_s: float
     ) -> tuple[float, list[Any]]:
         if self._suspect:
             await self._aio_repair(connection)
@@ -183,7 +201,9 @@ class LockSession:
         # locks and rows behind that nobody knows.
         suspect, self._suspect = self._suspect, True
         sent_at = trio.current_time()
-        records: list[Any] = await connection.fetch(_CLAIM, queue, limit, self.worker, tasks, self._held(), backoff_s)
+        records: list[Any] = await connection.fetch(
+            _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s
+        )
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]

@@ -4,17 +4,19 @@
 -- document's claim index for each key; with a parameter as LIMIT a generic plan turned into a hash join over the table).
 -- That is also why look-ups of one row have an ORDER BY.
 
--- Claims up to p_limit ready jobs of a queue for p_worker on the session that holds the worker's advisory locks.
+-- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
+-- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
 -- One row for each candidate, with its verdict:
 --   run       it is ours now; the other columns are filled
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
 --   task      the worker does not know its task: parked until one that does comes
 --   canceled  it had cancel_requested and has ended
+--   later     (one row for all of them) it could run, but p_slots were taken; it is left as it was
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
 CREATE OR REPLACE FUNCTION dl_claim(
-  p_queue text, p_limit int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8)
+  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8)
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
                partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
 LANGUAGE plpgsql
@@ -43,14 +45,19 @@ BEGIN
     ORDER BY j.priority, j.created_at, j.job_id
     LIMIT p_limit
     FOR NO KEY UPDATE SKIP LOCKED
-  ), ranked AS MATERIALIZED (
+  ), placed AS MATERIALIZED (
     SELECT p.*, row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) AS place
     FROM picked p
+  ), ranked AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR place > 1 OR h = ANY (p_held)
+                                   ORDER BY priority, created_at, job_id) AS rank
+    FROM placed p
   ), judged AS MATERIALIZED (
     SELECT r.job_id, r.h,
            CASE WHEN stop THEN 'canceled'
                 WHEN NOT known THEN 'task'
                 WHEN place > 1 OR h = ANY (p_held) THEN 'held'
+                WHEN rank > p_slots THEN 'later'
                 WHEN pg_try_advisory_lock(h) THEN 'run'
                 ELSE 'busy' END AS v
     FROM ranked r
@@ -109,6 +116,10 @@ BEGIN
          m.max_attempts, m.lease_ttl_sec, extract(epoch FROM clock_timestamp() - m.available_at)::float8
   FROM mine m;
 
+  IF 'later' = ANY (v_verdicts) THEN
+    RETURN QUERY SELECT 'later'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8;
+  END IF;
   IF NOT 'run' = ALL (v_verdicts) THEN
     WITH others AS (
       UPDATE dl_jobs j
@@ -116,7 +127,7 @@ BEGIN
           finished_at = CASE w.v WHEN 'canceled' THEN now() ELSE j.finished_at END,
           waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' ELSE 'lock' END,
           available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
-      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v <> 'run') AS w
+      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later')) AS w
       WHERE j.job_id = w.id
       RETURNING j.job_id, j.queue, w.v
     )
@@ -129,7 +140,7 @@ BEGIN
     RETURN QUERY
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
            NULL::float8
-    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v <> 'run';
+    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v NOT IN ('run', 'later');
   END IF;
 
 END $$;

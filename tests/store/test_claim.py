@@ -401,3 +401,19 @@ async def test_a_job_deleted_under_a_claim_disturbs_nobody(database, start_worke
 async def test_an_unknown_queue_is_empty(start_worker):
     claim = await start_worker().ask(str(uuid7()))
     assert (claim.jobs, claim.candidates, claim.to_test) == ([], 0, [])
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_crowd_of_one_key_is_parked_at_once_and_what_could_run_is_left_for_later(start_worker, add_job, raw):
+    worker = start_worker()
+    first = await add_job(lock_key="'crowd'", priority="1")
+    for _ in range(5):
+        await add_job(lock_key="'crowd'", priority="2")
+    others = [await add_job(priority="3") for _ in range(3)]
+    claim = await worker.locks.claim("q", 1, ["t"], 3_600, look=8)
+    assert ([job.job_id for job in claim.jobs], claim.parked, claim.more) == ([first], 5, True)
+    waiting = "SELECT job_id FROM dl_jobs WHERE status = 'queued' AND waits_for IS NULL ORDER BY created_at"
+    assert [row["job_id"] for row in await raw.fetch(waiting)] == others
+    # What was left for later is locked by nobody.
+    claim = await worker.locks.claim("q", 3, ["t"], 3_600)
+    assert sorted(job.job_id for job in claim.jobs) == sorted(others)

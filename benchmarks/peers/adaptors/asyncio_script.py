@@ -1,0 +1,63 @@
+"""The commands of an adaptor whose tool runs on asyncio: it gives the tool's own calls, this the rest."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from benchmarks.peers.adaptors.script import Body, chunks, emit, now
+
+
+class Tool(Protocol):
+    """What a tool's adaptor has to offer. `numbers` are those of the jobs."""
+
+    async def setup(self) -> None: ...
+
+    async def one(self, number: int) -> object: ...
+
+    async def many(self, numbers: range) -> object: ...
+
+
+async def command(tool: Tool, options: argparse.Namespace) -> None:
+    """Do all commands but `worker`."""
+    match options.command:
+        case "setup":
+            await tool.setup()
+        case "load":
+            for numbers in chunks(options.first, options.count):
+                await tool.many(numbers)
+        case "enqueue-one":
+            await tool.one(-1)
+            began = now()
+            for number in range(options.count):
+                await tool.one(number)
+            emit(ev="enqueued", seconds=(now() - began) / 1e9)
+        case "enqueue-bulk":
+            await tool.one(-1)
+            began = now()
+            for numbers in chunks(0, options.count):
+                await tool.many(numbers)
+            emit(ev="enqueued", seconds=(now() - began) / 1e9)
+        case "feed":
+            await feed(tool.one)
+
+
+async def feed(one: Callable[[int], Awaitable[object]]) -> None:
+    """Enqueue one job for each number read from stdin."""
+    loop = asyncio.get_running_loop()
+    emit(ev="ready")
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        began = now()
+        await one(int(line))
+        emit(ev="q", n=int(line), t=began)
+
+
+async def run(body: Body, number: int) -> None:
+    """Run the body of one job."""
+    body.begin(number)
+    if body.sleep_s:
+        await asyncio.sleep(body.sleep_s)
+    body.end(number)

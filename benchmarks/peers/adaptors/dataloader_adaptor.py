@@ -1,0 +1,91 @@
+"""dataloader, with its default settings but for the queue's concurrency, and with the HTTP API as `serve` has it.
+
+Only what any embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime, timedelta
+
+import structlog
+import trio
+
+from benchmarks.peers.adaptors.script import DSN, QUEUE, Body, arguments, chunks, emit, now
+from dataloader import Job, NewJob, Settings, Supervisor, Tasks, Worker, open_supervisor
+
+options = arguments()
+ORDINARY, URGENT = 100, 10
+
+
+def job(number: int) -> NewJob:
+    due = datetime.now(UTC) + timedelta(seconds=options.delay) if options.delay else None
+    return NewJob(
+        queue=QUEUE,
+        task=QUEUE,
+        args={"n": number},
+        lock_key=options.key or f"job-{number}",
+        available_at=due,
+        priority=URGENT if options.urgent else ORDINARY,
+    )
+
+
+async def work() -> None:
+    tasks, body = Tasks(), Body(options)
+
+    @tasks.task(QUEUE)
+    async def bench(job: Job) -> None:
+        number = job.args["n"]
+        body.begin(number)
+        if body.sleep_s:
+            await trio.sleep(body.sleep_s)
+        body.end(number)
+
+    workers = () if options.no_queues else (Worker(QUEUE, options.concurrency),)
+    emit(ev="start", t=now())
+    async with open_supervisor(Settings(db_dsn=DSN, workers=workers, port=0), tasks, with_web=True) as supervisor:
+        emit(ev="ready", t=now(), url=supervisor.url)
+        await trio.sleep_forever()
+
+
+async def enqueue(supervisor: Supervisor) -> None:
+    match options.command:
+        case "load":
+            for numbers in chunks(options.first, options.count):
+                await supervisor.trigger_many([job(number) for number in numbers])
+        case "enqueue-one":
+            await supervisor.trigger_many([job(-1)])
+            began = now()
+            for number in range(options.count):
+                await supervisor.trigger_many([job(number)])
+            emit(ev="enqueued", seconds=(now() - began) / 1e9)
+        case "enqueue-bulk":
+            await supervisor.trigger_many([job(-1)])
+            began = now()
+            for numbers in chunks(0, options.count):
+                await supervisor.trigger_many([job(number) for number in numbers])
+            emit(ev="enqueued", seconds=(now() - began) / 1e9)
+        case "feed":
+            emit(ev="ready")
+            while line := await trio.to_thread.run_sync(sys.stdin.readline):
+                began = now()
+                await supervisor.trigger_many([job(int(line))])
+                emit(ev="q", n=int(line), t=began)
+
+
+async def main() -> None:
+    if options.command == "worker":
+        await work()
+    else:
+        async with open_supervisor(Settings(db_dsn=DSN), Tasks()) as supervisor:
+            await enqueue(supervisor)
+
+
+if __name__ == "__main__":
+    # As `serve` does by default, but to stderr alone: stdout has the events.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    trio.run(main)

@@ -1,0 +1,78 @@
+"""From the call that enqueues a job to the first line of its handler: another process enqueues, a worker runs.
+
+Two ways of asking: one job at a time on an idle queue, and jobs at a steady pace whatever becomes of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import attrs
+
+from benchmarks.peers.arena import Arena
+from benchmarks.peers.contenders import Contender
+
+WARM_UP = 5
+PAUSE_S = 0.02
+SETTLE_S = 3.0
+LONG_ENOUGH_MS = 20_000
+"""A tool that polls is asked fewer times: its sample is clear after so long."""
+
+
+def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples: int) -> list[float]:
+    """Milliseconds of each sample, on a worker that is otherwise idle."""
+    took: list[float] = []
+    with arena.program(contender, database, "worker", "--job=report") as worker:
+        worker.wait("start")
+        time.sleep(SETTLE_S)
+        with arena.program(contender, database, "feed") as feed:
+            feed.wait("ready")
+            for number in range(samples + WARM_UP):
+                feed.write(f"{number}\n")
+                enqueued, ran = feed.wait("q"), worker.wait("s")
+                while ran["n"] != number:
+                    ran = worker.wait("s")
+                if number >= WARM_UP:
+                    took.append((ran["t"] - enqueued["t"]) / 1e6)
+                if len(took) > WARM_UP and sum(took) > LONG_ENOUGH_MS:
+                    break
+                time.sleep(PAUSE_S)
+    return took
+
+
+@attrs.frozen
+class Paced:
+    """What came of jobs at a pace: milliseconds of each, and when each was enqueued, in seconds of the wall clock."""
+
+    took_ms: list[float]
+    enqueued_at: dict[int, float]
+
+
+def at_a_pace(arena: Arena, contender: Contender, database: str, *, per_s: float, seconds: float) -> Paced:
+    """Enqueue `per_s` × `seconds` jobs, numbered from 0."""
+    epoch_ns = time.time_ns() - time.monotonic_ns()
+    with (
+        arena.program(contender, database, "worker", "--job=report") as worker,
+        arena.program(contender, database, "feed") as feed,
+    ):
+        worker.wait("start")
+        feed.wait("ready")
+        time.sleep(SETTLE_S)
+        began, count = time.monotonic(), int(per_s * seconds)
+        for number in range(count):
+            time.sleep(max(began + number / per_s - time.monotonic(), 0))
+            feed.write(f"{number}\n")
+        enqueued = {event["n"]: event["t"] for event in (feed.wait("q") for _ in range(count))}
+        took_ms = [(event["t"] - enqueued[event["n"]]) / 1e6 for event in (worker.wait("s") for _ in range(count))]
+        time.sleep(SETTLE_S)  # the last outcomes are still to be written
+    return Paced(took_ms, {number: (at + epoch_ns) / 1e9 for number, at in enqueued.items()})
+
+
+def percentiles(took_ms: list[float]) -> dict[str, float]:
+    """The median, the 99th percentile and the longest."""
+    return {
+        "p50_ms": statistics.median(took_ms),
+        "p99_ms": statistics.quantiles(took_ms, n=100, method="inclusive")[98],
+        "max_ms": max(took_ms),
+    }

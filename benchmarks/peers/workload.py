@@ -1,0 +1,113 @@
+"""What a workload is: a measurement that gives named figures, how to show them, and the bars that ours must reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from benchmarks.peers.arena import Arena
+from benchmarks.peers.contenders import Contender
+
+Figures = Mapping[str, float]
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """How much each workload does. `QUICK` is for a look of a few minutes; its figures are rougher."""
+
+    drain: int = 20_000
+    long_drain: int = 200_000
+    one_by_one: int = 2_000
+    bulk: int = 10_000
+    samples: int = 300
+    backlog: int = 1_000_000
+    delayed: int = 300_000
+    hot: int = 10_000
+    independent: int = 100_000
+    held: int = 200_000
+    idle_s: float = 30
+    pace_s: float = 600
+    http_requests: int = 20_000
+    finished: int = 10_000_000
+    cap_s: float = 30
+
+
+FULL: Final = Sizes()
+QUICK: Final = Sizes(
+    drain=10_000,
+    long_drain=30_000,
+    one_by_one=500,
+    samples=100,
+    backlog=50_000,
+    delayed=20_000,
+    hot=1_000,
+    independent=10_000,
+    held=30_000,
+    idle_s=10,
+    pace_s=15,
+    http_requests=4_000,
+    finished=100_000,
+    cap_s=10,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Bar:
+    """What one of our figures must reach: itself, or its ratio to the best of the same figure of some peers.
+
+    Args:
+        text: as in the table.
+        figure: ours.
+        least, most: the bar; one of the two.
+        of: contenders to compare with; empty for the figure itself.
+    """
+
+    text: str
+    figure: str
+    least: float | None = None
+    most: float | None = None
+    of: tuple[str, ...] = ()
+
+    def value(self, ours: Figures, others: Mapping[str, Figures]) -> float | None:
+        """The figure or the ratio; None where something was not measured."""
+        mine = ours.get(self.figure)
+        if mine is None or not self.of:
+            return mine
+        theirs = [others[name][self.figure] for name in self.of if self.figure in others.get(name, {})]
+        if not theirs:
+            return None
+        best = max(theirs) if self.least is not None else min(theirs)
+        return mine / best if best else None
+
+    def is_reached(self, value: float) -> bool:
+        """Whether `value` is good enough."""
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+@attrs.frozen(kw_only=True)
+class Workload:
+    """One row of the plan.
+
+    Args:
+        name, title: as in the table.
+        measure: what to do; the figures come back.
+        figures: those that are shown, with their headings.
+        bars: what ours must reach.
+        solo: the peers have nothing to compare.
+        of_modes: False if a tool does the same in all its modes, so that one is enough.
+    """
+
+    name: str
+    title: str
+    measure: Callable[[Arena, Contender, Sizes], Figures]
+    figures: Mapping[str, str]
+    bars: tuple[Bar, ...]
+    solo: bool = False
+    of_modes: bool = True
+
+
+HEALTH: Final = "health_p99_ms"
+HEALTH_BAR: Final = Bar(text="/health under 20 ms (p99)", figure=HEALTH, most=20)
+PYTHON_PEERS: Final = ("pgqueuer", "procrastinate", "chancy")
