@@ -20,8 +20,9 @@ setup extra="dev":
 check: lint types imports
     {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
-# all tests, those of the SQL on each PostgreSQL that the embedded package carries, with coverage; two test runs, their
-# servers and their services share the cores, so what fails is run once more by itself, and a second failure counts
+# Two test runs, their servers and their services share the cores: what fails is run once more by itself, and then counts.
+
+# all tests, those of the SQL on each PostgreSQL that the embedded package carries, with coverage
 test *args:
     {{ bin }}/coverage erase
     {{ bin }}/coverage run -m pytest -n 2 --dist worksteal --pg 18,16 {{ args }} \
@@ -50,7 +51,9 @@ imports:
     {{ bin }}/lint-imports --no-logo
 
 # measure dataloader beside other queues, and print one table (--quick: minutes; see docs/performance.md)
-bench *args: (setup "bench")
+bench *args: (setup "embedded")
+    {{ bin }}/pip install --quiet 'pip>=25.1'
+    {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
     {{ bin }}/python -m benchmarks.peers {{ args }}
 
 # load the European Central Bank's rates, on an embedded database

@@ -111,8 +111,8 @@ class Dispatcher:
             limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
             self._start(claim, jobs, limiter)
             more = claim.more
-            # A crowd that can't run, jobs of one key mostly, is cleared out of the way in growing steps.
-            look = min(max(look, free) * 4, limit) if claim.parked > len(claim.jobs) else 0
+            # While slots stay free behind a crowd that can't run, jobs of one key mostly, look further and further.
+            look = min(max(look, free) * 4, limit) if more and len(claim.jobs) < free else 0
             # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
             if not claim.passed_over:
                 look_again_s = math.inf

@@ -3,12 +3,14 @@
     python -m benchmarks.peers [--workloads w1,w3] [--peers dataloader,pgqueuer] [--runs 3] [--quick] [--out FILE]
     python -m benchmarks.peers --summary FILE [--svg FILE]
 
-Needs the extra `bench`. Run it from the repository's root, on a machine that does nothing else.
+Needs the dependency group `bench`. Run it from the repository's root, on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +71,8 @@ def _measure(options: argparse.Namespace) -> None:
         QUICK if options.quick else FULL, **{name: value for name, value in given.items() if value is not None}
     )
     runs = options.runs or (1 if options.quick else 3)
+    # So that a benchmark that is ended stops its server and takes its directory along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as directory:
         logs = options.summary.parent
         with embedded_postgres(Path(directory)) as server:

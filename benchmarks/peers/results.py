@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from benchmarks.peers.contenders import ALL, OURS
-from benchmarks.peers.workload import Bar, Figures, Workload
+from benchmarks.peers.workload import Bar, Workload
 from benchmarks.peers.workloads import WORKLOADS
 
 NOTHING: Final = "–"
@@ -46,10 +46,9 @@ def medians(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]
     """By workload, contender and figure."""
     gathered: dict[str, dict[str, dict[str, list[float]]]] = {}
     for result in results:
-        if not result.error:
-            figures = gathered.setdefault(result.workload, {}).setdefault(result.contender, {})
-            for name, value in result.figures.items():
-                figures.setdefault(name, []).append(value)
+        figures = gathered.setdefault(result.workload, {}).setdefault(result.contender, {})
+        for name, value in result.figures.items():
+            figures.setdefault(name, []).append(value)
     return {
         workload: {
             contender: {name: statistics.median(values) for name, values in figures.items()}
@@ -59,17 +58,32 @@ def medians(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]
     }
 
 
+def judged(bar: Bar, results: Iterable[Result]) -> float | None:
+    """What ours is by a bar: the median of each run's own ratio, since a shared machine is not the same a minute later.
+
+    `results` are those of one workload. None where something was not measured.
+    """
+    runs: dict[int, dict[str, dict[str, float]]] = {}
+    for result in results:
+        runs.setdefault(result.run, {})[result.contender] = result.figures
+    values = [bar.value(run.get(OURS, {}), run) for run in runs.values()]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def table(results: list[Result]) -> str:
     """The one table, as Markdown."""
+    results = [result for result in results if result.workload in WORKLOADS]
     found = medians(results)
     names = [name for name in ALL if any(name in contenders for contenders in found.values())]
     lines = [
         f"| | | {' | '.join(names)} |",
         f"| --- | --- |{' ---: |' * len(names)}",
     ]
-    for workload in WORKLOADS.values():
-        if workload.name in found:
-            lines += _lines(workload, found[workload.name], names)
+    for name, workload in WORKLOADS.items():
+        if name in found:
+            lines += _lines(workload, found[name], names)
+            lines += _bars(workload, [result for result in results if result.workload == name], names)
     runs = max((result.run for result in results), default=0)
     lines += ["", f"Medians of {runs} runs." if runs > 1 else "One run: no medians."]
     lines += [f"Failed: {x.workload} {x.contender} run {x.run}: {x.error}" for x in results if x.error]
@@ -82,17 +96,17 @@ def _lines(workload: Workload, figures: dict[str, dict[str, float]], names: list
         cells = [_shown(figures.get(name, {}).get(figure)) for name in names]
         if any(cell != NOTHING for cell in cells):
             yield f"| | {heading} | {' | '.join(cells)} |"
-    if OURS in figures:
-        for bar in workload.bars:
-            cells = [_judged(bar, figures[OURS], figures) if name == OURS else "" for name in names]
-            yield f"| bar | {bar.text} | {' | '.join(cells)} |"
 
 
-def _judged(bar: Bar, ours: Figures, others: dict[str, dict[str, float]]) -> str:
-    value = bar.value(ours, others)
-    if value is None:
-        return NOTHING
-    return f"{_shown(value)} {'reached' if bar.is_reached(value) else '**missed**'}"
+def _bars(workload: Workload, results: list[Result], names: list[str]) -> Iterator[str]:
+    if OURS not in names:
+        return
+    for bar in workload.bars:
+        value = judged(bar, results)
+        verdict = NOTHING
+        if value is not None:
+            verdict = f"{_shown(value)} {'reached' if bar.is_reached(value) else '**missed**'}"
+        yield f"| bar | {bar.text} | {' | '.join(verdict if name == OURS else '' for name in names)} |"
 
 
 def _shown(value: float | None) -> str:

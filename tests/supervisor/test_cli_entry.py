@@ -91,7 +91,7 @@ def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, datab
         assert time.monotonic() < deadline
         assert waiting.poll() is None
     waiting.send_signal(signal.SIGINT)
-    stdout, stderr = waiting.communicate(timeout=20)
+    stdout, stderr = waiting.communicate(timeout=60)
     assert (waiting.returncode, stdout, stderr) == (130, "", "")
 
 
@@ -99,4 +99,4 @@ def test_a_reader_who_leaves_is_no_error_to_speak_of(start):
     listing = start("config")
     listing.stdout.close()
     assert listing.stderr.read() == ""
-    listing.wait(timeout=20)
+    listing.wait(timeout=60)

@@ -69,6 +69,13 @@ class Service:
 
 
 @pytest.fixture
+def unmeasured(monkeypatch):
+    """Services that no coverage tracer slows down, for tests that are about load."""
+    for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def serve(database, tmp_path):
     """Starts a service for `queues` (queue: slots) and waits until it serves; keywords are settings."""
     services = []
