@@ -16,7 +16,7 @@ default:
 setup extra="dev":
     {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]'
 
-# what every commit passes, in less than two minutes
+# what every commit passes
 check: lint types imports
     {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
