@@ -10,14 +10,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import click
-import trio
 
 from dataloader.jobs.errors import ConfigError
 from dataloader.store import migrations
 from dataloader.store.database import open_database
 from dataloader.store.embedded import embedded_postgres
 from dataloader.supervisor.cli.output import print_json
-from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
+from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database, run_trio
 from dataloader.supervisor.client_store import database_options
 from dataloader.supervisor.settings import Settings, load_settings
 
@@ -32,7 +31,7 @@ def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
         click.echo(migrations.render(), nl=False)
         return
     with provide_database(load_settings(overrides={"data_dir": data_dir}), create=True) as settings:
-        applied = trio.run(_migrate, settings)
+        applied = run_trio(_migrate, settings)
     if as_json:
         print_json({"applied": applied})
     else:

@@ -7,10 +7,11 @@ with an open `Client`. `provide_database` is for the commands that need the data
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import attrs
 import click
@@ -21,6 +22,7 @@ from dataloader.supervisor.client import Client
 from dataloader.supervisor.settings import Settings, load_settings
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 data_dir_option = click.option(
     "--data-dir",
@@ -43,11 +45,37 @@ class Target:
         if self.url is not None:
             from dataloader.supervisor.client_http import open_http_client  # noqa: PLC0415 - no driver is needed here
 
-            return trio.run(_ask, open_http_client(self.url, self.token), question)
+            return run_trio(_ask, open_http_client(self.url, self.token), question)
         from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - no HTTP client is needed here
 
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return trio.run(_ask, open_store_client(settings), question)
+            return run_trio(_ask, open_store_client(settings), question)
+
+
+def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """`trio.run` for a command: ^C cancels `operation`, and is raised as `click.Abort` when all is closed.
+
+    Raised where it strikes, it would strike within the driver's C code too, which then waits for ever, or crashes.
+    """
+    results = trio.run(_until_interrupted, operation, *args)
+    if not results:
+        raise click.Abort from KeyboardInterrupt()
+    return results[0]
+
+
+async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> list[T]:
+    results = []
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            results.append(await operation(*args))
+            nursery.cancel_scope.cancel()
+    return results
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
 
 
 async def _ask(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:

@@ -25,6 +25,7 @@ def quick_tasks():
     return tasks
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_with_the_listener_dead_jobs_are_found_by_polling(open_worker, monkeypatch):
     async def never(*_args, **_kwargs):
@@ -97,7 +98,7 @@ async def test_a_supervisor_that_starts_before_its_database_serves_when_that_com
             settings = Settings(db_dsn=proxy.dsn, workers=(Worker("q", 2),), port=0, drain_timeout_s=5)
             async with (
                 open_starting(settings, quick_tasks(), with_web=True) as supervisor,
-                httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client,
+                httpx2.AsyncClient(base_url=supervisor.url, timeout=10, verify=False) as client,
             ):
                 assert (await client.get("/health")).status_code == 200
                 assert (await client.get("/ready")).status_code == 503

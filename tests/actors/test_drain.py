@@ -96,7 +96,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
 
     async with (
         open_worker(tasks, with_web=True) as supervisor,
-        httpx2.AsyncClient(base_url=supervisor.url, timeout=10) as client,
+        httpx2.AsyncClient(base_url=supervisor.url, timeout=10, verify=False) as client,
     ):
         with trio.fail_after(20):
             job = await supervisor.trigger("q", "wait")

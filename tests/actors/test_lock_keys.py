@@ -125,6 +125,7 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
     assert each_s < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_lock_session_that_is_terminated_lets_no_second_job_of_the_key_start(open_worker, raw):
     tasks, ledger = Tasks(), Ledger()

@@ -152,7 +152,7 @@ async def test_a_job_is_triggered_looked_at_and_canceled_over_http(open_worker, 
 
     async with (
         open_worker(tasks, with_web=True) as supervisor,
-        httpx2.AsyncClient(base_url=supervisor.url, timeout=15) as client,
+        httpx2.AsyncClient(base_url=supervisor.url, timeout=15, verify=False) as client,
     ):
         body = {"queue": "q", "task": "load", "lock_key": "k", "args": {"day": "2026-01-01"}}
         answer = await client.post("/api/v1/jobs/trigger", json=body)
@@ -178,7 +178,7 @@ async def test_status_shows_the_live_workers_of_all_processes(open_worker):
     async with (
         open_worker(Tasks(), {"q": 2}, with_web=True) as one,
         open_worker(Tasks(), {"r": 3}) as other,
-        httpx2.AsyncClient(base_url=one.url, timeout=15) as client,
+        httpx2.AsyncClient(base_url=one.url, timeout=15, verify=False) as client,
     ):
 
         async def workers():

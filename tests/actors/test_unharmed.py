@@ -89,6 +89,7 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
         assert (ended.status, ended.result) == ("succeeded", "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8")
 async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, row_of):
     tasks = Tasks()
@@ -109,6 +110,7 @@ async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, r
     assert (ended.status, ended.result, ended.attempt) == ("succeeded", "whole", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(open_worker, row_of):
     tasks, went_on = Tasks(), []
@@ -129,6 +131,7 @@ async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(
     assert supervisor._parts.recorder.tally.total() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_a_due_job_that_somebody_has_locked_is_not_asked_for_in_a_circle(open_worker, raw):
     tasks = Tasks()

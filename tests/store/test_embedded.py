@@ -27,8 +27,10 @@ from dataloader.jobs.errors import EmbeddedDatabaseError
 from dataloader.store.cluster import Cluster
 from dataloader.store.embedded import embedded_postgres, psql_command
 
+pytestmark = pytest.mark.slow
+
 IS_ROOT = os.geteuid() == 0
-NOBODY = pytest.param("nobody", marks=[pytest.mark.skipif(not IS_ROOT, reason="needs root"), pytest.mark.slow])
+NOBODY = pytest.param("nobody", marks=pytest.mark.skipif(not IS_ROOT, reason="needs root"))
 QUICK = {"fsync": "off"}
 # It changes its account when all is imported: root's Python may lie where others can't read.
 USER = """

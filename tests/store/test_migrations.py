@@ -72,6 +72,7 @@ async def test_an_index_that_an_interruption_left_half_made_is_made_again(databa
         await check(store)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_a_reader_with_an_old_snapshot_holds_an_index_up_and_does_not_leave_it_half_made(
     empty_database, document_ddl

@@ -152,6 +152,7 @@ async def measure(connection):
     return blocks, scans
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 @pytest.mark.requirement("Q7")
 async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing(store, raw):

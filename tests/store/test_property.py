@@ -428,7 +428,7 @@ async def play(store, raw, service, history):
 @pytest.mark.requirement("Q9")
 @pytest.mark.requirement("Q10")
 @pytest.mark.requirement("Q11")
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 async def test_every_history_keeps_the_promises(database, store, raw, part):
     async with raw_connection(database.dsn) as service:
 

@@ -54,6 +54,7 @@ def test_no_list_of_processes_shows_the_password(on_database, database):
     assert database.server.password not in result.stdout
 
 
+@pytest.mark.slow
 def test_commands_bring_up_the_embedded_database_and_leave_it_stopped(dataloader, tmp_path):
     assert dataloader("psql", "-c", "select 1").returncode == 2
     assert dataloader("migrate").returncode == 0

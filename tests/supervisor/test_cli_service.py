@@ -60,6 +60,7 @@ def serve(start, tmp_path):
     return serve
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloader):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]')
@@ -77,6 +78,7 @@ def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloade
     assert service.process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2", "Q3", "Q4")
 def test_a_service_answers_every_question_as_the_database_does(serve, on_database, dataloader, database):
     service = serve(DL_DB_DSN=database.dsn, DL_TOKENS=TOKENS)

@@ -11,6 +11,8 @@ import trio
 from conditions import until
 from proxy import open_proxy
 
+pytestmark = pytest.mark.slow
+
 IDLE_LOCK_SESSIONS = """
 SELECT count(*) FROM pg_stat_activity
 WHERE application_name LIKE '% locks' AND state = 'idle' AND state_change < clock_timestamp() - interval '0.5 seconds'
