@@ -428,13 +428,15 @@ async def play(store, raw, service, history):
 @pytest.mark.requirement("Q9")
 @pytest.mark.requirement("Q10")
 @pytest.mark.requirement("Q11")
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-async def test_every_history_keeps_the_promises(database, store, raw, part):
+@pytest.mark.parametrize(
+    ("part", "examples"), [(0, EXAMPLES // 4)] + [pytest.param(n, EXAMPLES, marks=pytest.mark.slow) for n in (1, 2, 3)]
+)
+async def test_every_history_keeps_the_promises(database, store, raw, part, examples):
     async with raw_connection(database.dsn) as service:
 
         @seed(SEED + part)
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             deadline=None,
             database=None,
             suppress_health_check=[
