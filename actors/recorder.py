@@ -11,6 +11,7 @@ what the lease outlives is void.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ from dataloader.store.outcomes import Finished, aio_finish, aio_keep_lines, aio_
 log = structlog.get_logger(__name__)
 
 MAX_BATCH: Final = 1_000
+MAX_TURNS: Final = 10
+"""Turns of the event loop in which more is gathered before what there is is written."""
 SHOW_EVERY_S: Final = 1.0
 MAX_PAUSE_S: Final = 2.0
 
@@ -82,10 +85,15 @@ class Recorder:
         try:
             with trio.move_on_at(self._show_at):
                 self._take(await messages.receive(), batch)
-            while len(batch) < MAX_BATCH:
-                self._take(messages.receive_nowait(), batch)
-        except trio.WouldBlock:
-            pass
+            # One statement for those that end together, in turns of the event loop that follow each other.
+            for _ in range(MAX_TURNS):
+                before = len(batch)
+                with contextlib.suppress(trio.WouldBlock):
+                    while len(batch) < MAX_BATCH:
+                        self._take(messages.receive_nowait(), batch)
+                if before == len(batch):
+                    break
+                await trio.lowlevel.cancel_shielded_checkpoint()
         except trio.EndOfChannel:
             return batch, True
         return batch, False

@@ -27,6 +27,7 @@ import trio_asyncio
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import read_json
+from dataloader.store.loop import open_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -332,7 +333,7 @@ async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
     groups of the loop's own nurseries.
     """
     failure: Exception | None = None
-    async with trio_asyncio.open_loop() as loop:
+    async with open_loop() as loop:
         # By default an error in any asyncio callback kills the block (seen with a LISTEN callback that raised).
         loop.set_exception_handler(_loop_error)
         crossing = Crossing(loop)

@@ -33,7 +33,7 @@ IDLE_SHARE: Final = 0.8
 
 MIN_PING_S: Final = 1.0
 
-_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7)"
+_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7, $8)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -119,6 +119,8 @@ class LockSession:
         self._to_release: list[int] = []
         self._ghost: tuple[int, Any] | None = None
         self._suspect = False
+        self._claims = 0
+        self._claimed = trio.Event()
         self._idle_s = 60.0
         self._session = Session(database, "locks", direct=True, on_connect=self._aio_connected)
 
@@ -132,11 +134,17 @@ class LockSession:
 
         `look` at more than `slots`, and what can't run is parked many at a time.
 
-        Keys that were released meanwhile are freed first, in the same turn.
+        Keys that were released meanwhile are freed first, in the same statement.
         """
-        sent_at, records = await self._session.write(
-            self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s
-        )
+        self._claims += 1
+        try:
+            sent_at, records = await self._session.write(
+                self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s
+            )
+        finally:
+            self._claims -= 1
+            self._claimed.set()
+            self._claimed = trio.Event()
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
         jobs, waited = [], []
         to_test = set()
@@ -169,7 +177,11 @@ class LockSession:
             self._to_release.append(lock_hash)
 
     async def release(self) -> None:
-        """Free the keys of what was forgotten, and wake their next jobs. A claim that comes first takes them along."""
+        """Free the keys of what was forgotten, and wake their next jobs, unless a claim takes them along."""
+        while self._claims:
+            await self._claimed.wait()
+            # Whoever claims again does so in the turn in which its last claim came back.
+            await trio.lowlevel.checkpoint()
         if self._to_release:
             await self._session.write(self._aio_release)
 
@@ -195,15 +207,18 @@ class LockSession:
     ) -> tuple[float, list[Any]]:
         if self._suspect:
             await self._aio_repair(connection)
-        if self._to_release:
-            await self._aio_release(connection)
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
         suspect, self._suspect = self._suspect, True
+        freed, self._to_release = self._to_release, []
         sent_at = trio.current_time()
-        records: list[Any] = await connection.fetch(
-            _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s
-        )
+        try:
+            records: list[Any] = await connection.fetch(
+                _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed
+            )
+        except BaseException:
+            self._to_release.extend(freed)
+            raise
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]

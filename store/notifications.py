@@ -16,10 +16,10 @@ from uuid import UUID
 
 import attrs
 import trio
-import trio_asyncio
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.database import Crossing, DatabaseOptions, connect
+from dataloader.store.loop import open_loop
 
 BUFFER: Final = 10_000
 
@@ -85,7 +85,7 @@ class Listening:
 async def open_listener(options: DatabaseOptions) -> AsyncIterator[Listening]:
     """Listen on all channels for the length of a block. The stream ends when the connection is lost."""
     send, receive = trio.open_memory_channel[Notification](BUFFER)
-    async with trio_asyncio.open_loop() as loop:
+    async with open_loop() as loop:
         crossing = Crossing(loop)
         connection = await crossing.run(connect, options, direct=True, role="listener")
 

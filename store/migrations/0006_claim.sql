@@ -6,6 +6,7 @@
 
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
+-- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
 -- One row for each candidate, with its verdict:
 --   run       it is ours now; the other columns are filled
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
@@ -16,7 +17,7 @@
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
 CREATE OR REPLACE FUNCTION dl_claim(
-  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8)
+  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[])
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
                partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
 LANGUAGE plpgsql
@@ -31,6 +32,9 @@ DECLARE
   v_verdicts text[];
   v_live int[];
 BEGIN
+  IF cardinality(p_freed) > 0 THEN
+    PERFORM dl_release(p_freed);
+  END IF;
   IF EXISTS (SELECT FROM dl_queues q WHERE q.queue = p_queue AND q.paused) THEN
     RETURN;
   END IF;

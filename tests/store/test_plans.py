@@ -80,7 +80,7 @@ async def live_runs(connection):
 
 
 async def claim(connection, measuring):
-    await measuring.fetch(lock_session._CLAIM, "q", 10, 10, "w", ["t"], [1, 2, 3], 30.0)
+    await measuring.fetch(lock_session._CLAIM, "q", 10, 10, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6])
     await connection.execute("SELECT pg_advisory_unlock_all()")
 
 
