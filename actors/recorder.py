@@ -34,7 +34,7 @@ from dataloader.store.outcomes import Finished, aio_finish, aio_keep_lines, aio_
 
 log = structlog.get_logger(__name__)
 
-MAX_BATCH: Final = 1_000
+MAX_BATCH: Final = 250
 MAX_TURNS: Final = 10
 """Turns of the event loop in which more is gathered before what there is is written."""
 SHOW_EVERY_S: Final = 1.0

@@ -7,6 +7,7 @@ was finished or given back, else 1. Signals are touched here only; embedders cal
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -67,6 +68,9 @@ async def _serve_until_drained(
     try:
         await supervisor.ready()
         _announce(supervisor, settings)
+        # All that is loaded stays: a collection that walks it each time stops the loop for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         if guest is not None:
             nursery.start_soon(guest, supervisor)
     except Draining:
