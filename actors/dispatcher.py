@@ -34,7 +34,7 @@ LOCKED_PAUSE_S: Final = 0.01
 MAX_LOCKED_PAUSE_S: Final = 1.0
 MAX_CLAIM: Final = 100
 """Jobs claimed in one statement at the most: what is claimed must be started well within its lease."""
-STARTS_A_TURN: Final = 12
+STARTS_A_TURN: Final = 8
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
 
 

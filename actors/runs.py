@@ -29,12 +29,15 @@ def margin_s(lease_s: float) -> float:
 
 @attrs.define(eq=False, kw_only=True)
 class Run:
-    """One run of one job. Times are Trio's clock; `why` is set before the scope is cancelled."""
+    """One run of one job. Times are Trio's clock; `why` is set before the scope is cancelled.
+
+    `Runs.add` opens the scope.
+    """
 
     job: ClaimedJob
     lease_until: float
     claimed_at: float
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    scope: trio.CancelScope = attrs.field(init=False)
     timeout_at: float = math.inf
     why: Why | None = None
     stopped_at: float = math.inf
@@ -67,12 +70,21 @@ class Run:
 
     def set_deadline(self, key_safe_until: float) -> None:
         """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""
+        self.scope.deadline = self._deadline(key_safe_until)
+
+    def open_scope(self, key_safe_until: float) -> None:
+        """A new scope that has its deadline; to move one is some ten times as dear."""
+        self.scope = trio.CancelScope(deadline=self._deadline(key_safe_until))
+
+    def _deadline(self, key_safe_until: float) -> float:
         margin = margin_s(self.job.lease_s)
-        self.scope.deadline, self.deadline_why = min(
-            (self.timeout_at, Why.TIMEOUT),
-            (math.inf if self.committed else self.lease_until - margin, Why.LEASE_ENDED),
-            (key_safe_until - margin, Why.KEY_LOST),
-        )
+        until, why = self.timeout_at, Why.TIMEOUT
+        if not self.committed and self.lease_until - margin < until:
+            until, why = self.lease_until - margin, Why.LEASE_ENDED
+        if key_safe_until - margin < until:
+            until, why = key_safe_until - margin, Why.KEY_LOST
+        self.deadline_why = why
+        return until
 
 
 class Runs:
@@ -83,7 +95,7 @@ class Runs:
         self._by_token: dict[int, Run] = {}
         self._by_job: dict[UUID, Run] = {}
         self._early_cancels: OrderedDict[UUID, None] = OrderedDict()
-        self._removed = trio.Event()
+        self._removed: trio.Event | None = None
         self.key_safe_until = math.inf
         self.closed = False
         self.attend: Callable[[], None] = lambda: None
@@ -104,7 +116,7 @@ class Runs:
             self._planned_for_s = run.job.lease_s
             self.attend()
         self._by_job[run.job.job_id] = run
-        run.set_deadline(self.key_safe_until)
+        run.open_scope(self.key_safe_until)
         if self.closed:
             run.stop(Why.DRAIN)
         elif self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
@@ -115,12 +127,14 @@ class Runs:
         self._by_token.pop(run.job.token, None)
         if self._by_job.get(run.job.job_id) is run:
             del self._by_job[run.job.job_id]
-        if self._removed.statistics().tasks_waiting:
+        if self._removed is not None:
             self._removed.set()
-            self._removed = trio.Event()
+            self._removed = None
 
     async def wait_removed(self) -> None:
         """Return when a run was let go."""
+        if self._removed is None:
+            self._removed = trio.Event()
         await self._removed.wait()
 
     def by_token(self, token: int) -> Run | None:

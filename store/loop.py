@@ -17,6 +17,8 @@ import trio_asyncio
 
 CALLBACKS_A_TURN: Final = 100
 """Callbacks that are done in one turn at the most, so that they can't keep the others waiting by calling for more."""
+MIN_TIMERS: Final = 100
+"""Timers that are kept before it is worth a look which of them were cancelled."""
 
 
 @asynccontextmanager
@@ -26,10 +28,15 @@ async def open_loop() -> AsyncIterator[Any]:
         loop: Any = opened  # which types nothing of its inside
         one_callback = loop._main_loop_one  # noqa: SLF001 - the one step that the main loop repeats
 
+        timers = loop._timers  # noqa: SLF001
+        alive = 0
+
         async def one_turn(*, no_wait: bool = False) -> None:
-            timers = loop._timers  # noqa: SLF001
-            while timers and timers[0].cancelled():
-                heapq.heappop(timers)
+            nonlocal alive
+            if len(timers) > 2 * alive + MIN_TIMERS:
+                timers[:] = [timer for timer in timers if not timer.cancelled()]
+                heapq.heapify(timers)
+                alive = len(timers)
             await one_callback(no_wait)
             try:
                 for _ in range(CALLBACKS_A_TURN):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 import trio
 from databases import raw_connection
-from queue_workers import BACKOFF_S
+from queue_workers import BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.outcomes import Ending
@@ -48,6 +49,31 @@ async def test_a_parked_job_starts_when_the_holder_ends(start_worker, held, row_
     assert next_job.lock_key == "k"
     if step is not Step.RETURN:  # a job that was given back is ready again itself, and may come first
         assert (next_job.job_id, next_job.attempt) == (second, 1)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_claim_frees_the_keys_of_ended_jobs_and_takes_their_next_ones(held):
+    worker, job, second = held
+    assert await worker.claim() == []
+    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    worker.locks.forget(job.token)
+    [next_job] = await worker.claim()
+    assert next_job.job_id == second
+
+
+@pytest.mark.requirement("Q7")
+async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeated(start_worker, held):
+    worker, job, second = held
+    other = start_worker()
+    assert await other.claim() == []
+    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    worker.locks.forget(job.token)
+    # Their locks are gone by then; that their next jobs were woken is rolled back.
+    session = worker.locks._session
+    session._connection = LossyConnection(session._connection, "dl_claim", asyncpg.DeadlockDetectedError("a deadlock"))
+    assert await worker.claim("another queue") == []
+    [next_job] = await other.claim()
+    assert next_job.job_id == second
 
 
 @pytest.mark.requirement("Q7")

@@ -1,0 +1,77 @@
+"""The driver's loop within Trio: few turns for an operation, whatever else the process does in each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+import trio
+
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.store.loop import CALLBACKS_A_TURN, MIN_TIMERS
+
+OPERATIONS = 20
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns of Trio's scheduler."""
+
+    def __init__(self):
+        self.count = 0
+
+    def before_io_wait(self, timeout):  # noqa: ARG002 - by its name
+        self.count += 1
+
+
+async def ask(connection):
+    return await connection.fetchval("SELECT 1")
+
+
+async def test_an_operation_takes_few_turns_of_the_scheduler(store):
+    await store.run(ask)
+    turns = Turns()
+    trio.lowlevel.add_instrument(turns)
+    for _ in range(OPERATIONS):
+        await store.run(ask)
+    trio.lowlevel.remove_instrument(turns)
+    # Eight and more, one for each callback, when they are left to trio-asyncio.
+    assert turns.count / OPERATIONS <= 6
+
+
+async def test_timers_of_answered_statements_do_not_gather(store):
+    for _ in range(4 * MIN_TIMERS):
+        await store.run(ask)
+    assert len(store.crossing._loop._timers) < 2 * MIN_TIMERS
+
+
+async def test_callbacks_that_call_for_more_keep_nobody_waiting(store):
+    calls = 0
+
+    async def endless(_connection):
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def again():
+            nonlocal calls
+            calls += 1
+            if calls < 9 * CALLBACKS_A_TURN:
+                loop.call_soon(again)
+            else:
+                over.set()
+
+        again()
+        await over.wait()
+
+    seen = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, endless)
+        while calls < 9 * CALLBACKS_A_TURN:
+            seen.append(calls)
+            await trio.lowlevel.checkpoint()
+    assert max(after - before for before, after in pairwise(seen)) <= 3 * CALLBACKS_A_TURN
+
+
+async def test_an_operation_after_the_loop_has_ended_is_refused(store):
+    await store.cut()
+    with pytest.raises(StoreUnavailable):
+        await store.run(ask)
