@@ -12,7 +12,7 @@ Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -46,6 +46,11 @@ PLANNER: Final = {
     "enable_sort": "off",
     "jit": "off",
 }
+FIXED_PLANS: Final = {"plan_cache_mode": "force_generic_plan"}
+"""For sessions, which run the same few statements all day.
+
+Left to itself the server plans each of them anew, for half a millisecond: lists of unknown length look dear to it.
+"""
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
 
@@ -98,7 +103,11 @@ class DatabaseOptions:
 
 
 async def connect(
-    options: DatabaseOptions, *, direct: bool = False, role: str = "pool", planner: bool = True
+    options: DatabaseOptions,
+    *,
+    direct: bool = False,
+    role: str = "pool",
+    planner: Mapping[str, str] = PLANNER,
 ) -> asyncpg.Connection[Any]:
     """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes."""
     timeout_ms = str(int(options.statement_timeout_s * 1000))
@@ -113,7 +122,7 @@ async def connect(
             "timezone": "UTC",
             # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
             "default_transaction_isolation": "read committed",
-            **(PLANNER if planner else {}),
+            **planner,
         },
     )
     try:
@@ -194,8 +203,14 @@ class Database:
     async def _aio_run(
         self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        async with self._pool.acquire(timeout=self.options.connect_timeout_s) as connection:
+        timeout_s = self.options.connect_timeout_s
+        # The pool's own timeout would cost a task.
+        async with asyncio.timeout(timeout_s):
+            connection = await self._pool.acquire()
+        try:
             return await _aio_repeat(partial(operation, connection, *args, **kwargs))
+        finally:
+            await self._pool.release(connection, timeout=timeout_s)
 
     async def cut(self) -> None:
         """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
@@ -274,7 +289,9 @@ class Session:
             raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
         self._at_work = asyncio.current_task()
         if self._connection is None or self._connection.is_closed():
-            connection = await connect(self._database.options, direct=self._direct, role=self._role)
+            connection = await connect(
+                self._database.options, direct=self._direct, role=self._role, planner=PLANNER | FIXED_PLANS
+            )
             try:
                 if self._on_connect is not None:
                     await self._on_connect(connection)

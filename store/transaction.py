@@ -101,7 +101,7 @@ class Transactions:
             connection.terminate()
         options = self._database.options
         patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
-        connection = await connect(patient, role="transaction", planner=False)
+        connection = await connect(patient, role="transaction", planner={})
         await connection.execute("BEGIN")
         return connection
 

@@ -121,7 +121,7 @@ async def _aio_invalid(connection: asyncpg.Connection[Any]) -> bool:
 
 
 async def _aio_migrate(database: Database) -> list[str]:
-    connection = await connect(database.options, direct=True, role="migrate", planner=False)
+    connection = await connect(database.options, direct=True, role="migrate", planner={})
     try:
         # A back-fill or an index of a large table takes as long as it takes.
         await connection.execute("SET statement_timeout = 0; SET lock_timeout = '2s'")

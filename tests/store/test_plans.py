@@ -13,8 +13,7 @@ from dataloader.jobs.states import Step
 from dataloader.store import enqueue, leases, lock_session, outcomes, stage
 from dataloader.store.database import Session
 
-ROUNDS = 8
-"""The driver's prepared statements get a generic plan after the fifth execution, and keep it."""
+ROUNDS = 2
 
 WORK = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority)
@@ -47,6 +46,22 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_ex
 """
 
 
+def literal(value):
+    """A value as SQL text."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return literal(f"{{{','.join(map(element, value))}}}")
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def element(value):
+    """A value within an array's text."""
+    if isinstance(value, bytes):
+        value = f"\\x{value.hex()}"
+    return "NULL" if value is None else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 class Measuring:
     """A connection on which each statement is first explained, with its buffers counted, and undone."""
 
@@ -55,12 +70,18 @@ class Measuring:
         self.blocks = 0
 
     async def fetch(self, sql, *args):
+        # By EXECUTE, so that the plan is the generic one that sessions have; values come as literals there.
+        await self._connection.execute(f"PREPARE measured AS {sql}")
+        values = f"({', '.join(map(literal, args))})" if args else ""
         with contextlib.suppress(ZeroDivisionError):
             async with self._connection.transaction():
-                text = await self._connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *args)
+                text = await self._connection.fetchval(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE measured{values}"
+                )
                 plan = json.loads(text)[0]["Plan"]
                 self.blocks += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
                 raise ZeroDivisionError
+        await self._connection.execute("DEALLOCATE measured")
         return await self._connection.fetch(sql, *args)
 
     async def fetchval(self, sql, *args):
