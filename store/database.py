@@ -210,7 +210,8 @@ class Database:
         try:
             return await _aio_repeat(partial(operation, connection, *args, **kwargs))
         finally:
-            await self._pool.release(connection, timeout=timeout_s)
+            # It shields itself.
+            await self._pool.release(connection, timeout=timeout_s)  # noqa: ASYNC102
 
     async def cut(self) -> None:
         """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
