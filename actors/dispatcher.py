@@ -32,8 +32,11 @@ log = structlog.get_logger(__name__)
 MAX_PAUSE_S: Final = 5.0
 LOCKED_PAUSE_S: Final = 0.01
 MAX_LOCKED_PAUSE_S: Final = 1.0
-MAX_CLAIM: Final = 100
-"""Jobs claimed in one statement at the most: what is claimed must be started well within its lease."""
+MAX_CLAIM: Final = 64
+"""Jobs claimed in one statement at the most: the next ones are claimed while these run and former ones are recorded.
+
+Larger ones hold up the event loop, and all slots wait for the database at the same time.
+"""
 STARTS_A_TURN: Final = 8
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
 

@@ -179,6 +179,7 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
         max_lines=1_000_000,
     )
     run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
+    run.open_scope(math.inf)
     await runner.run(run, task, workshop, trio.CapacityLimiter(1))
     ending = recorder.ending
     if ending is None:  # the handler's own transaction has committed it

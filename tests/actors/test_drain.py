@@ -165,7 +165,8 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(open_wo
             took_s = trio.current_time() - began
         assert not watchdog.cancelled_caught
     assert not report.is_clean
-    assert report.unrecorded == 1
+    # The run, and a claim if one was under way: nobody knows what that would have brought.
+    assert report.unrecorded in {1, 2}
     assert took_s < 11
 
 

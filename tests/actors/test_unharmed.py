@@ -51,8 +51,7 @@ async def test_a_reason_that_is_no_text_ends_this_job_and_no_other(open_worker, 
     async with open_worker(tasks) as supervisor:
         beside = await supervisor.trigger("q", "neighbour")
         job = await supervisor.trigger("q", "odd")
-        await until(lambda: row_of(job.job_id), lambda row: (row["status"], row["attempt"]) != ("queued", 0))
-        await until(lambda: row_of(job.job_id), lambda row: row["status"] == status)
+        await until(lambda: row_of(job.job_id), lambda row: row["token"] != 0 and row["status"] == status)
         release.set()
         assert (await supervisor.wait(beside.job_id, timeout_s=10)).status == "succeeded"
 
