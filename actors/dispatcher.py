@@ -37,7 +37,7 @@ MAX_CLAIM: Final = 64
 
 Larger ones hold up the event loop, and all slots wait for the database at the same time.
 """
-STARTS_A_TURN: Final = 8
+STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
 
 
