@@ -150,6 +150,9 @@ BEGIN
 END $$;
 
 -- Makes the best parked job of each key ready; how many there were comes back.
+-- A row that somebody has locked is waited for, for some milliseconds in all: who begins to watch a job holds it for one, and
+-- if it is its key's only job nobody else would wake it before the sweep. Not by a lock wait: a row held by a psql must not
+-- hold up the claims.
 CREATE OR REPLACE FUNCTION dl_ready_next(p_hashes int[]) RETURNS int
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
@@ -157,22 +160,42 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_sort = off SET jit = off
 AS $$
 DECLARE
-  v_count int;
+  v_left int[] := p_hashes;
+  v_now int;
+  v_count int := 0;
 BEGIN
-  WITH best AS MATERIALIZED (
-    SELECT p.job_id
-    FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
-    CROSS JOIN LATERAL (
-      SELECT j.job_id FROM dl_jobs j
-      WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
-      ORDER BY j.priority, j.created_at, j.job_id
-      LIMIT 1
-      FOR NO KEY UPDATE SKIP LOCKED
-    ) AS p
-  )
-  UPDATE dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
-  FROM best b WHERE j.job_id = b.job_id;
-  GET DIAGNOSTICS v_count = ROW_COUNT;
+  FOR attempt IN 1 .. 5 LOOP
+    WITH waiting AS MATERIALIZED (
+      SELECT k.h
+      FROM (SELECT DISTINCT u.h FROM unnest(v_left) AS u (h)) AS k
+      CROSS JOIN LATERAL (
+        SELECT FROM dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+      ) AS one
+    ), best AS MATERIALIZED (
+      SELECT w.h, p.job_id
+      FROM waiting w
+      CROSS JOIN LATERAL (
+        SELECT j.job_id FROM dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = w.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS p
+    ), readied AS (
+      UPDATE dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
+      FROM best b WHERE j.job_id = b.job_id
+      RETURNING b.h
+    )
+    SELECT ARRAY(SELECT w.h FROM waiting w WHERE w.h <> ALL (ARRAY(SELECT r.h FROM readied r))),
+           (SELECT count(*) FROM readied)
+    INTO v_left, v_now;
+    v_count := v_count + v_now;
+    EXIT WHEN cardinality(v_left) = 0;
+    PERFORM pg_sleep(0.001 * 2 ^ attempt);
+  END LOOP;
   RETURN v_count;
 END $$;
 

@@ -77,6 +77,21 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
 
 
 @pytest.mark.requirement("Q7")
+async def test_a_parked_job_that_somebody_has_locked_for_a_moment_is_woken_all_the_same(
+    held, start_worker, other, row_of, until
+):
+    worker, job, second = held
+    assert await start_worker().claim() == []
+    await other.execute("BEGIN")
+    await other.execute("UPDATE dl_jobs SET watched = true WHERE job_id = $1", second)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.end, job)
+        await until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
+        await other.execute("COMMIT")
+    assert await row_of(second, "waits_for") is None
+
+
+@pytest.mark.requirement("Q7")
 async def test_the_holders_end_notifies_the_queue_of_the_next_job(database, held, start_worker, other):
     worker, job, _second = held
     await start_worker().claim()
