@@ -37,6 +37,8 @@ MAX_CLAIM: Final = 64
 
 Larger ones hold up the event loop, and all slots wait for the database at the same time.
 """
+MAX_LOOK: Final = 500
+"""Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
 
@@ -111,13 +113,13 @@ class Dispatcher:
                 )
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
-                more = True
+                more, look = True, 0
                 continue
             limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
             self._take(claim, jobs, limiter)
             more = claim.more
             # While slots stay free behind a crowd that can't run, jobs of one key mostly, look further and further.
-            look = min(max(look, free) * 4, limit) if more and len(claim.jobs) < free else 0
+            look = min(max(look, free) * 4, MAX_LOOK) if more and len(claim.jobs) < free else 0
             # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
             if not claim.passed_over:
                 look_again_s = math.inf

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -86,23 +86,19 @@ _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait,
-    `parked` how many could not run, `passed_over` that some wait which somebody had locked for the moment. `to_test`
-    are hashes of keys whose parked jobs must be looked at again, after the commit and on another session.
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` counts those that were not
+    left as they were; `more` tells whether more may wait, `passed_over` that some do which somebody had locked for the
+    moment. `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another
+    session.
     """
 
     jobs: list[ClaimedJob]
     waited_s: list[float]
+    candidates: int
     more: bool
-    parked: int
     passed_over: bool
     to_test: list[int]
     sent_at: float
-
-    @property
-    def candidates(self) -> int:
-        """How many were looked at and not left as they were."""
-        return len(self.jobs) + self.parked
 
 
 class LockSession:
@@ -149,10 +145,11 @@ class LockSession:
         jobs, waited = [], []
         to_test = set()
         passed_over = more = False
-        parked = 0
+        candidates = 0
         for record in records:
             match record["verdict"]:
                 case "run":
+                    candidates += 1
                     jobs.append(_job(queue, record))
                     waited.append(record["waited_s"])
                 case "locked":
@@ -160,12 +157,12 @@ class LockSession:
                 case "later":
                     more = True
                 case "held":
-                    parked += 1
+                    candidates += 1
                 case _:
-                    parked += 1
+                    candidates += 1
                     to_test.add(record["lock_hash"])
-        more = more or len(jobs) + parked >= max(slots, look)
-        return Claim(jobs, waited, more, parked, passed_over, sorted(to_test), sent_at)
+        more = more or candidates >= max(slots, look)
+        return Claim(jobs, waited, candidates, more, passed_over, sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
@@ -210,15 +207,11 @@ class LockSession:
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
         suspect, self._suspect = self._suspect, True
-        freed, self._to_release = self._to_release, []
         sent_at = trio.current_time()
-        try:
+        with self._freeing() as freed:
             records: list[Any] = await connection.fetch(
                 _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed
             )
-        except BaseException:
-            self._to_release.extend(freed)
-            raise
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
@@ -228,11 +221,16 @@ class LockSession:
     async def _aio_release(self, connection: Any) -> None:
         if self._suspect:
             await self._aio_repair(connection)
+        with self._freeing() as hashes:
+            if hashes:
+                await connection.fetchval(_RELEASE, hashes)
+
+    @contextlib.contextmanager
+    def _freeing(self) -> Iterator[list[int]]:
+        """The keys that a statement frees, for as long as it takes."""
         hashes, self._to_release = self._to_release, []
-        if not hashes:
-            return
         try:
-            await connection.fetchval(_RELEASE, hashes)
+            yield hashes
         except BaseException:
             # Unlocked or not, the repair finds out; that nobody woke the next job is mended by asking again.
             self._suspect = True

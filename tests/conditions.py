@@ -9,6 +9,12 @@ import trio
 
 T = TypeVar("T")
 
+IDLE_LOCK_SESSIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name LIKE '% locks' AND state = 'idle' AND state_change < clock_timestamp() - interval '0.5 seconds'
+"""
+"""With polls an hour apart, no claim is under way that could be caught in the middle, which is another story."""
+
 
 async def until(read: Callable[[], Awaitable[T]], holds: Callable[[T], object] = bool, *, within_s: float = 15) -> T:
     """What `read` gives as soon as `holds` is true of it; fails with the last reading after `within_s`."""

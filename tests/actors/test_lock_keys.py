@@ -10,6 +10,8 @@ from conditions import until
 from databases import raw_connection
 
 from dataloader import NewJob, Snooze, Tasks
+from dataloader.actors.dispatcher import MAX_LOOK
+from dataloader.store.lock_session import LockSession
 
 
 class Ledger:
@@ -123,6 +125,32 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
             release.set()
     assert first_s < 5
     assert each_s < 0.1
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_crowd_of_one_key_is_parked_by_ever_larger_looks(open_worker, raw, monkeypatch):
+    tasks, started, looks, claim = Tasks(), trio.Event(), [], LockSession.claim
+
+    async def watched(self, *args, look):
+        looks.append(look)
+        return await claim(self, *args, look=look)
+
+    @tasks.task("hold")
+    async def hold(job):
+        started.set()
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(LockSession, "claim", watched)
+    async with open_worker(tasks, {"q": 2}, drain_timeout_s=0.1) as supervisor:
+        await supervisor.trigger("q", "hold", lock_key="hot")
+        await started.wait()
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
+            " SELECT gen_random_uuid(), 'q', 'hold', 'hot' FROM generate_series(1, 2000)"
+        )
+        parked = "SELECT count(*) FROM dl_jobs WHERE waits_for = 'lock'"
+        await until(lambda: raw.fetchval(parked), lambda count: count == 2_000)
+    assert max(looks) == MAX_LOOK
 
 
 @pytest.mark.slow

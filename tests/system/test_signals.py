@@ -8,16 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
-from conditions import until
+from conditions import IDLE_LOCK_SESSIONS, until
 from proxy import open_proxy
 
 pytestmark = pytest.mark.slow
-
-IDLE_LOCK_SESSIONS = """
-SELECT count(*) FROM pg_stat_activity
-WHERE application_name LIKE '% locks' AND state = 'idle' AND state_change < clock_timestamp() - interval '0.5 seconds'
-"""
-"""With polls an hour apart, no claim is under way that could be caught in the middle, which is another story."""
 
 
 @pytest.mark.requirement("Q15")
