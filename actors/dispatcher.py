@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 import attrs
 import structlog
@@ -41,6 +42,32 @@ MAX_LOOK: Final = 500
 """Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
+LOOK_BACK_S: Final = 0.25
+LOOK_BACK: Final = 10
+"""In a backlog, the claims between two looks at its front take so many times as long as such a look, at the least.
+
+When something became ready that is all that is waited for, else `LOOK_BACK_S` too.
+"""
+
+
+@attrs.define
+class Place:
+    """Where the next claim of a backlog begins: behind the last one, unless it is time to look from the front."""
+
+    _last: UUID | None = None
+    _looked_at: float = -math.inf
+    _took_s: float = 0
+
+    def next(self, *, woken: bool) -> UUID | None:
+        """The job behind which to look; None for the front. `woken`: something became ready since."""
+        pause_s = max(LOOK_BACK * self._took_s, 0 if woken else LOOK_BACK_S)
+        return None if trio.current_time() - self._looked_at >= pause_s else self._last
+
+    def claimed(self, after: UUID | None, last: UUID | None, began: float) -> None:
+        """A claim that began behind `after` at `began` has looked at all up to `last`."""
+        self._last = last
+        if after is None:
+            self._looked_at, self._took_s = began, trio.current_time() - began
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -64,6 +91,7 @@ class Dispatcher:
     wake: Wake = attrs.field(factory=Wake)
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
+    _place: Place = attrs.field(factory=Place, init=False)
 
     def freed(self, slots: int) -> None:
         """The recorder has written the ends of `slots` runs."""
@@ -130,7 +158,11 @@ class Dispatcher:
 
     async def _claim(self, free: int, look: int, names: list[str]) -> Claim:
         began = trio.current_time()
-        claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look)
+        after = self._place.next(woken=self.wake.is_set)
+        if after is None:
+            self.wake.lower()
+        claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look, after=after)
+        self._place.claimed(after, claim.last, began)
         self.workshop.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
         return claim
 

@@ -16,12 +16,11 @@ import trio
 from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Runs
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.database import DatabaseOptions
+from dataloader.store.database import Database
 from dataloader.store.notifications import (
     CancelRequested,
     JobChanged,
     JobDue,
-    Listening,
     Notification,
     QueueReady,
     open_listener,
@@ -38,7 +37,7 @@ PING_TIMEOUT_S: Final = 5.0
 class Listener:
     """Listens for this process: `queues` by name, the stager's and the heartbeat's flags, the runs, those who wait."""
 
-    options: DatabaseOptions
+    database: Database
     queues: Mapping[str, Wake]
     stager: Wake
     heartbeat: Wake
@@ -49,13 +48,14 @@ class Listener:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until the connection is lost, then raise `StoreUnavailable`; we are started again then."""
         try:
-            async with open_listener(self.options) as listening, trio.open_nursery() as nursery:
+            async with open_listener(self.database, self._deliver, of_jobs=bool(self.queues)) as listening:
                 self.connected = True
                 task_status.started()
                 self._wake_all()
-                nursery.start_soon(self._ping, listening)
-                async for notification in listening.notifications:
-                    self._deliver(notification)
+                while not listening.lost.is_set():
+                    await listening.ping(PING_TIMEOUT_S)
+                    with trio.move_on_after(PING_EVERY_S):
+                        await listening.lost.wait()
                 raise StoreUnavailable("the listener's connection was lost")
         finally:
             self.connected = False
@@ -77,8 +77,3 @@ class Listener:
                 self.runs.cancel(job_id)
             case JobChanged(job_id):
                 self.waits.changed(job_id)
-
-    async def _ping(self, listening: Listening) -> None:
-        while True:
-            await trio.sleep(PING_EVERY_S)
-            await listening.ping(PING_TIMEOUT_S)

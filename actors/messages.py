@@ -43,11 +43,20 @@ class Wake:
         """Wake the actor, now or when it next waits."""
         self._event.set()
 
+    def lower(self) -> None:
+        """Take note of it without waiting."""
+        self._event = trio.Event()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether nobody has taken note of it yet."""
+        return self._event.is_set()
+
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the flag is set, and lower it, or for `timeout_s`; True when it was set."""
         with trio.move_on_after(timeout_s):
             await self._event.wait()
-        was_set = self._event.is_set()
+        was_set = self.is_set
         if was_set:
-            self._event = trio.Event()
+            self.lower()
         return was_set

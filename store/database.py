@@ -1,20 +1,20 @@
-"""The bridge between Trio and asyncpg: one asyncio loop, a pool, and sessions with a connection of their own.
+"""The bridge between Trio and asyncpg: one asyncio loop, sessions with a connection each, and a pool of them.
 
 An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that holds all its statements; it is
-crossed once as a whole (a crossing costs about 60 µs, and a transaction must never span two). Errors come out as ours:
-`StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline: asyncpg's
-`command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a task
-whose connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
+crossed once as a whole (a crossing costs two turns of the scheduler, and a transaction must never span two). Errors
+come out as ours: `StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline:
+asyncpg's `command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a
+task whose connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
 
-Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement).
+Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement); asyncpg's pool (a second kind
+of session, and a third of an operation's CPU).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -22,12 +22,11 @@ import attrs
 import msgspec
 import structlog
 import trio
-import trio_asyncio
 
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import read_json
-from dataloader.store.loop import open_loop
+from dataloader.store.loop import Loop, open_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,15 +41,14 @@ PLANNER: Final = {
     # walked by status, once for each id. Without sorts the one index that has the wanted order is left. jit would start
     # at the price of a disabled scan.
     "enable_seqscan": "off",
+    "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_sort": "off",
     "jit": "off",
+    # Left to itself the server plans the same few statements anew each time, for half a millisecond: lists of unknown
+    # length look dear to it.
+    "plan_cache_mode": "force_generic_plan",
 }
-FIXED_PLANS: Final = {"plan_cache_mode": "force_generic_plan"}
-"""For sessions, which run the same few statements all day.
-
-Left to itself the server plans each of them anew, for half a millisecond: lists of unknown length look dear to it.
-"""
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
 
@@ -156,17 +154,25 @@ def translate(error: BaseException) -> StoreError | None:
     return None
 
 
+async def acquire(lock: trio.Lock | trio.Semaphore) -> None:
+    """Acquire `lock`, without a turn of the scheduler if it is free: what follows is a checkpoint."""
+    try:
+        lock.acquire_nowait()
+    except trio.WouldBlock:
+        await lock.acquire()
+
+
 class Crossing:
     """Runs asyncio-flavoured functions on one asyncio loop for Trio tasks, wherever those were started."""
 
-    def __init__(self, loop: Any) -> None:
-        """`loop` is an open trio_asyncio loop; the context variable is not used, so any task may cross."""
+    def __init__(self, loop: Loop) -> None:
+        """`loop` is an open one."""
         self._loop = loop
 
-    async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
         try:
-            result: T = await trio_asyncio.aio_as_trio(function, loop=self._loop)(*args, **kwargs)
+            return await self._loop.run(function, *args, **kwargs)
         except asyncio.CancelledError as error:
             # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
             message = "the operation was cut off by its connection's end"
@@ -176,21 +182,32 @@ class Crossing:
             if ours is None:
                 raise
             raise ours from error
-        return result
 
 
 class Database:
-    """A pool of connections for short operations; sessions are opened beside it."""
+    """Connections for short operations, each used by one at a time; sessions of a role are opened beside them."""
 
-    def __init__(self, options: DatabaseOptions, crossing: Crossing, pool: asyncpg.Pool[Any]) -> None:
+    def __init__(self, options: DatabaseOptions, crossing: Crossing) -> None:
         """Use `open_database`."""
         self.options = options
         self.crossing = crossing
-        self._pool = pool
+        self._sessions = [Session(self, "pool") for _ in range(options.pool_size)]
+        self._idle = list(self._sessions)
+        self._places = trio.Semaphore(options.pool_size)
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
-        return await self.crossing.run(self._aio_run, operation, args, kwargs)
+        with trio.move_on_after(self.options.connect_timeout_s) as scope:
+            await acquire(self._places)
+        if scope.cancelled_caught:
+            message = f"no connection of the pool came free in {self.options.connect_timeout_s:g} s"
+            raise StoreUnavailable(message)
+        session = self._idle.pop()
+        try:
+            return await session.run(operation, *args, **kwargs)
+        finally:
+            self._idle.append(session)
+            self._places.release()
 
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -200,36 +217,31 @@ class Database:
             return await self.run(operation, *args, **kwargs)
         raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
 
-    async def _aio_run(
-        self, operation: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> T:
-        timeout_s = self.options.connect_timeout_s
-        # The pool's own timeout would cost a task.
-        async with asyncio.timeout(timeout_s):
-            connection = await self._pool.acquire()
-        try:
-            return await _aio_repeat(partial(operation, connection, *args, **kwargs))
-        finally:
-            # It shields itself.
-            await self._pool.release(connection, timeout=timeout_s)  # noqa: ASYNC102
-
     async def cut(self) -> None:
         """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
-        await self.crossing.run(_aio_terminate, self._pool)
+        for session in self._sessions:
+            await session.cut()
+
+    async def close(self) -> None:
+        """Close the pool's connections."""
+        async with trio.open_nursery() as nursery:
+            for session in self._sessions:
+                nursery.start_soon(session.close)
 
     def pool_use(self) -> tuple[int, int]:
         """Connections of the pool that are open, and those of them that are idle."""
-        return self._pool.get_size(), self._pool.get_idle_size()
+        opened = [session for session in self._sessions if session.connected]
+        return len(opened), sum(session in self._idle for session in opened)
 
 
-async def _aio_repeat(operation: Callable[[], Awaitable[T]]) -> T:
+async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncpg.Connection[Any]) -> T:
     """Run `operation`, and again when the server rolled it back because of others."""
     for attempt in range(1, RETRIES):
         try:
-            return await operation()
+            return await operation(connection)
         except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
             await asyncio.sleep(0.01 * 4**attempt)
-    return await operation()
+    return await operation(connection)
 
 
 class Session:
@@ -261,6 +273,10 @@ class Session:
         """True while the connection is open, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in turn. A cancellation may leave a write unknown: see `write`."""
+        return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
+
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -279,36 +295,50 @@ class Session:
         For what must be tried again on a new connection long before a statement's own timeout.
         """
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
-            async with self._turn:
-                return await self._database.crossing.run(
-                    self._aio_run, timeout_s, lambda connection: operation(connection, *args, **kwargs)
-                )
+            return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
         raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
 
-    async def _aio_run(self, timeout_s: float | None, operation: Callable[[Any], Awaitable[T]]) -> T:
+    async def _in_turn(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
+        await acquire(self._turn)
+        try:
+            return await self._database.crossing.run(self._aio_run, timeout_s, operation)
+        finally:
+            self._turn.release()
+
+    async def _aio_run(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
         if self._cut:
             raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
         self._at_work = asyncio.current_task()
-        if self._connection is None or self._connection.is_closed():
-            connection = await connect(
-                self._database.options, direct=self._direct, role=self._role, planner=PLANNER | FIXED_PLANS
-            )
-            try:
-                if self._on_connect is not None:
-                    await self._on_connect(connection)
-            except BaseException:
-                connection.terminate()
-                raise
-            self._connection = connection
         try:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await self._aio_connect()
             async with asyncio.timeout(timeout_s):
-                return await _aio_repeat(partial(operation, self._connection))
-        except (TimeoutError, asyncio.CancelledError):
-            # The answer may still come: a connection in an unknown state is not used again.
-            self._connection.terminate()
+                return await _aio_repeat(operation, self._connection)
+        # The answer may still come: a connection in an unknown state is not used again.
+        except TimeoutError:
+            self._drop()
+            raise
+        except asyncio.CancelledError:
+            # The driver has asked the server to stop, which is waited for, but not for long.
+            if self._connection is not None:
+                await _aio_close(self._connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
             raise
         finally:
             self._at_work = None
+
+    async def _aio_connect(self) -> asyncpg.Connection[Any]:
+        connection = await connect(self._database.options, direct=self._direct, role=self._role)
+        try:
+            if self._on_connect is not None:
+                await self._on_connect(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
 
     async def cut(self) -> None:
         """End the connection for good, without a word; what waits for an answer of it raises `StoreUnavailable`."""
@@ -317,8 +347,7 @@ class Session:
     async def _aio_cut(self) -> None:
         self._cut = True
         # First the connection: a cancelled operation would wait on it for the server's acknowledgement.
-        if self._connection is not None:
-            self._connection.terminate()
+        self._drop()
         if self._at_work is not None:
             self._at_work.cancel()
 
@@ -329,10 +358,6 @@ class Session:
             return
         with trio.move_on_after(2, shield=True):
             await self._database.crossing.run(_aio_close, connection)
-
-
-async def _aio_terminate(pool: asyncpg.Pool[Any]) -> None:  # noqa: ASYNC124 - needs the loop that a crossing brings
-    pool.terminate()
 
 
 async def _aio_close(connection: asyncpg.Connection[Any]) -> None:
@@ -352,41 +377,18 @@ async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
     """
     failure: Exception | None = None
     async with open_loop() as loop:
-        # By default an error in any asyncio callback kills the block (seen with a LISTEN callback that raised).
+        # An error in one of asyncio's callbacks is nobody's: it is told.
         loop.set_exception_handler(_loop_error)
-        crossing = Crossing(loop)
-        pool = await crossing.run(_aio_open_pool, options)
+        database = Database(options, Crossing(loop))
         try:
-            yield Database(options, crossing, pool)
+            yield database
         except Exception as error:  # noqa: BLE001 - raised again below
             failure = error
         finally:
-            with trio.move_on_after(5, shield=True) as scope:
-                await crossing.run(_aio_close_pool, pool)
-            if scope.cancelled_caught:
-                pool.terminate()
+            with trio.move_on_after(5, shield=True):
+                await database.close()
     if failure is not None:
         raise failure
-
-
-async def _aio_open_pool(options: DatabaseOptions) -> asyncpg.Pool[Any]:
-    async def connect_pooled(*_args: object, **_kwargs: object) -> asyncpg.Connection[Any]:
-        return await connect(options)
-
-    return await asyncpg.create_pool(
-        options.dsn, min_size=0, max_size=options.pool_size, connect=connect_pooled, reset=_aio_no_reset
-    )
-
-
-async def _aio_no_reset(connection: asyncpg.Connection[Any]) -> None:
-    """Our operations leave nothing behind in a session; the default reset would be a round trip for each of them."""
-
-
-async def _aio_close_pool(pool: asyncpg.Pool[Any]) -> None:
-    try:
-        await asyncio.wait_for(pool.close(), 3)
-    except Exception:  # noqa: BLE001 - a pool that can't be closed politely is ended
-        pool.terminate()
 
 
 def _loop_error(_loop: object, context: dict[str, Any]) -> None:

@@ -13,28 +13,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
+import attrs
 import msgspec
+import trio
 
-from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import storable_json
-from dataloader.store.database import Database
+from dataloader.store.database import Database, acquire
+
+Row = tuple[Any, ...]
 
 _NO_TASKS: Final[Mapping[str, Task]] = {}
 MAX_ARGS_BYTES: Final = 16_777_216
+MAX_GROUP: Final = 250
+"""Jobs that came one by one and are added in one statement, at the most."""
 
-_INSERT: Final = """
+_COLUMNS: Final = {
+    "job_id": "uuid",
+    "queue": "text",
+    "task": "text",
+    "args": "text",
+    "idempotency_key": "text",
+    "lock_key": "text",
+    "partition_key": "text",
+    "priority": "int",
+    "available_at": "timestamptz",
+    "max_attempts": "int",
+    "lease_ttl_sec": "int",
+    "producer": "text",
+    "consumer_group": "text",
+    "request_hash": "bytea",
+}
+_ADD: Final = """
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
                        max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
   SELECT job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
          coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group, request_hash
-  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[],
-              $9::timestamptz[], $10::int[], $11::int[], $12::text[], $13::text[], $14::bytea[])
-    AS r (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-          max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+  FROM {rows} AS r ({names})
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue
 ), journal AS (
@@ -42,6 +61,17 @@ WITH added AS (
 )
 SELECT job_id FROM added
 """
+
+
+def _add(rows: str, parameter: str) -> str:
+    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
+    parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(_COLUMNS.values(), 1))
+    return _ADD.format(rows=rows.format(parameters), names=", ".join(_COLUMNS))
+
+
+_ADD_MANY: Final = _add("unnest({})", "${}::{}[]")
+_ADD_ONE: Final = _add("(VALUES ({}))", "${}::{}")
+"""For the common single job: lists of one cost a quarter of the statement."""
 
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key, args
@@ -70,7 +100,77 @@ async def enqueue(
     return await database.write(_aio_enqueue, list(jobs), rows)
 
 
-def _row(job: NewJob, task: Task | None, default_lease_s: int) -> tuple[Any, ...]:
+class Enqueuer:
+    """Adds jobs for one process.
+
+    Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
+    others to come, and many callers cost little more than one. Each has its own answer.
+    """
+
+    def __init__(self, database: Database, *, default_lease_s: int = 60, tasks: Mapping[str, Task] = _NO_TASKS) -> None:
+        """`tasks` have defaults for their jobs; the others' leases last `default_lease_s`."""
+        self._database = database
+        self._default_lease_s = default_lease_s
+        self._tasks = tasks
+        self._group = _Group()
+        self._turn = trio.Lock()
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As the function `enqueue`."""
+        # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
+        if len(jobs) == 1 and jobs[0].idempotency_key is None:
+            (job,) = jobs
+            if await self._with_others(_row(job, self._tasks.get(job.task), self._default_lease_s)):
+                return [Enqueued(job.job_id, Status.QUEUED, created=True)]
+        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s, tasks=self._tasks)
+
+    async def _with_others(self, row: Row) -> bool:
+        """Whether the row was added. If not, something stands against it, or against another one of its group."""
+        group = self._group
+        group.rows.append(row)
+        if len(group.rows) == MAX_GROUP:
+            self._group = _Group()
+        if len(group.rows) == 1:
+            await self._add(group)
+        else:
+            await group.ended.wait()
+        if group.error is not None:
+            raise StoreUnavailable(str(group.error)) from group.error
+        return row[0] in group.added
+
+    async def _add(self, group: _Group) -> None:
+        """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
+        group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
+        try:
+            # The write before, and ours.
+            with trio.move_on_after(2 * self._database.options.write_deadline_s, shield=True):
+                await acquire(self._turn)
+                try:
+                    if self._group is group:
+                        self._group = _Group()
+                    group.added = await self._database.write(_aio_insert, group.rows)
+                finally:
+                    self._turn.release()
+                group.error = None
+        except StoreUnavailable as error:
+            group.error = error
+        except StoreError:
+            group.error = None  # one of them can't be stored: each is tried by itself
+        finally:
+            group.ended.set()
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Rows that are added together, and what came of it."""
+
+    rows: list[Row] = attrs.field(factory=list)
+    added: set[UUID] = attrs.field(factory=set)
+    error: StoreUnavailable | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+
+def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
@@ -115,11 +215,20 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
+async def _aio_insert(connection: Any, rows: list[Row]) -> set[UUID]:
+    """Add the rows that nothing stands against; the ids of those that were added."""
+    if len(rows) == 1:
+        records = await connection.fetch(_ADD_ONE, *rows[0])
+    else:
+        records = await connection.fetch(_ADD_MANY, *zip(*rows, strict=True))
+    return {record["job_id"] for record in records}
+
+
 class _WinnerGoneError(Exception):
     """The first job of a key was deleted between the two statements: nobody has the key now."""
 
 
-async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[tuple[Any, ...]]) -> list[Enqueued]:
+async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
     # The first of several jobs with one key stands for them all. Sorted by key, so that two batches with the same keys
     # wait for each other in one order.
     firsts: dict[str, int] = {}
@@ -129,22 +238,20 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[tuple[Any
         if job.idempotency_key is None or firsts.setdefault(job.idempotency_key, index) == index
     ]
     to_add.sort(key=lambda index: jobs[index].idempotency_key or "")
-    columns = list(zip(*(rows[index] for index in to_add), strict=True))
+    new = [rows[index] for index in to_add]
     for _ in range(3):
         try:
             if len(jobs) == 1:
-                return await _aio_add(connection, jobs, rows, columns)
+                return await _aio_add(connection, jobs, rows, new)
             async with connection.transaction():
-                return await _aio_add(connection, jobs, rows, columns)
+                return await _aio_add(connection, jobs, rows, new)
         except _WinnerGoneError:
             continue
     raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
 
 
-async def _aio_add(
-    connection: Any, jobs: list[NewJob], rows: list[tuple[Any, ...]], columns: list[tuple[Any, ...]]
-) -> list[Enqueued]:
-    added: set[UUID] = {record["job_id"] for record in await connection.fetch(_INSERT, *columns)}
+async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
+    added = await _aio_insert(connection, new)
     if len(added) == len(jobs):
         return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]
@@ -154,7 +261,7 @@ async def _aio_add(
     return [_answer(job, row, added, winners) for job, row in zip(jobs, rows, strict=True)]
 
 
-def _answer(job: NewJob, row: tuple[Any, ...], added: set[UUID], winners: dict[Any, Any]) -> Enqueued:
+def _answer(job: NewJob, row: Row, added: set[UUID], winners: dict[Any, Any]) -> Enqueued:
     if job.job_id in added:
         return Enqueued(job.job_id, Status.QUEUED, created=True)
     winner = winners.get(job.idempotency_key or job.job_id)

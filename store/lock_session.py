@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import asyncpg
 import attrs
@@ -33,7 +34,7 @@ IDLE_SHARE: Final = 0.8
 
 MIN_PING_S: Final = 1.0
 
-_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7, $8)"
+_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -88,8 +89,8 @@ class Claim:
 
     `sent_at` is Trio's clock before the claim was sent: leases count from then. `candidates` counts those that were not
     left as they were; `more` tells whether more may wait, `passed_over` that some do which somebody had locked for the
-    moment. `to_test` are hashes of keys whose parked jobs must be looked at again, after the commit and on another
-    session.
+    moment. `last` is where a next claim may go on, if this one found as much as it looked for. `to_test` are hashes of
+    keys whose parked jobs must be looked at again, after the commit and on another session.
     """
 
     jobs: list[ClaimedJob]
@@ -97,6 +98,7 @@ class Claim:
     candidates: int
     more: bool
     passed_over: bool
+    last: UUID | None
     to_test: list[int]
     sent_at: float
 
@@ -125,17 +127,27 @@ class LockSession:
         """True while the session is open, as far as we know."""
         return self._session.connected
 
-    async def claim(self, queue: str, slots: int, tasks: Sequence[str], backoff_s: float, *, look: int = 0) -> Claim:
+    async def claim(
+        self,
+        queue: str,
+        slots: int,
+        tasks: Sequence[str],
+        backoff_s: float,
+        *,
+        look: int = 0,
+        after: UUID | None = None,
+    ) -> Claim:
         """Claim up to `slots` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
 
-        `look` at more than `slots`, and what can't run is parked many at a time.
+        `look` at more than `slots`, and what can't run is parked many at a time. Those up to `after`, the `last` of a
+        former claim, are not looked at, unless a key that is freed now has made one ready.
 
         Keys that were released meanwhile are freed first, in the same statement.
         """
         self._claims += 1
         try:
             sent_at, records = await self._session.write(
-                self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s
+                self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s, after
             )
         finally:
             self._claims -= 1
@@ -146,6 +158,7 @@ class LockSession:
         to_test = set()
         passed_over = more = False
         candidates = 0
+        last: UUID | None = None
         for record in records:
             match record["verdict"]:
                 case "run":
@@ -156,13 +169,16 @@ class LockSession:
                     passed_over = True
                 case "later":
                     more = True
+                case "last":
+                    last = record["job_id"]
                 case "held":
                     candidates += 1
                 case _:
                     candidates += 1
                     to_test.add(record["lock_hash"])
-        more = more or candidates >= max(slots, look)
-        return Claim(jobs, waited, candidates, more, passed_over, sorted(to_test), sent_at)
+        full = candidates >= max(slots, look)
+        more = more or full or after is not None
+        return Claim(jobs, waited, candidates, more, passed_over, last if full else None, sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
@@ -200,7 +216,14 @@ class LockSession:
         await self._session.close()
 
     async def _aio_claim(  # noqa: PLR0917 - those of dl_claim
-        self, connection: Any, queue: str, look: int, slots: int, tasks: list[str], backoff_s: float
+        self,
+        connection: Any,
+        queue: str,
+        look: int,
+        slots: int,
+        tasks: list[str],
+        backoff_s: float,
+        after: UUID | None,
     ) -> tuple[float, list[Any]]:
         if self._suspect:
             await self._aio_repair(connection)
@@ -210,7 +233,7 @@ class LockSession:
         sent_at = trio.current_time()
         with self._freeing() as freed:
             records: list[Any] = await connection.fetch(
-                _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed
+                _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed, after
             )
         for record in records:
             if record["verdict"] == "run":

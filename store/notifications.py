@@ -1,10 +1,4 @@
-"""The channels of NOTIFY, and a connection that listens to them on an asyncio loop of its own.
-
-A loop of its own, because an error in a callback, which asyncpg calls outside any task, ends the loop it happens on:
-then only the listener falls and is started again. Callbacks neither block nor raise: they put a typed message into a
-memory channel; when that is full the notification is dropped and `overflowed` says so, since a look at the database
-mends it.
-"""
+"""The channels of NOTIFY, and a connection that listens to them: what it hears comes as typed messages."""
 
 from __future__ import annotations
 
@@ -18,10 +12,7 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.database import Crossing, DatabaseOptions, connect
-from dataloader.store.loop import open_loop
-
-BUFFER: Final = 10_000
+from dataloader.store.database import Crossing, Database, connect
 
 
 @attrs.frozen
@@ -60,16 +51,15 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_cancel": lambda payload: CancelRequested(UUID(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
 }
+_OF_JOBS: Final = {"dl_jobs", "dl_cancel"}
 
 
 class Listening:
-    """An open listener: iterate over `notifications`; `ping` proves that the connection lives."""
+    """An open listener. `lost` is set when its connection ends; `ping` proves that it lives."""
 
-    def __init__(
-        self, crossing: Crossing, connection: Any, notifications: trio.MemoryReceiveChannel[Notification]
-    ) -> None:
+    def __init__(self, crossing: Crossing, connection: Any) -> None:
         """Use `open_listener`."""
-        self.notifications = notifications
+        self.lost = trio.Event()
         self._crossing = crossing
         self._connection = connection
 
@@ -82,31 +72,30 @@ class Listening:
 
 
 @asynccontextmanager
-async def open_listener(options: DatabaseOptions) -> AsyncIterator[Listening]:
-    """Listen on all channels for the length of a block. The stream ends when the connection is lost."""
-    send, receive = trio.open_memory_channel[Notification](BUFFER)
-    async with open_loop() as loop:
-        crossing = Crossing(loop)
-        connection = await crossing.run(connect, options, direct=True, role="listener")
+async def open_listener(
+    database: Database, deliver: Callable[[Notification], None], *, of_jobs: bool
+) -> AsyncIterator[Listening]:
+    """Listen for the length of a block; `of_jobs` says whether the process runs any, and has to hear of those.
 
-        def notified(_connection: object, _pid: int, channel: str, payload: object) -> None:
-            # A payload that is none of ours (anybody may NOTIFY) and a full buffer cost latency, never work.
-            with contextlib.suppress(ValueError, trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
-                send.send_nowait(_CHANNELS[channel](str(payload)))
+    `deliver` is called within the driver, in the turn in which a notification comes: it neither blocks nor raises.
+    """
+    crossing = database.crossing
+    connection = await crossing.run(connect, database.options, direct=True, role="listener")
+    listening = Listening(crossing, connection)
 
-        def terminated(_connection: object) -> None:
-            send.close()
+    def notified(_connection: object, _pid: int, channel: str, payload: object) -> None:
+        # A payload that is none of ours (anybody may NOTIFY) costs nothing.
+        with contextlib.suppress(ValueError):
+            deliver(_CHANNELS[channel](str(payload)))
 
-        connection.add_termination_listener(terminated)
-        try:
-            for channel in _CHANNELS:
-                await crossing.run(connection.add_listener, channel, notified)
-            with receive:
-                yield Listening(crossing, connection, receive)
-        finally:
-            send.close()
-            with trio.move_on_after(2, shield=True):
-                await crossing.run(_aio_close, connection)
+    connection.add_termination_listener(lambda _connection: listening.lost.set())
+    try:
+        for channel in _CHANNELS if of_jobs else _CHANNELS.keys() - _OF_JOBS:
+            await crossing.run(connection.add_listener, channel, notified)
+        yield listening
+    finally:
+        with trio.move_on_after(2, shield=True):
+            await crossing.run(_aio_close, connection)
 
 
 async def _aio_close(connection: Any) -> None:  # noqa: ASYNC124 - terminate needs the loop that a crossing brings

@@ -37,6 +37,7 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, DatabaseOptions, Session, open_database
+from dataloader.store.enqueue import Enqueuer
 from dataloader.store.lock_session import LockSession
 from dataloader.store.transaction import Transactions
 from dataloader.store.waits import Waits
@@ -68,6 +69,7 @@ class Parts:
     tasks: Tasks
     worker: Worker
     database: Database
+    enqueuer: Enqueuer
     runs: Runs
     locks: LockSession
     telemetry: Telemetry
@@ -228,7 +230,7 @@ def _make(
     )
     waits = Waits(database)
     listener = Listener(
-        options=database.options,
+        database=database,
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
         stager=stager.wake,
         heartbeat=heartbeat.wake,
@@ -246,6 +248,7 @@ def _make(
         tasks=tasks,
         worker=worker,
         database=database,
+        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
         runs=runs,
         locks=locks,
         telemetry=telemetry,
@@ -274,14 +277,13 @@ def _app(parts: Parts) -> App:
     return create_app(
         Services(
             database=parts.database,
+            enqueuer=parts.enqueuer,
             waits=parts.waits,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 max_body_bytes=settings.max_body_bytes,
                 max_batch_body_bytes=settings.max_batch_body_bytes,
-                default_lease_s=settings.default_lease_s,
             ),
-            tasks=parts.tasks,
             state=parts.state,
             registry=parts.registry,
         )

@@ -22,7 +22,6 @@ from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaErr
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
-from dataloader.store.enqueue import enqueue
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.restarts import leaf
@@ -70,8 +69,7 @@ class Supervisor:
         """Add jobs, all or none, in one statement."""
         if self._parts.drain.requested.is_set():
             raise Draining("this supervisor is draining and takes no new jobs")
-        parts = self._parts
-        return await enqueue(parts.database, jobs, default_lease_s=parts.settings.default_lease_s, tasks=parts.tasks)
+        return await self._parts.enqueuer.enqueue(jobs)
 
     async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
         """The job as soon as it has ended, or as it stands after `timeout_s`."""

@@ -17,10 +17,10 @@ from typing import Any, Final
 import asyncpg
 import attrs
 import trio
-import trio_asyncio
 
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.embedded import EmbeddedPostgres, embedded_postgres
+from dataloader.store.loop import Loop, open_loop
 from dataloader.store.migrations import migrate
 
 SETTINGS: Final = {
@@ -120,7 +120,7 @@ class RawConnection:
     """asyncpg's connection as a Trio test uses it: the same methods, awaited from Trio."""
 
     asyncpg: asyncpg.Connection[Any]
-    _loop: trio_asyncio.TrioEventLoop
+    _loop: Loop
 
     async def execute(self, sql: str, *args: object) -> str:
         return await self._cross(self.asyncpg.execute, sql, *args)
@@ -135,17 +135,20 @@ class RawConnection:
         return await self._cross(self.asyncpg.fetchval, sql, *args)
 
     async def _cross(self, operation: Any, *args: object) -> Any:
-        return await trio_asyncio.aio_as_trio(operation, loop=self._loop)(*args)
+        return await self._loop.run(operation, *args)
 
 
 @contextlib.asynccontextmanager
 async def raw_connection(dsn: str) -> AsyncIterator[RawConnection]:
     """A connection past our store, on an asyncio loop of its own, so that it disturbs no other and none disturbs it."""
-    async with trio_asyncio.open_loop() as loop:
-        connect = trio_asyncio.aio_as_trio(asyncpg.connect, loop=loop)
-        connection = await connect(dsn, timeout=10, command_timeout=30)
+    async with open_loop() as loop:
+        connection = await loop.run(_connected, dsn)
         try:
             yield RawConnection(connection, loop)
         finally:
             with trio.move_on_after(5, shield=True):
-                await trio_asyncio.aio_as_trio(connection.close, loop=loop)(timeout=3)
+                await loop.run(connection.close, timeout=3)
+
+
+async def _connected(dsn: str) -> asyncpg.Connection[Any]:
+    return await asyncpg.connect(dsn, timeout=10, command_timeout=30)

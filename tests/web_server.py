@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.enqueue import Enqueuer
 from dataloader.store.waits import Waits
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
@@ -53,7 +54,7 @@ def all_tokens() -> tuple[Token, ...]:
 
 
 @asynccontextmanager
-async def open_server(dsn: str, **settings: Any) -> AsyncIterator[Web]:
+async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -> AsyncIterator[Web]:
     """A server for the database at `dsn`; `settings` are those of `WebSettings`."""
     tasks = Tasks()
 
@@ -77,9 +78,9 @@ async def open_server(dsn: str, **settings: Any) -> AsyncIterator[Web]:
     async with open_database(options) as database, trio.open_nursery() as nursery:
         services = Services(
             database=database,
+            enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
             waits=Waits(database),
             settings=WebSettings(**settings),
-            tasks=tasks,
             state=lambda: state[0],
             registry=registry,
         )

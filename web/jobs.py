@@ -19,7 +19,6 @@ from dataloader.jobs.masking import mask
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store import control, reads
-from dataloader.store.enqueue import enqueue
 from dataloader.web.auth import Role
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 from dataloader.web.schemas import (
@@ -91,12 +90,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Enqueued]:
     if services.state().draining:
         raise Draining("this process takes no new jobs")
-    return await enqueue(
-        services.database,
-        [NewJob(**request.domain_fields()) for request in requests],
-        default_lease_s=services.settings.default_lease_s,
-        tasks=services.tasks,
-    )
+    return await services.enqueuer.enqueue([NewJob(**request.domain_fields()) for request in requests])
 
 
 @routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList})

@@ -12,8 +12,8 @@ from datetime import datetime
 import attrs
 from prometheus_client import CollectorRegistry
 
-from dataloader.jobs.tasks import Task
 from dataloader.store.database import Database
+from dataloader.store.enqueue import Enqueuer
 from dataloader.store.waits import Waits
 from dataloader.web.auth import Token
 from dataloader.web.depths import QueueDepths
@@ -26,7 +26,6 @@ class WebSettings:
     tokens: tuple[Token, ...] = ()
     max_body_bytes: int = 1 << 20
     max_batch_body_bytes: int = 16 << 20
-    default_lease_s: int = 60
 
 
 @attrs.frozen
@@ -52,12 +51,12 @@ class ProcessState:
 
 @attrs.frozen(kw_only=True)
 class Services:
-    """Everything a view may use. `tasks` serve for their own defaults; `state` is asked at each request."""
+    """Everything a view may use. `state` is asked at each request."""
 
     database: Database
+    enqueuer: Enqueuer
     waits: Waits
     settings: WebSettings
-    tasks: Mapping[str, Task]
     state: Callable[[], ProcessState]
     registry: CollectorRegistry
     depths: QueueDepths = attrs.field(init=False)

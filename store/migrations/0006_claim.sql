@@ -7,6 +7,8 @@
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
 -- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
+-- It looks from the job p_after on, the last that an earlier claim has looked at, or from the first: while somebody holds an
+-- old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would walk over all of them.
 -- One row for each candidate, with its verdict:
 --   run       it is ours now; the other columns are filled
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
@@ -14,10 +16,13 @@
 --   task      the worker does not know its task: parked until one that does comes
 --   canceled  it had cancel_requested and has ended
 --   later     (one row for all of them) it could run, but p_slots were taken; it is left as it was
+-- one more for the last candidate, if none was left for later:
+--   last      a next claim may go on behind it
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
 CREATE OR REPLACE FUNCTION dl_claim(
-  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[])
+  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
+  p_after uuid)
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
                partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
 LANGUAGE plpgsql
@@ -31,13 +36,19 @@ DECLARE
   v_hashes int[];
   v_verdicts text[];
   v_live int[];
+  v_last uuid;
+  v_priority int;
+  v_created_at timestamptz;
 BEGIN
-  IF cardinality(p_freed) > 0 THEN
-    PERFORM dl_release(p_freed);
+  -- The next job of a freed key may stand before p_after.
+  IF cardinality(p_freed) > 0 AND dl_release(p_freed) > 0 THEN
+    p_after := NULL;
   END IF;
   IF EXISTS (SELECT FROM dl_queues q WHERE q.queue = p_queue AND q.paused) THEN
     RETURN;
   END IF;
+
+  SELECT j.priority, j.created_at INTO v_priority, v_created_at FROM dl_jobs j WHERE j.job_id = p_after ORDER BY j.job_id;
 
   -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
   -- and LIMIT it would lock more than it returns.
@@ -46,6 +57,8 @@ BEGIN
            j.priority, j.created_at
     FROM dl_jobs j
     WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+      AND (j.priority, j.created_at, j.job_id)
+        > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
     ORDER BY j.priority, j.created_at, j.job_id
     LIMIT p_limit
     FOR NO KEY UPDATE SKIP LOCKED
@@ -66,8 +79,10 @@ BEGIN
                 ELSE 'busy' END AS v
     FROM ranked r
   )
-  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v) INTO v_jobs, v_hashes, v_verdicts FROM judged;
-  IF coalesce(cardinality(v_jobs), 0) < p_limit THEN
+  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v),
+         (SELECT p.job_id FROM picked p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1)
+  INTO v_jobs, v_hashes, v_verdicts, v_last FROM judged;
+  IF coalesce(cardinality(v_jobs), 0) < p_limit AND v_created_at IS NULL THEN
     -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
     PERFORM FROM (
       SELECT j.job_id FROM dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
@@ -120,7 +135,10 @@ BEGIN
          m.max_attempts, m.lease_ttl_sec, extract(epoch FROM clock_timestamp() - m.available_at)::float8
   FROM mine m;
 
-  IF 'later' = ANY (v_verdicts) THEN
+  IF NOT 'later' = ANY (v_verdicts) THEN
+    RETURN QUERY SELECT 'last'::text, NULL::int, v_last, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8;
+  ELSE
     RETURN QUERY SELECT 'later'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
                         NULL::int, NULL::int, NULL::int, NULL::float8;
   END IF;

@@ -131,9 +131,9 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
 async def test_a_crowd_of_one_key_is_parked_by_ever_larger_looks(open_worker, raw, monkeypatch):
     tasks, started, looks, claim = Tasks(), trio.Event(), [], LockSession.claim
 
-    async def watched(self, *args, look):
+    async def watched(self, *args, look, **more):
         looks.append(look)
-        return await claim(self, *args, look=look)
+        return await claim(self, *args, look=look, **more)
 
     @tasks.task("hold")
     async def hold(job):

@@ -9,6 +9,7 @@ from conditions import until
 
 from dataloader import NewJob, Tasks
 from dataloader.store.control import Actor, pause, resume
+from dataloader.store.lock_session import LockSession
 
 OPERATOR = Actor("test", None)
 
@@ -187,3 +188,31 @@ async def test_status_shows_the_live_workers_of_all_processes(open_worker):
         shown = await until(workers, lambda workers: len(workers) == 2)
     assert shown[one.worker]["queues"] == {"q": 2}
     assert shown[other.worker]["queues"] == {"r": 3}
+
+
+@pytest.mark.requirement("Q6")
+async def test_an_urgent_job_does_not_wait_for_the_end_of_a_backlog(open_worker, monkeypatch):
+    tasks, ran, begun, most, places, claim = Tasks(), [], trio.Event(), trio.Event(), [], LockSession.claim
+
+    async def watched(self, *args, after, **more):
+        places.append(after)
+        return await claim(self, *args, after=after, **more)
+
+    @tasks.task("work")
+    async def work(job):
+        ran.append(job.args["n"])
+        begun.set()
+        if len(ran) == 4_000:
+            most.set()
+
+    monkeypatch.setattr(LockSession, "claim", watched)
+    backlog = [NewJob(queue="q", task="work", args={"n": n}) for n in range(5_000)]
+    async with open_worker(tasks, {"q": 20}) as supervisor:
+        await supervisor.trigger_many(backlog)
+        await begun.wait()
+        [urgent] = await supervisor.trigger_many([NewJob(queue="q", task="work", args={"n": -1}, priority=0)])
+        assert (await supervisor.wait(urgent.job_id, timeout_s=30)).status == "succeeded"
+        assert len(ran) < 4_000
+        await most.wait()
+        # Most claims went on behind the last one all the same.
+        assert sum(place is None for place in places) < sum(place is not None for place in places)

@@ -42,7 +42,7 @@ def test_imports_run_one_way() -> None:
         ("dataloader.web", "dataloader.flows"),
         ("dataloader.flows", "dataloader.supervisor"),
         ("dataloader.supervisor", "asyncpg"),
-        ("dataloader.actors", "trio_asyncio"),
+        ("dataloader.actors", "asyncpg"),
         ("dataloader.actors", "quart"),
         ("dataloader", "hypercorn"),
     ],

@@ -11,6 +11,7 @@ from queue_workers import BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.leases import Beat, reap
@@ -33,6 +34,34 @@ async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worke
     assert ids(await worker.claim(limit=2)) == {urgent, old}
     assert ids(await worker.claim(limit=2)) == {late}
     assert await worker.claim() == []
+
+
+async def test_a_claim_goes_on_behind_the_last_one_until_it_looks_from_the_front_again(start_worker, add_job):
+    jobs = [await add_job(created_at=f"now() - interval '{10 - n} minutes'") for n in range(5)]
+    worker = start_worker()
+    first = await worker.ask(limit=2)
+    assert first.last == jobs[1]
+    urgent = await add_job(priority="0")
+    second = await worker.ask(limit=2, after=first.last)
+    assert ids(second.jobs) == set(jobs[2:4])
+    third = await worker.ask(limit=2, after=second.last)
+    assert ids(third.jobs) == {jobs[4]}
+    assert (third.more, third.last) == (True, None)
+    fourth = await worker.ask(limit=2)
+    assert ids(fourth.jobs) == {urgent}
+    assert not fourth.more
+
+
+async def test_a_job_whose_key_comes_free_is_not_passed_by_a_claim_further_behind(start_worker, add_job):
+    hot = [await add_job(lock_key="'hot'", created_at=f"now() - interval '{10 - n} minutes'") for n in range(2)]
+    later = [await add_job() for _ in range(2)]
+    worker = start_worker()
+    first = await worker.ask(limit=2)
+    assert ids(first.jobs) == {hot[0]}
+    await worker.record(Ending(hot[0], first.jobs[0].token, Step.SUCCEED))
+    worker.locks.forget(first.jobs[0].token)
+    second = await worker.ask(limit=3, after=first.last)
+    assert ids(second.jobs) == {hot[1], *later}
 
 
 @pytest.mark.requirement("Q6")

@@ -8,12 +8,12 @@ import pytest
 import trio
 from databases import raw_connection
 
-from dataloader.jobs.errors import BadRequest, IdempotencyConflict
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable, Unstorable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
 from dataloader.store import enqueue as module
-from dataloader.store.enqueue import enqueue
+from dataloader.store.enqueue import MAX_GROUP, Enqueuer, enqueue
 
 COUNT = "SELECT count(*) FROM dl_jobs"
 
@@ -269,3 +269,104 @@ async def test_an_instant_is_compared_as_an_instant(store):
     assert not answer.created
     with pytest.raises(IdempotencyConflict):
         await enqueue(store, [new(idempotency_key="i", available_at=at + timedelta(microseconds=1))])
+
+
+BLOCK = "BEGIN; LOCK TABLE dl_jobs IN EXCLUSIVE MODE"
+STATEMENTS = "SELECT count(DISTINCT xmin::text) FROM dl_jobs"
+
+
+async def gathered(enqueuer, jobs, raw, until_blocked):
+    """Enqueue the first, and the others, each by a caller of its own, while it waits; what each was answered."""
+    answers = {}
+
+    async def one(job):
+        try:
+            [answers[job.job_id]] = await enqueuer.enqueue([job])
+        except Unstorable as error:
+            answers[job.job_id] = error
+
+    await raw.execute(BLOCK)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, jobs[0])
+        await until_blocked()
+        for job in jobs[1:]:
+            nursery.start_soon(one, job)
+        await trio.testing.wait_all_tasks_blocked()
+        await raw.execute("COMMIT")
+    return answers
+
+
+async def test_jobs_that_come_one_by_one_during_a_statement_are_added_by_the_next(store, raw, until_blocked):
+    jobs = [new() for _ in range(20)]
+    answers = await gathered(Enqueuer(store), jobs, raw, until_blocked)
+    assert all(answers[job.job_id].created for job in jobs)
+    assert await raw.fetchval(COUNT) == len(jobs)
+    assert await raw.fetchval(STATEMENTS) == 2
+
+
+async def test_a_group_has_its_bound(store, raw, until_blocked):
+    jobs = [new() for _ in range(MAX_GROUP + 11)]
+    answers = await gathered(Enqueuer(store), jobs, raw, until_blocked)
+    assert len(answers) == await raw.fetchval(COUNT) == len(jobs)
+    assert await raw.fetchval(STATEMENTS) == 3
+
+
+async def test_a_job_that_is_there_already_is_told_so_in_a_group_as_well(store, raw, until_blocked):
+    enqueuer = Enqueuer(store)
+    known, others = new(), [new() for _ in range(5)]
+    await enqueuer.enqueue([known])
+    answers = await gathered(enqueuer, [new(), known, *others], raw, until_blocked)
+    assert {job_id for job_id, answer in answers.items() if not answer.created} == {known.job_id}
+    assert await raw.fetchval(COUNT) == 7
+
+
+async def test_a_job_that_cannot_be_stored_spoils_no_other_of_its_group(store, raw, until_blocked):
+    await raw.execute("ALTER TABLE dl_jobs ADD CONSTRAINT no_bad_ones CHECK (task <> 'bad')")
+    jobs = [new(), new(task="bad"), new()]
+    answers = await gathered(Enqueuer(store), [new(), *jobs], raw, until_blocked)
+    assert isinstance(answers[jobs[1].job_id], Unstorable)
+    assert answers[jobs[0].job_id].created
+    assert answers[jobs[2].job_id].created
+
+
+async def test_the_callers_of_a_group_learn_that_the_database_is_away(store, raw, until_blocked):
+    enqueuer = Enqueuer(store)
+    errors = []
+
+    async def one():
+        with pytest.raises(StoreUnavailable) as error:
+            await enqueuer.enqueue([new()])
+        errors.append(error.value)
+
+    await raw.execute(BLOCK)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(one)
+        await until_blocked()
+        await store.cut()
+    assert len(set(map(id, errors))) == 3
+    await raw.execute("ROLLBACK")
+    assert await raw.fetchval(COUNT) == 0
+
+
+async def test_a_caller_who_leaves_takes_nobody_elses_job_along(store, raw, until_blocked):
+    enqueuer = Enqueuer(store)
+    first, second, third = new(), new(), new()
+    await raw.execute(BLOCK)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(enqueuer.enqueue, [first])
+        await until_blocked()
+        leaving = trio.CancelScope()
+
+        async def leave():
+            with leaving:
+                await enqueuer.enqueue([second])
+
+        # It is the first of the next group, whose statement is its to send.
+        nursery.start_soon(leave)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(enqueuer.enqueue, [third])
+        await trio.testing.wait_all_tasks_blocked()
+        leaving.cancel()
+        await raw.execute("COMMIT")
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", third.job_id) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import pytest
 
@@ -15,22 +16,27 @@ from dataloader.store.database import Session
 
 ROUNDS = 2
 
+# With idempotency keys: a new entry behind a million NULLs would stand in the last leaf, which the server keeps at hand
+# and goes down no tree for. `soon` is what the stager finds when it asks what is due next.
 WORK = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority)
-  SELECT gen_random_uuid(), 'q', 't', 'ready ' || i, i % 7 FROM generate_series(1, 200) AS i;
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
-  SELECT gen_random_uuid(), 'q', 't', 'live ' || i, 'running', 'w', now() + interval '1 hour', i
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, priority)
+  SELECT gen_random_uuid(), 'q', 't', 'ready ' || i, 'ready ' || i, i % 7 FROM generate_series(1, 200) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'live ' || i, 'live ' || i, 'running', 'w', now() + interval '1 hour', i
   FROM generate_series(1, 20) AS i;
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
-  SELECT gen_random_uuid(), 'q', 't', 'expired ' || i, 'running', 'x', now() - interval '1 hour', 1000 + i
-  FROM generate_series(1, 20) AS i;
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
-  SELECT gen_random_uuid(), 'q', 'u', 'unknown ' || i, 'task' FROM generate_series(1, 20) AS i;
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
-  SELECT gen_random_uuid(), 'q', 't', 'parked ' || i, 'lock' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'expired ' || i, 'expired ' || i, 'running', 'x', now() - interval '1 hour', i
+  FROM generate_series(1001, 1020) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
+  SELECT gen_random_uuid(), 'q', 'u', 'unknown ' || i, 'unknown ' || i, 'task' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
+  SELECT gen_random_uuid(), 'q', 't', 'parked ' || i, 'parked ' || i, 'lock' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
+  VALUES (gen_random_uuid(), 'q', 't', 'soon', now() + interval '30 min');
 SET session_replication_role = replica; -- rows that fell due since, as time does it: without our triggers
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for, available_at)
-  SELECT gen_random_uuid(), 'q', 't', 'due ' || i, 'time', now() - interval '1 s' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for, available_at)
+  SELECT gen_random_uuid(), 'q', 't', 'due ' || i, 'due ' || i, 'time', now() - interval '1 s'
+  FROM generate_series(1, 20) AS i;
 SET session_replication_role = origin;
 """
 BACKLOG = """
@@ -44,6 +50,34 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_ex
   SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', nextval('dl_token_seq')
   FROM generate_series(1, {number} / 10) AS i;
 """
+# What can't run. It is older than WORK, and what is delayed or parked is as urgent, so whoever does not leave it out
+# meets it first. Its keys are also those that claims and releases ask for.
+MILLION = [
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, status, finished_at)
+      SELECT {id}, 'q', 't', 'ready ' || i % 200, 'backlog', {then},
+             (CASE WHEN i % 4 > 0 THEN 'succeeded' WHEN i % 8 = 0 THEN 'failed' ELSE 'canceled' END)::dl_status, {then}
+      FROM generate_series(1, 400000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for, available_at)
+      SELECT {id}, 'q', 't', 'later ' || i, 'backlog', {then}, i % 7, 'time', now() + make_interval(secs => 3600 + i)
+      FROM generate_series(400001, 700000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for)
+      SELECT {id}, 'q', 't', 'one of many ' || i, 'backlog', {then}, i % 7, 'lock'
+      FROM generate_series(700001, 850000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for)
+      SELECT {id}, 'q', 't', 'parked 1', 'backlog', {then}, 200, 'lock' FROM generate_series(850001, 1000000) AS i
+    """,
+]
+SQL_OF_ROW = {
+    "id": "('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid",
+    "then": "now() - make_interval(secs => 1e7 - i)",
+}
 
 
 def literal(value):
@@ -70,7 +104,7 @@ class Measuring:
         self.blocks = 0
 
     async def fetch(self, sql, *args):
-        # By EXECUTE, so that the plan is the generic one that sessions have; values come as literals there.
+        # By EXECUTE, so that a session's plan is the generic one that it has; values come as literals there.
         await self._connection.execute(f"PREPARE measured AS {sql}")
         values = f"({', '.join(map(literal, args))})" if args else ""
         with contextlib.suppress(ZeroDivisionError):
@@ -100,9 +134,23 @@ async def live_runs(connection):
     )
 
 
-async def claim(connection, measuring):
-    await measuring.fetch(lock_session._CLAIM, "q", 10, 10, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6])
+async def look(connection, measuring):
+    """The SELECT of dl_claim that picks the candidates, by itself."""
+    source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim'")
+    [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n  \), placed AS", source, re.DOTALL)
+    for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
+        candidates = candidates.replace(parameter, f"${place}")
+    await connection.execute("SET LOCAL enable_bitmapscan = off")
+    await measuring.fetch(candidates, "q", 50, ["t"])
+
+
+async def claim(connection, measuring, jobs=10):
+    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6])
     await connection.execute("SELECT pg_advisory_unlock_all()")
+
+
+async def claim_fifty(connection, measuring):
+    await claim(connection, measuring, 50)
 
 
 async def finish(connection, measuring):
@@ -149,17 +197,20 @@ async def ready_known(_connection, measuring):
 async def add(_connection, measuring):
     jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
     rows = [enqueue._row(job, None, 60) for job in jobs]
-    await enqueue._aio_add(measuring, jobs, rows, list(zip(*rows, strict=True)))
+    await enqueue._aio_add(measuring, jobs, rows, rows)
 
 
 OPERATIONS = [claim, finish, beat, show_progress, reap, release, unpark, sweep, ready_due, ready_known, add]
+# Without the sweep, which asks for each key once: of those there are many more in the million.
+BY_SESSIONS = [look, claim_fifty, finish, beat, show_progress, release]
+BY_THE_POOL = [reap, unpark, ready_due, ready_known, add]
 
 
-async def measure(connection):
+async def measure(connection, operations=OPERATIONS):
     """For each operation the buffers of its last execution, and the scans of a whole table in all of them."""
     blocks, scans = {}, {}
     await connection.execute("VACUUM ANALYZE dl_jobs")
-    for operation in OPERATIONS:
+    for operation in operations:
         for _ in range(ROUNDS):
             measuring = Measuring(connection)
             transaction = connection.transaction()
@@ -189,3 +240,68 @@ async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing
     costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 80}
     assert not costly
     await session.close()
+
+
+async def add_the_million(raw):
+    """The quick way: without triggers, and with the indexes made afterwards."""
+    indexes = await raw.fetch(
+        "SELECT indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) AS definition"
+        " FROM pg_index WHERE indrelid = 'dl_jobs'::regclass AND NOT indisunique"
+    )
+    await raw.execute("SET session_replication_role = replica; SET maintenance_work_mem = '256MB'")
+    for index in indexes:
+        await raw.execute(f"DROP INDEX {index['name']}")
+    for statement in MILLION:
+        await raw.execute(statement.format_map(SQL_OF_ROW))
+    for index in indexes:
+        await raw.execute(index["definition"])
+    await raw.execute("VACUUM ANALYZE dl_jobs")
+
+
+async def remove_the_million(raw):
+    """From the table, not from its indexes, whose trees stay as deep. First goes what measuring has left there."""
+    await raw.execute("VACUUM dl_jobs")
+    await raw.execute("ALTER TABLE dl_jobs SET (vacuum_index_cleanup = off, vacuum_truncate = off)")
+    await raw.execute("SET session_replication_role = replica")
+    await raw.execute("DELETE FROM dl_jobs WHERE producer = 'backlog'")
+    await raw.execute("VACUUM ANALYZE dl_jobs")
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6")
+@pytest.mark.requirement("Q7")
+async def test_with_a_million_jobs_delayed_parked_and_ended_a_claim_touches_as_many_buffers_as_with_none(store, raw):
+    """Buffers, hit and read, of whole statements: EXPLAIN (ANALYZE, BUFFERS) counts those of functions too.
+
+    The claim's look at its candidates touches exactly as many with none of those jobs, with a million, and with none
+    any more: it walks an index in which they do not stand.
+
+    Whoever writes a row also goes down the trees of the indexes in which they do stand, and a tree of a million entries
+    has three levels where a small one has one or two. So whole statements are compared with what they touch with none
+    of those jobs *in trees as deep*, the jobs being deleted and their entries left: 10 % more or less. To walk those
+    entries would be as dear there; that nobody does is seen from a table that never had them, in small trees: a
+    statement touches less than twice as many buffers as there (a claim 1.2 times, an enqueue 1.4 times as many).
+    """
+    session = Session(store, "plans")
+
+    async def buffers():
+        of_sessions, scans = await session.write(measure, BY_SESSIONS)
+        assert not any(scans.values()), scans
+        of_the_pool, scans = await store.write(measure, BY_THE_POOL)
+        assert not any(scans.values()), scans
+        return of_sessions | of_the_pool
+
+    for table in ("dl_jobs", "dl_job_events"):
+        await raw.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    await raw.execute(WORK)
+    none = await buffers()
+    await add_the_million(raw)
+    million = await buffers()
+    await remove_the_million(raw)
+    as_deep = await buffers()
+    await session.close()
+    assert none["look"] == million["look"] == as_deep["look"]
+    differ = {name: (as_deep[name], n) for name, n in million.items() if abs(n - as_deep[name]) > 0.1 * as_deep[name]}
+    assert not differ
+    doubled = {name: (none[name], n) for name, n in million.items() if n >= 2 * none[name]}
+    assert not doubled

@@ -16,7 +16,8 @@ from dataloader.store.control import Actor
 from dataloader.store.leases import reap
 from dataloader.store.stage import ready_free, unpark
 
-CLAIM = f"SELECT verdict, lock_hash FROM dl_claim('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}')"
+CLAIM = f"""SELECT verdict, lock_hash
+FROM dl_claim('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
 ANY_STEP = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.CANCEL, Step.RETURN]
 
 
