@@ -58,11 +58,12 @@ types:
 imports:
     {{ bin }}/lint-imports --no-logo
 
-# measure dataloader beside other queues, and print one table (--quick: minutes; see docs/performance.md)
+# measure dataloader beside other queues, and print one table (--quick: two minutes; see docs/performance.md)
+[positional-arguments]
 bench *args: (setup "embedded")
     {{ bin }}/pip install --quiet 'pip>=25.1'
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
-    {{ bin }}/python -m benchmarks.peers {{ args }}
+    {{ bin }}/python -m benchmarks.peers "$@"
 
 # load the European Central Bank's rates, on an embedded database
 demo *args:

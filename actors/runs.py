@@ -95,6 +95,7 @@ class Runs:
         self._by_token: dict[int, Run] = {}
         self._by_job: dict[UUID, Run] = {}
         self._early_cancels: OrderedDict[UUID, None] = OrderedDict()
+        self._added: trio.Event | None = None
         self._removed: trio.Event | None = None
         self.key_safe_until = math.inf
         self.closed = False
@@ -116,6 +117,9 @@ class Runs:
             self._planned_for_s = run.job.lease_s
             self.attend()
         self._by_job[run.job.job_id] = run
+        if self._added is not None:
+            self._added.set()
+            self._added = None
         run.open_scope(self.key_safe_until)
         if self.closed:
             run.stop(Why.DRAIN)
@@ -130,6 +134,13 @@ class Runs:
         if self._removed is not None:
             self._removed.set()
             self._removed = None
+
+    async def wait_any(self) -> None:
+        """Return when there is one; at once if there is."""
+        while not self._by_token:
+            if self._added is None:
+                self._added = trio.Event()
+            await self._added.wait()
 
     async def wait_removed(self) -> None:
         """Return when a run was let go."""

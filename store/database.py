@@ -154,7 +154,7 @@ def translate(error: BaseException) -> StoreError | None:
     return None
 
 
-async def acquire(lock: trio.Lock | trio.Semaphore) -> None:
+async def acquire(lock: trio.Lock) -> None:
     """Acquire `lock`, without a turn of the scheduler if it is free: what follows is a checkpoint."""
     try:
         lock.acquire_nowait()
@@ -197,17 +197,22 @@ class Database:
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
-        with trio.move_on_after(self.options.connect_timeout_s) as scope:
-            await acquire(self._places)
-        if scope.cancelled_caught:
-            message = f"no connection of the pool came free in {self.options.connect_timeout_s:g} s"
-            raise StoreUnavailable(message)
+        await self._acquire()
         session = self._idle.pop()
         try:
             return await session.run(operation, *args, **kwargs)
         finally:
             self._idle.append(session)
             self._places.release()
+
+    async def _acquire(self) -> None:
+        if self._places.value:
+            self._places.acquire_nowait()
+            return
+        with trio.move_on_after(self.options.connect_timeout_s):
+            await self._places.acquire()
+            return
+        raise StoreUnavailable(f"no connection of the pool came free in {self.options.connect_timeout_s:g} s")
 
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -312,6 +317,8 @@ class Session:
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await self._aio_connect()
+            if timeout_s is None:
+                return await _aio_repeat(operation, self._connection)
             async with asyncio.timeout(timeout_s):
                 return await _aio_repeat(operation, self._connection)
         # The answer may still come: a connection in an unknown state is not used again.

@@ -148,7 +148,7 @@ class Enqueuer:
                 try:
                     if self._group is group:
                         self._group = _Group()
-                    group.added = await self._database.write(_aio_insert, group.rows)
+                    group.added = await self._database.run(_aio_insert, group.rows)
                 finally:
                     self._turn.release()
                 group.error = None

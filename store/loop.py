@@ -48,7 +48,8 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__(self._own_selector)
         self._stopping = True  # makes a round look at the selector without waiting for it
         self._in_turn = False
-        self._driver = trio.CancelScope()
+        self._rest = trio.CancelScope()
+        self._rest_until = math.inf
 
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an asyncio-flavoured function to its end.
@@ -88,7 +89,6 @@ class Loop(asyncio.SelectorEventLoop):
         self._in_turn = True  # nobody has to be woken for it
         task = self.create_task(coroutine)
         self._turn()
-        self._driver.deadline = min(self._driver.deadline, trio.current_time() + self._wait_s())
         return task
 
     @trio.lowlevel.enable_ki_protection
@@ -105,30 +105,37 @@ class Loop(asyncio.SelectorEventLoop):
             for _ in range(ROUNDS_A_TURN):
                 self._run_once()
                 if not self._ready:
-                    return
-            self._driver.cancel()
+                    break
         finally:
             if by_context:
                 asyncio.set_event_loop(hosts)
             asyncio._set_running_loop(None if by_context else hosts)  # noqa: SLF001
             self._in_turn = False
+        if self._ready or self._next_timer() < self._rest_until:
+            self._rest.cancel()
 
     @property
     def is_idle(self) -> bool:
         """True while it has no task and no callback to run."""
         return not self._ready and not asyncio.all_tasks(self)
 
-    async def drive(self) -> None:
-        """Run what becomes ready, until cancelled."""
+    async def run_what_is_answered(self) -> None:
+        """Run what waits for a socket, until cancelled."""
         while True:
-            with trio.CancelScope(deadline=trio.current_time() + self._wait_s()) as self._driver:
-                await trio.lowlevel.wait_readable(self._own_selector.fileno())
+            await trio.lowlevel.wait_readable(self._own_selector.fileno())
             self._turn()
 
-    def _wait_s(self) -> float:
-        if self._ready:
-            return 0
-        return self._scheduled[0].when() - self.time() if self._scheduled else math.inf
+    async def run_what_is_due(self) -> None:
+        """Run what waits for its time, or was called for outside of a turn, until cancelled."""
+        while True:
+            self._rest_until = self._next_timer()
+            rest_s = 0 if self._ready else self._rest_until - self.time()
+            with trio.CancelScope(deadline=trio.current_time() + rest_s) as self._rest:
+                await trio.sleep_forever()
+            self._turn()
+
+    def _next_timer(self) -> float:
+        return self._scheduled[0].when() if self._scheduled else math.inf
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -136,7 +143,7 @@ class Loop(asyncio.SelectorEventLoop):
         """As in every loop; called outside of a turn, it brings the next one about."""
         handle = super().call_soon(callback, *args, context=context)
         if not self._in_turn:
-            self._driver.cancel()
+            self._rest.cancel()
         return handle
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -171,13 +178,15 @@ async def open_loop() -> AsyncIterator[Loop]:
     loop = Loop()
     life = trio.CancelScope(shield=True)
 
-    async def drive() -> None:
+    async def live() -> None:
         with life:
-            await loop.drive()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(loop.run_what_is_answered)
+                nursery.start_soon(loop.run_what_is_due)
 
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drive)
+            nursery.start_soon(live)
             try:
                 yield loop
             finally:

@@ -1,11 +1,13 @@
 """Sees a handler that blocks the event loop, and says where it hangs.
 
-A thread, because nothing on the loop can run while it is blocked. It only reads a time stamp and, when that is old, the
-main thread's stack; it logs once a stall and counts its length.
+A thread, because nothing on the loop can run while it is blocked. It only reads when the turn under way began and, when
+that is long ago, the main thread's stack; it logs once a stall. The loop itself notes when a turn begins and ends, and
+counts the long ones: a watch that had to be woken for that would be most of what an idle process does.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -21,36 +23,48 @@ log = structlog.get_logger(__name__)
 
 TICK_S: Final = 0.25
 STALL_S: Final = 0.5
-"""A loop that has not turned for this long is stalled."""
+"""A turn of the loop that takes this long is a stall."""
+
+
+class _Turns(trio.abc.Instrument):
+    """Knows when the turn of the loop that is under way began; `inf` while the loop waits."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.began = math.inf
+        self._telemetry = telemetry
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+        self.began = time.monotonic()
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+        took_s, self.began = time.monotonic() - self.began, math.inf
+        if took_s > STALL_S:
+            self._telemetry.loop_stalled(took_s)
 
 
 async def watch_loop(telemetry: Telemetry, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Watch this loop until cancelled."""
     watched = threading.get_ident()
-    turned_at = time.monotonic()
+    turns = _Turns(telemetry)
     ended = threading.Event()
 
     def watch() -> None:
-        reported = False
+        reported = math.inf
         while not ended.wait(TICK_S):
-            behind_s = time.monotonic() - turned_at - TICK_S
-            if behind_s < STALL_S:
-                reported = False
-            elif not reported:
-                reported = True
+            began = turns.began
+            for_s = time.monotonic() - began
+            if for_s > STALL_S and began != reported:
+                reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
-                log.error("the event loop is blocked", for_s=round(behind_s, 2), stack=stack)
+                log.error("the event loop is blocked", for_s=round(for_s, 2), stack=stack)
 
     thread = threading.Thread(target=watch, name="loop watchdog", daemon=True)
     thread.start()
+    trio.lowlevel.add_instrument(turns)
     task_status.started()
     try:
-        while True:
-            await trio.sleep(TICK_S)
-            now = time.monotonic()
-            if now - turned_at - TICK_S > STALL_S:
-                telemetry.loop_stalled(now - turned_at - TICK_S)
-            turned_at = now
+        await trio.sleep_forever()
     finally:
+        trio.lowlevel.remove_instrument(turns)
         ended.set()

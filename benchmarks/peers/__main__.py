@@ -1,44 +1,60 @@
 """Measure dataloader and its peers on one server, and print one table.
 
-    python -m benchmarks.peers [--workloads w1,w3] [--peers dataloader,pgqueuer] [--runs 3] [--quick] [--out FILE]
-    python -m benchmarks.peers --summary FILE [--svg FILE]
+    python -m benchmarks.peers [--workloads w1,w3] [--peers dataloader,pgqueuer] [--runs 3] [--out FILE] [--svg FILE]
+    python -m benchmarks.peers --quick
+    python -m benchmarks.peers --summary FILE [--svg FILE] [--json]
 
-Needs the dependency group `bench`. Run it from the repository's root, on a machine that does nothing else.
+Needs the dependency group `bench`. Run it from the repository's root, on a machine that does nothing else. The exit
+status is 1 where a measurement failed; a bar that is missed is no failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
 from pathlib import Path
 
 import attrs
 
 from benchmarks.peers import results
 from benchmarks.peers.arena import Arena
-from benchmarks.peers.contenders import ALL, OURS, Contender, chosen
+from benchmarks.peers.contenders import ALL, OURS, chosen
+from benchmarks.peers.plan import Step, planned
 from benchmarks.peers.plot import svg
+from benchmarks.peers.progress import say, tracked
 from benchmarks.peers.results import Result
-from benchmarks.peers.workload import FULL, QUICK, Sizes, Workload
+from benchmarks.peers.workload import FULL, QUICK, Sizes
 from benchmarks.peers.workloads import WORKLOADS
 from dataloader import embedded_postgres
 
 QUICK_PEERS = f"{OURS},pgqueuer"
-QUICK_WORKLOADS = "w1,w2,w3,w6,w7"
+QUICK_WORKLOADS = "w1,w7,w2,w3,w6,w10,w12"
+QUICK_LIMIT_S = 100
+"""What has not begun by then is left out, so that a slow machine is done in two minutes as well."""
 
 
 def main() -> None:
+    began = time.monotonic()
     options = _options()
     if options.summary is None:
         options.summary = options.out or Path(tempfile.mkdtemp(prefix="bench-")) / "results.jsonl"
-        _measure(options)
+        say(f"results go to {options.summary}, what the tools log to files beside it")
+        _measure(options, began)
+        took = f" It took {time.monotonic() - began:.0f} s."
+    else:
+        took = ""
     found = results.read(options.summary)
-    print(results.table(found))
+    if options.json:
+        print(results.as_json(found, WORKLOADS))
+    else:
+        print(f"{results.table(found, WORKLOADS)}\n\n{results.closing(found, WORKLOADS)}{took}")
     if options.svg is not None:
-        options.svg.write_text(svg(found))
+        options.svg.write_text(svg(found, WORKLOADS), encoding="utf-8")
+    sys.exit(any(result.error for result in found))
 
 
 def _options() -> argparse.Namespace:
@@ -46,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", help="names with commas; all by default")
     parser.add_argument("--peers", help="tools, or one of their modes such as 'pgqueuer tuned', with commas")
     parser.add_argument("--runs", type=int, help="of each; medians need 3 (default: 3, quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="small, few and against pgqueuer alone: a look, no proof")
+    parser.add_argument("--quick", action="store_true", help="two minutes: small, few, against pgqueuer; no proof")
     sizes = parser.add_argument_group(
         "sizes", "instead of the plan's, for a machine or an hour that has no room for it"
     )
@@ -54,14 +70,14 @@ def _options() -> argparse.Namespace:
         kind = float if isinstance(field.default, float) else int
         sizes.add_argument(f"--{field.name.replace('_', '-')}", type=kind, metavar="N")
     parser.add_argument("--dir", type=Path, help="where the server keeps its data; a temporary directory by default")
-    parser.add_argument("--out", type=Path, help="a file that the results are appended to, a JSON line each")
+    parser.add_argument("--out", type=Path, help="keep the results in this file; what it has already is not run again")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="measure nothing; print the table of this file")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw W1")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the bars and W1's rates")
+    parser.add_argument("--json", action="store_true", help="print what the table shows as JSON")
     return parser.parse_args()
 
 
-def _measure(options: argparse.Namespace) -> None:
-    contenders = chosen((options.peers or (QUICK_PEERS if options.quick else ",".join(ALL))).split(","))
+def _measure(options: argparse.Namespace, began: float) -> None:
     names = (options.workloads or (QUICK_WORKLOADS if options.quick else ",".join(WORKLOADS))).split(",")
     unknown = set(names) - WORKLOADS.keys()
     if unknown:
@@ -70,34 +86,44 @@ def _measure(options: argparse.Namespace) -> None:
     sizes = attrs.evolve(
         QUICK if options.quick else FULL, **{name: value for name, value in given.items() if value is not None}
     )
-    runs = options.runs or (1 if options.quick else 3)
+    options.summary.touch()
+    kept = results.read(options.summary)
+    if any(result.sizes != attrs.asdict(sizes) for result in kept):
+        raise SystemExit(f"{options.summary} has results of other sizes: name another file, or give the same options")
+    steps = planned(
+        [WORKLOADS[name] for name in names],
+        chosen((options.peers or (QUICK_PEERS if options.quick else ",".join(ALL))).split(",")),
+        options.runs or (1 if options.quick else 3),
+        kept=kept,
+        for_bars=options.quick and options.peers is None,
+    )
+    until = began + QUICK_LIMIT_S if options.quick and options.workloads is None else math.inf
     # So that a benchmark that is ended stops its server and takes its directory along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as directory:
-        logs = options.summary.parent
-        with embedded_postgres(Path(directory)) as server:
-            arena = Arena(server, logs)
-            for name in names:
-                for result in _results(arena, WORKLOADS[name], contenders, sizes, runs):
-                    result.append_to(options.summary)
-                arena.forget_templates()
-
-
-def _results(
-    arena: Arena, workload: Workload, contenders: list[Contender], sizes: Sizes, runs: int
-) -> Iterable[Result]:
-    """Measure in turn, so that what else the machine does falls on all of them."""
-    for run in range(1, runs + 1):
-        for contender in contenders:
-            if (workload.solo and contender.peer != OURS) or (contender.mode != "default" and not workload.of_modes):
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as directory,
+        embedded_postgres(Path(directory)) as server,
+    ):
+        arena, workload = Arena(server, options.summary.parent), None
+        for step in tracked(steps):
+            if time.monotonic() > until:
+                say(f"{step} is left out: the time is up")
                 continue
-            try:
-                result = Result(workload.name, contender.name, run, dict(workload.measure(arena, contender, sizes)))
-            except Exception as error:  # noqa: BLE001 - the others are still to be measured; the table tells of it
-                result = Result(workload.name, contender.name, run, {}, f"{type(error).__name__}: {error}"[:300])
-            shown = ", ".join(f"{figure} {value:.4g}" for figure, value in result.figures.items())
-            print(f"# {workload.name} {contender.name} run {run}: {result.error or shown}", flush=True)
-            yield result
+            if step.workload is not workload and not options.quick:
+                arena.forget_templates()
+            workload = step.workload
+            _result(arena, step, sizes).append_to(options.summary)
+
+
+def _result(arena: Arena, step: Step, sizes: Sizes) -> Result:
+    figures, error = {}, ""
+    try:
+        figures = dict(step.workload.measure(arena, step.contender, sizes))
+    except Exception as raised:  # noqa: BLE001 - the others are still to be measured; the table tells of it
+        error = f"{type(raised).__name__}: {raised}"[:300]
+    shown = ", ".join(f"{figure} {value:.4g}" for figure, value in figures.items())
+    say(f"{step}: {error or shown}")
+    return Result(step.workload.name, step.contender.name, step.run, figures, error, attrs.asdict(sizes))
 
 
 if __name__ == "__main__":

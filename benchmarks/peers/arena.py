@@ -21,6 +21,7 @@ import psycopg
 
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.program import Event, Program
+from benchmarks.peers.progress import say
 from dataloader.store.embedded import EmbeddedPostgres
 
 COMMAND_TIMEOUT_S = 1800
@@ -66,13 +67,17 @@ class Arena:
         return name
 
     def _template(self, contender: Contender, loads: tuple[Load, ...], change: Change | None, label: str) -> str:
-        key = "_".join(f"{x.count}k{x.key[:4]}d{x.delay_s:g}u{x.urgent:d}" for x in loads)
+        key = "_".join(f"{x.count}f{x.first}k{x.key[:4]}d{x.delay_s:g}u{x.urgent:d}" for x in loads)
         name = f"t_{contender.peer}_{key}{label}"
         if name in self._templates:
             return name
-        self._admin.execute(f'CREATE DATABASE "{name}"')
+        self.drop(name)  # one that could not be made
+        is_empty = not loads and change is None
+        source = "template1" if is_empty else self._template(contender, (), None, "")
         began = time.monotonic()
-        self.call(contender, name, "setup")
+        self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{source}"')
+        if is_empty:
+            self.call(contender, name, "setup")
         for load in loads:
             self.call(contender, name, "load", *load.arguments)
         with self.connect(name) as connection:
@@ -80,7 +85,7 @@ class Arena:
                 change(connection)
             connection.execute("VACUUM ANALYZE")
         self._templates.add(name)
-        print(f"# {name} made in {time.monotonic() - began:.1f} s", flush=True)
+        say(f"{name} made in {time.monotonic() - began:.1f} s")
         return name
 
     def drop(self, name: str) -> None:
@@ -88,7 +93,7 @@ class Arena:
         self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def forget_templates(self) -> None:
-        """Drop the templates: the next workload makes its own."""
+        """Drop the templates, for room: the next workload makes its own."""
         for name in self._templates:
             self.drop(name)
         self._templates.clear()

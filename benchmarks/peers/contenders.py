@@ -11,6 +11,8 @@ from typing import Final
 
 import attrs
 
+from benchmarks.peers.progress import say
+
 OURS: Final = "dataloader"
 
 
@@ -81,5 +83,5 @@ def chosen(names: list[str]) -> list[Contender]:
     if unknown:
         raise SystemExit(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
     for peer in sorted({contender.peer for contender in found if not contender.is_installed}):
-        print(f"# {peer} is left out: its package is not installed here (dependency group `bench`)", flush=True)
+        say(f"{peer} is left out: its package is not installed here (dependency group `bench`)")
     return [contender for contender in found if contender.is_installed]

@@ -1,41 +1,123 @@
-"""The drain rates as an SVG of horizontal bars, for docs/performance.md. No library: it is rectangles and text."""
+"""One picture of a benchmark as SVG, for docs/performance.md: every bar, and the rates of W1. No library.
+
+A bar's row has what ours is as a multiple of it, on a logarithmic scale that has the bar in its middle: to the right is
+better than asked, to the left is short of it, whichever way the figure itself goes.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Final
+from xml.sax.saxutils import escape
 
 from benchmarks.peers.contenders import ALL, OURS
-from benchmarks.peers.results import Result, medians
+from benchmarks.peers.results import Result, Verdict, Workloads, closing, medians, shown, verdicts
 
-WIDTH: Final = 720
-LEFT: Final = 150
-BAR: Final = 18
-GAP: Final = 8
-FIGURES: Final = {"short_rate": "W1, short queue", "long_rate": "W1, long queue"}
-OURS_COLOUR: Final = "#2b6cb0"
-COLOUR: Final = "#a0aec0"
+WIDTH: Final = 880
+ROW: Final = 20
+BASELINE: Final = 14
+THICK: Final = 12
+LEFT, TITLES, TEXTS, RIGHT = 16, 48, 250, WIDTH - 16
+MIDDLE, DOUBLING = 640, 66
+MARKS: Final = {-2: "¼", -1: "½", 0: "the bar", 1: "2 ×", 2: "4 ×"}
+"""By doublings. What is farther away than the last mark ends there, in a point."""
+SHORTEST: Final = 3
+RATES: Final = {"short_rate": "short", "long_rate": "long"}
+RATES_LEFT, RATES_LENGTH = 220, WIDTH - 220 - 80
+
+INK, PALE, LINE, BAND = "#1a202c", "#5a6474", "#cbd5e0", "#f3f5f8"
+REACHED, MISSED = "#2f855a", "#dd4a1f"
+OUR_COLOUR, THEIR_COLOUR = "#2b6cb0", "#a0aec0"
 
 
-def svg(results: list[Result]) -> str:
-    """The picture of W1's medians."""
-    found = medians(results).get("w1", {})
-    rows = [
-        (heading, name, found[name][figure])
-        for figure, heading in FIGURES.items()
-        for name in ALL
-        if figure in found.get(name, {})
+def svg(results: list[Result], workloads: Workloads) -> str:
+    """The picture; of the same results it is the same text."""
+    judgements = verdicts(results, workloads)
+    scale = 80
+    rows = scale + 8
+    rates = rows + ROW * len(judgements) + 2 * ROW
+    drawn = list(_rates(medians(results).get("w1", {}), rates))
+    height = rates + ROW * len(drawn) + (LEFT if drawn else -ROW)
+    parts = [
+        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="white" stroke="{LINE}"/>',
+        _text(LEFT, 30, "What is asked of dataloader, and what it does", weight="bold", size=16),
+        _text(LEFT, 50, closing(results, workloads), colour=PALE),
+        *_names(judgements, rows),
+        *_scale(scale, rows + ROW * len(judgements)),
+        *(_row(verdict, rows + ROW * number) for number, verdict in enumerate(judgements)),
+        *drawn,
     ]
-    longest = max((rate for _, _, rate in rows), default=1)
-    parts, y, last = [], 10, ""
-    for heading, name, rate in rows:
-        if heading != last:
-            parts.append(f'<text x="10" y="{y + 14}" font-weight="bold">{heading}, jobs/s</text>')
-            y, last = y + BAR + GAP, heading
-        width = rate / longest * (WIDTH - LEFT - 80)
-        colour = OURS_COLOUR if name == OURS else COLOUR
-        parts.append(f'<text x="10" y="{y + 14}">{name}</text>')
-        parts.append(f'<rect x="{LEFT}" y="{y}" width="{width:.0f}" height="{BAR}" fill="{colour}"/>')
-        parts.append(f'<text x="{LEFT + width + 6:.0f}" y="{y + 14}">{rate:,.0f}</text>')
-        y += BAR + GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 4}" font-family="sans-serif"'
-    return "\n".join([f'{head} font-size="13">', '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"])
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    font = 'font-family="Helvetica, Arial, sans-serif" font-size="12"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>', *parts, "</svg>\n"])
+
+
+def _names(judgements: list[Verdict], top: int) -> Iterator[str]:
+    """Each workload's name beside its first bar; every other one on a band, so that they are told apart."""
+    for number, (_, group) in enumerate(groupby(judgements, key=lambda verdict: verdict.workload.name)):
+        members = list(group)
+        if number % 2 == 0:
+            yield _rect(LEFT - 8, top, WIDTH - 2 * (LEFT - 8), ROW * len(members), BAND)
+        yield _text(LEFT, top + BASELINE, members[0].workload.name.upper(), weight="bold")
+        yield _text(TITLES, top + BASELINE, members[0].workload.title, colour=PALE)
+        top += ROW * len(members)
+
+
+def _scale(top: int, bottom: int) -> Iterator[str]:
+    for doublings, label in MARKS.items():
+        x = MIDDLE + doublings * DOUBLING
+        yield _text(x, top, label, anchor="middle", colour=PALE if doublings else INK)
+        yield f'<path d="M{x} {top + 6}V{bottom}" stroke="{LINE if doublings else INK}"/>'
+
+
+def _row(verdict: Verdict, top: int) -> str:
+    text = _text(TEXTS, top + BASELINE, verdict.bar.text)
+    if verdict.value is None:
+        return text + _text(RIGHT, top + BASELINE, "not measured", anchor="end", colour=PALE)
+    colour = REACHED if verdict.is_reached else MISSED
+    figure = _text(RIGHT, top + BASELINE, shown(verdict.value), anchor="end", colour=colour, weight="bold")
+    return text + _mark(verdict.bar.share(verdict.value), top + (ROW - THICK) // 2, colour) + figure
+
+
+def _mark(share: float, top: int, colour: str) -> str:
+    """From the bar's line to the share of it: a rectangle, with a point where the scale ends before it."""
+    side = 1 if share >= 1 else -1
+    length = DOUBLING * abs(math.log2(share)) if 0 < share < math.inf else math.inf
+    longest = DOUBLING * max(MARKS)
+    if length <= longest:
+        length = max(round(length), SHORTEST)
+        return _rect(MIDDLE if side > 0 else MIDDLE - length, top, length, THICK, colour)
+    points = f"V{top}H{MIDDLE + side * longest}l{side * THICK // 2} {THICK // 2}l{-side * THICK // 2} {THICK // 2}"
+    return f'<path d="M{MIDDLE} {top + THICK}{points}Z" fill="{colour}"/>'
+
+
+def _rates(rates: Mapping[str, Mapping[str, float]], top: int) -> Iterator[str]:
+    """W1's rates of all, each queue's under a heading; a row each."""
+    longest = max((rates[name].get(figure, 0) for figure in RATES for name in rates), default=0)
+    for figure, queue in RATES.items():
+        names = [name for name in ALL if figure in rates.get(name, {})]
+        if names:
+            yield _text(LEFT, top + BASELINE, f"W1, {queue} queue: jobs/s", weight="bold")
+            top += ROW
+        for name in names:
+            rate, colour = rates[name][figure], OUR_COLOUR if name == OURS else THEIR_COLOUR
+            length = max(round(rate / longest * RATES_LENGTH), SHORTEST)
+            yield (
+                _text(TITLES, top + BASELINE, name)
+                + _rect(RATES_LEFT, top + (ROW - THICK) // 2, length, THICK, colour)
+                + _text(RATES_LEFT + length + 6, top + BASELINE, f"{rate:,.0f}")
+            )
+            top += ROW
+
+
+def _rect(x: int, y: int, width: int, height: int, colour: str) -> str:
+    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>'
+
+
+def _text(
+    x: int, y: int, text: str, *, colour: str = INK, weight: str = "normal", anchor: str = "start", size: int = 12
+) -> str:
+    style = f'fill="{colour}" font-weight="{weight}" text-anchor="{anchor}" font-size="{size}"'
+    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'

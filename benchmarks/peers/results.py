@@ -2,34 +2,43 @@
 
 The table has a line for each figure, the medians of all contenders beside each other, and one for each bar: what ours
 is by that bar, and whether that is enough. Figures of different machines or runs are never set beside each other.
+
+`workloads` are always all there are, by name, in their order: nothing here knows them, or starts anything.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
+import msgspec
 
 from benchmarks.peers.contenders import ALL, OURS
-from benchmarks.peers.workload import Bar, Workload
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.workload import FULL, Bar, Workload
 
 NOTHING: Final = "–"
+Workloads = Mapping[str, Workload]
 
 
 @attrs.frozen
 class Result:
-    """One measurement: its figures, or why there are none."""
+    """One measurement: its figures, or why there are none, and the sizes it was made with."""
 
     workload: str
     contender: str
     run: int
     figures: dict[str, float]
     error: str = ""
+    sizes: dict[str, float] = attrs.field(factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is the result of."""
+        return self.workload, self.contender, self.run
 
     def append_to(self, path: Path) -> None:
         """Keep it."""
@@ -37,9 +46,24 @@ class Result:
             file.write(json.dumps(attrs.asdict(self)) + "\n")
 
 
+@attrs.frozen
+class Verdict:
+    """What ours is by a bar; `value` is None where something was not measured."""
+
+    workload: Workload
+    bar: Bar
+    value: float | None
+
+    @property
+    def is_reached(self) -> bool | None:
+        """None where it was not measured."""
+        return None if self.value is None else self.bar.is_reached(self.value)
+
+
 def read(path: Path) -> list[Result]:
-    """All that a file has."""
-    return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+    """All that a file has; what was measured again after it had failed counts alone."""
+    found = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+    return list({result.key: result for result in found}.values())
 
 
 def medians(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]:
@@ -71,45 +95,82 @@ def judged(bar: Bar, results: Iterable[Result]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def table(results: list[Result]) -> str:
+def verdicts(results: Iterable[Result], workloads: Workloads) -> list[Verdict]:
+    """Of all bars, in their order."""
+    of: dict[str, list[Result]] = {}
+    for result in results:
+        of.setdefault(result.workload, []).append(result)
+    return [
+        Verdict(workload, bar, judged(bar, of.get(workload.name, ())))
+        for workload in workloads.values()
+        for bar in workload.bars
+    ]
+
+
+def closing(results: Iterable[Result], workloads: Workloads) -> str:
+    """How many bars are reached, and what the figures are worth."""
+    results = list(results)
+    reached = [verdict.is_reached for verdict in verdicts(results, workloads) if verdict.value is not None]
+    runs = max((result.run for result in results), default=0)
+    said = f"{len(reached)} bars measured: {reached.count(True)} reached, {reached.count(False)} missed. "
+    said += f"Medians of {runs} runs." if runs > 1 else "One run, no medians."
+    if any(result.sizes and result.sizes != attrs.asdict(FULL) for result in results):
+        said += " Not the plan's sizes: a look, no proof."
+    return said
+
+
+def table(results: list[Result], workloads: Workloads) -> str:
     """The one table, as Markdown."""
-    results = [result for result in results if result.workload in WORKLOADS]
+    results = [result for result in results if result.workload in workloads]
     found = medians(results)
     names = [name for name in ALL if any(name in contenders for contenders in found.values())]
+    judgements = verdicts(results, workloads)
     lines = [
         f"| | | {' | '.join(names)} |",
         f"| --- | --- |{' ---: |' * len(names)}",
     ]
-    for name, workload in WORKLOADS.items():
+    for name, workload in workloads.items():
         if name in found:
             lines += _lines(workload, found[name], names)
-            lines += _bars(workload, [result for result in results if result.workload == name], names)
-    runs = max((result.run for result in results), default=0)
-    lines += ["", f"Medians of {runs} runs." if runs > 1 else "One run: no medians."]
-    lines += [f"Failed: {x.workload} {x.contender} run {x.run}: {x.error}" for x in results if x.error]
+            lines += [_line(verdict, names) for verdict in judgements if verdict.workload == workload and OURS in names]
+    failed = [f"Failed: {x.workload} {x.contender} run {x.run}: {x.error}" for x in results if x.error]
+    lines += ["", *failed] if failed else []
     return "\n".join(lines)
+
+
+def as_json(results: list[Result], workloads: Workloads) -> str:
+    """What the table shows, for machines; a figure that is not finite is null."""
+    bars = [
+        {"workload": x.workload.name, "bar": x.bar.text, "value": x.value, "reached": x.is_reached}
+        for x in verdicts(results, workloads)
+    ]
+    failed = [{"workload": x.workload, "contender": x.contender, "run": x.run, "error": x.error} for x in results]
+    data = {
+        "medians": medians(results),
+        "bars": bars,
+        "failed": [entry for entry in failed if entry["error"]],
+        "closing": closing(results, workloads),
+    }
+    return msgspec.json.format(msgspec.json.encode(data)).decode()
+
+
+def shown(value: float | None) -> str:
+    """A figure as text."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _lines(workload: Workload, figures: dict[str, dict[str, float]], names: list[str]) -> Iterator[str]:
     yield f"| **{workload.name.upper()}** | **{workload.title}** |{' |' * len(names)}"
     for figure, heading in workload.figures.items():
-        cells = [_shown(figures.get(name, {}).get(figure)) for name in names]
+        cells = [shown(figures.get(name, {}).get(figure)) for name in names]
         if any(cell != NOTHING for cell in cells):
             yield f"| | {heading} | {' | '.join(cells)} |"
 
 
-def _bars(workload: Workload, results: list[Result], names: list[str]) -> Iterator[str]:
-    if OURS not in names:
-        return
-    for bar in workload.bars:
-        value = judged(bar, results)
-        verdict = NOTHING
-        if value is not None:
-            verdict = f"{_shown(value)} {'reached' if bar.is_reached(value) else '**missed**'}"
-        yield f"| bar | {bar.text} | {' | '.join(verdict if name == OURS else '' for name in names)} |"
-
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+def _line(verdict: Verdict, names: list[str]) -> str:
+    said = NOTHING
+    if verdict.value is not None:
+        said = f"{shown(verdict.value)} {'reached' if verdict.is_reached else '**missed**'}"
+    return f"| bar | {verdict.bar.text} | {' | '.join(said if name == OURS else '' for name in names)} |"

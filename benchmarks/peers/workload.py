@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from benchmarks.peers.arena import Arena
 from benchmarks.peers.contenders import Contender
+
+if TYPE_CHECKING:  # the table and the plot can be made where no peer is installed
+    from benchmarks.peers.arena import Arena
 
 Figures = Mapping[str, float]
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much each workload does. `QUICK` is for a look of a few minutes; its figures are rougher."""
+    """How much each workload does. `QUICK` is for a look of two minutes; its figures are rougher."""
 
     drain: int = 20_000
     long_drain: int = 200_000
@@ -36,20 +39,20 @@ class Sizes:
 
 FULL: Final = Sizes()
 QUICK: Final = Sizes(
-    drain=10_000,
-    long_drain=30_000,
-    one_by_one=500,
-    samples=100,
+    drain=5_000,
+    long_drain=15_000,
+    one_by_one=300,
+    samples=50,
     backlog=50_000,
     delayed=20_000,
-    hot=1_000,
-    independent=10_000,
-    held=30_000,
+    hot=500,
+    independent=5_000,
+    held=15_000,
     idle_s=10,
     pace_s=15,
-    http_requests=4_000,
+    http_requests=2_000,
     finished=100_000,
-    cap_s=10,
+    cap_s=6,
 )
 
 
@@ -84,6 +87,14 @@ class Bar:
     def is_reached(self, value: float) -> bool:
         """Whether `value` is good enough."""
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    def share(self, value: float) -> float:
+        """`value` as a multiple of the bar: 1 is just enough and more is better, for `least` and `most` alike."""
+        if self.most is None:
+            return value / (self.least or 1)
+        if value == self.most:
+            return 1
+        return self.most / value if value else math.inf
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import pytest
@@ -69,6 +70,35 @@ async def test_callbacks_that_call_for_more_keep_nobody_waiting(store):
             seen.append(calls)
             await trio.lowlevel.checkpoint()
     assert max(after - before for before, after in pairwise(seen)) <= 2 * ROUNDS_A_TURN
+
+
+async def test_a_timer_that_is_set_after_an_answer_is_kept(store):
+    async def ask_and_sleep(connection):
+        await connection.fetchval("SELECT 1")
+        await asyncio.sleep(0.01)
+        await connection.fetchval("SELECT 1")
+        await asyncio.wait_for(asyncio.sleep(30), 0.02)
+
+    with trio.fail_after(5), pytest.raises(StoreUnavailable):
+        await store.run(ask_and_sleep)
+
+
+async def test_the_end_of_a_thread_wakes_the_loop(store):
+    async def in_thread(_connection):
+        return await asyncio.get_running_loop().run_in_executor(None, threading.get_ident)
+
+    with trio.fail_after(5):
+        assert await store.run(in_thread) != threading.get_ident()
+
+
+async def test_an_error_in_a_callback_is_told_and_ends_nothing(store, capsys):
+    async def fail_later(_connection):
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+
+    await store.run(fail_later)
+    assert await store.run(ask) == 1
+    assert "division by zero" in "".join(capsys.readouterr())
 
 
 async def test_an_operation_after_the_loop_has_ended_is_refused(store):

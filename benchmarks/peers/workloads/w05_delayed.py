@@ -15,7 +15,12 @@ STAGED_WITHIN_S = 60
 FIRST_DELAYED = 1_000_000
 
 _FALL_DUE = "UPDATE dl_jobs SET available_at = now() + make_interval(secs => %s) WHERE waits_for = 'time'"
-_STILL_DELAYED = "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'"
+# One row of the index: to count them would take more of the two cores than what is measured.
+_STILL_DELAYED = """
+SELECT count(*) FROM (
+  SELECT FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' ORDER BY available_at LIMIT 1
+) AS one
+"""
 
 
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:

@@ -1,0 +1,61 @@
+"""The watchdog sees a loop that is blocked, and costs one that has nothing to do no turns."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+import trio
+from conditions import until
+from prometheus_client import CollectorRegistry
+
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.supervisor.watchdog import STALL_S, watch_loop
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns of the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+        self.count += 1
+
+
+def stalls(registry: CollectorRegistry) -> tuple[float, float]:
+    """How many there were, and their seconds."""
+    count, seconds = (registry.get_sample_value(f"dataloader_loop_stall_seconds_{name}") for name in ("count", "sum"))
+    return count or 0, seconds or 0
+
+
+async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
+    registry = CollectorRegistry()
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_loop, Telemetry(registry))
+            for seconds in (STALL_S / 2, 2 * STALL_S):
+                await trio.sleep(0.01)
+                time.sleep(seconds)  # noqa: ASYNC251 - this is what is watched for
+
+            async def one_is_counted():
+                return stalls(registry)[0] == 1
+
+            await until(one_is_counted)
+            nursery.cancel_scope.cancel()
+    assert 2 * STALL_S <= stalls(registry)[1] < 10 * STALL_S
+    [report] = logs
+    assert report["event"] == "the event loop is blocked"
+    assert "time.sleep(seconds)" in report["stack"]
+
+
+async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
+    registry, turns = CollectorRegistry(), Turns()
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_loop, Telemetry(registry))
+            trio.lowlevel.add_instrument(turns)
+            await trio.sleep(2 * STALL_S)
+            trio.lowlevel.remove_instrument(turns)
+            nursery.cancel_scope.cancel()
+    assert (turns.count, stalls(registry), logs) == (1, (0, 0), [])
