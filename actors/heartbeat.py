@@ -112,6 +112,7 @@ class Heartbeat:
 
     async def _watch_for_stuck(self) -> None:
         while True:
+            await self.runs.wait_any()
             await trio.sleep(min(self.period_s, LOOK_EVERY_S))
             self._look_for_stuck()
 

@@ -15,7 +15,7 @@ import trio
 
 from dataloader.jobs.errors import StoreError
 from dataloader.store.database import Database
-from dataloader.store.leases import database_clock, reap
+from dataloader.store.leases import reap
 
 log = structlog.get_logger(__name__)
 
@@ -38,21 +38,21 @@ class Reaper:
         ahead_s: float | None = None
         while True:
             try:
-                before_s, ahead_s = ahead_s, await database_clock(self.database) - trio.current_time()
-                if before_s is not None and abs(ahead_s - before_s) > JUMP_S:
-                    log.warning(
-                        "the database's clock jumped: this sweep is left out", by_s=round(ahead_s - before_s, 1)
-                    )
-                else:
-                    await self._sweep()
+                ahead_s = await self._sweep(ahead_s)
             except StoreError as error:
                 log.warning("a sweep for expired leases failed", error=str(error))
             await trio.sleep(self.period_s)
 
-    async def _sweep(self) -> None:
-        for _ in range(MAX_BATCHES):
-            taken = await reap(self.database, BATCH)
-            if taken:
-                log.warning("jobs were taken back: their leases had ended", jobs=len(taken))
-            if len(taken) < BATCH:
-                return
+    async def _sweep(self, ahead_s: float | None) -> float:
+        """Sweep unless the database's clock has jumped; how far it is ahead of ours comes back."""
+        batches = 0
+        while True:
+            batches += 1
+            reaped = await reap(self.database, BATCH, ahead_s=ahead_s, jump_s=JUMP_S)
+            if reaped.jumped and ahead_s is not None:
+                by_s = round(reaped.ahead_s - ahead_s, 1)
+                log.warning("the database's clock jumped: this sweep is left out", by_s=by_s)
+            if reaped.hashes:
+                log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.hashes))
+            if len(reaped.hashes) < BATCH or batches == MAX_BATCHES:
+                return reaped.ahead_s

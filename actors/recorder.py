@@ -6,7 +6,7 @@ lines go along, or by themselves within a second.
 Fed by the runners through one channel; owner of each run's way out: only when its end is recorded is the run let go,
 its key freed and its slot given back. It ends when the channel's senders are closed and everything is written, so
 nothing is lost in a drain. While the database is away it tries again; the heartbeats of its runs go on meanwhile, and
-what the lease outlives is void.
+what the lease outlives is void. A job whose row somebody has locked goes along with later batches until it is written.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ MAX_TURNS: Final = 10
 """Turns of the event loop in which more is gathered before what there is is written."""
 SHOW_EVERY_S: Final = 1.0
 MAX_PAUSE_S: Final = 2.0
+LOCKED_PAUSE_S: Final = 0.01
+MAX_LOCKED_PAUSE_S: Final = 0.5
 
 
 @attrs.define(eq=False)
@@ -60,6 +62,9 @@ class Recorder:
     insisting: bool = True
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
     _show_at: float = attrs.field(default=math.inf, init=False)
+    _locked: list[Ended] = attrs.field(factory=list, init=False)
+    _locked_pause_s: float = attrs.field(default=LOCKED_PAUSE_S, init=False)
+    _again_at: float = attrs.field(default=math.inf, init=False)
 
     async def run(
         self,
@@ -80,10 +85,14 @@ class Recorder:
                     return
 
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
-        """The next messages, at least one unless it is time to show progress or the channel has ended."""
+        """The next messages, and those that were passed over before.
+
+        At least one unless it is time to show progress or the channel has ended.
+        """
         batch: list[Ended] = []
+        ended = False
         try:
-            with trio.move_on_at(self._show_at):
+            with trio.move_on_at(min(self._show_at, self._again_at)):
                 self._take(await messages.receive(), batch)
             # One statement for those that end together, in turns of the event loop that follow each other.
             for _ in range(MAX_TURNS):
@@ -95,8 +104,10 @@ class Recorder:
                     break
                 await trio.lowlevel.cancel_shielded_checkpoint()
         except trio.EndOfChannel:
-            return batch, True
-        return batch, False
+            ended = True
+            if self._locked and not batch:
+                await trio.sleep_until(self._again_at)
+        return self._locked + batch, ended
 
     def _take(self, message: ToRecord, batch: list[Ended]) -> None:
         if isinstance(message, Ended):
@@ -115,6 +126,7 @@ class Recorder:
                 progress = message.run.progress
                 endings.append(message.ending if progress is None else attrs.evolve(message.ending, progress=progress))
         finished = await self._insist(endings)
+        batch = self._pass_over(batch, finished.locked)
         if finished.void:
             self.telemetry.fenced(len(finished.void))
             log.warning("late outcomes were void: the jobs belong to somebody else now", jobs=len(finished.void))
@@ -134,6 +146,22 @@ class Recorder:
         for queue, number in slots.items():
             self.freed(queue, number)
         self.released.set()
+
+    def _pass_over(self, batch: Sequence[Ended], locked: Sequence[int]) -> Sequence[Ended]:
+        """Keep those whose row somebody has locked for the next batch, or for a while when none comes.
+
+        The others are returned.
+        """
+        if locked and not self.insisting:
+            log.error("outcomes could not be written: the jobs are left to their leases", jobs=len(locked))
+            locked = []
+        self._locked = [message for message in batch if message.run.job.token in locked]
+        if not locked:
+            self._locked_pause_s, self._again_at = LOCKED_PAUSE_S, math.inf
+            return batch
+        self._again_at = trio.current_time() + self._locked_pause_s
+        self._locked_pause_s = min(self._locked_pause_s * 2, MAX_LOCKED_PAUSE_S)
+        return [message for message in batch if message.run.job.token not in locked]
 
     async def _insist(self, endings: list[Ending]) -> Finished:
         """Write `endings`, again and again while the database is away: their tokens make that harmless."""
@@ -161,12 +189,13 @@ class Recorder:
         """One row poisons the batch: the others must not suffer for it."""
         if len(endings) == 1:
             return await self._insist_without_text(endings[0], error)
-        written, void = {}, []
+        all_finished = Finished({}, [])
         for ending in endings:
             finished = await self._insist([ending])
-            written.update(finished.written)
-            void.extend(finished.void)
-        return Finished(written, void)
+            all_finished.written.update(finished.written)
+            all_finished.void.extend(finished.void)
+            all_finished.locked.extend(finished.locked)
+        return all_finished
 
     async def _insist_without_text(self, ending: Ending, error: Exception) -> Finished:
         """What the handler said can't be stored, in a way that nobody thought of: the job ends all the same (F40)."""

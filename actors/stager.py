@@ -1,7 +1,8 @@
 """Makes waiting jobs ready: those whose time has come, those whose key is free, those whose task this worker knows.
 
 Sleeps until the next job falls due, and is told by notification of an earlier one; every backoff period it sweeps the
-parked keys, which is the net below the wake-ups of those who hold them.
+parked keys, which is the net below the wake-ups of those who hold them. When more has fallen due than one batch it
+rests between batches, as a share of the time they take, so that claims and outcomes go on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
 log = structlog.get_logger(__name__)
 
 LOCKED_S: Final = 0.5
+REST: Final = 2.5
+"""The rest after a batch that left others due: so many times as long as the batch took."""
+MAX_REST_S: Final = 1.0
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -44,12 +48,14 @@ class Stager:
                     sweep_at = trio.current_time() + self.sweep_s
                     await ready_known(self.database, self.queues, list(self.tasks))
                     await ready_free(self.database)
+                began = trio.current_time()
                 staged = await ready_due(self.database)
             except StoreError as error:
                 log.warning("waiting jobs were not looked at", error=str(error))
                 await trio.sleep(self.poll_s)
                 continue
-            if staged.readied >= BATCH:
+            if staged.readied >= BATCH and staged.next_due_s == 0:
+                await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
                 continue
             pause_s = sweep_at - trio.current_time()
             if staged.next_due_s is not None:

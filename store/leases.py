@@ -8,11 +8,13 @@ end and now another job of its key may have started.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
 import attrs
+import trio
 
 from dataloader.store.database import Database
 
@@ -38,9 +40,12 @@ FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.
 """
 
 _REAP: Final = """
-WITH expired AS MATERIALIZED (
+WITH clock AS MATERIALIZED (
+  SELECT extract(epoch FROM now())::float8 AS now,
+         coalesce(abs(extract(epoch FROM now())::float8 - $2::float8) > $3::float8, false) AS jumped
+), expired AS MATERIALIZED (
   SELECT job_id, lease_expires_at, claimed_by FROM dl_jobs
-  WHERE status = 'running' AND lease_expires_at < now()
+  WHERE status = 'running' AND lease_expires_at < now() AND (SELECT NOT jumped FROM clock)
   ORDER BY lease_expires_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
 ), taken AS (
   UPDATE dl_jobs j SET
@@ -65,10 +70,8 @@ WITH expired AS MATERIALIZED (
          jsonb_strip_nulls(jsonb_build_object('reason', 'lease expired', 'attempt', attempt, 'worker', claimed_by))
   FROM taken
 )
-SELECT job_id, status::text AS status, lock_hash FROM taken
+SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes FROM clock
 """
-
-_CLOCK: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
 
 
 class Beat(enum.Enum):
@@ -102,26 +105,30 @@ async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> l
     ]
 
 
-async def reap(database: Database, limit: int) -> list[int]:
+@attrs.frozen
+class Reaped:
+    """What a sweep took back, by the hashes of the keys; their next jobs have been woken already.
+
+    `ahead_s` is the database's clock less Trio's; `jumped` tells that it has changed too much, and nothing was taken.
+    """
+
+    hashes: list[int]
+    ahead_s: float
+    jumped: bool
+
+
+async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
     """Take back up to `limit` jobs whose lease has ended: to the queue, or `lost` with the attempts used up (Q10).
 
-    The hashes of their keys come back; their next jobs have been woken already.
+    Nothing if the database's clock is not `ahead_s` of Trio's, by `jump_s` at the most.
     """
-    return await database.write(_aio_reap, limit)
+    return await database.write(_aio_reap, limit, ahead_s, jump_s)
 
 
-async def _aio_reap(connection: Any, limit: int) -> list[int]:
-    records = await connection.fetch(_REAP, limit)
-    hashes = sorted({record["lock_hash"] for record in records})
+async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
+    sent_at = trio.current_time()
+    [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s)
+    hashes = record["hashes"]
     if hashes:
-        await connection.fetchval("SELECT dl_unpark($1)", hashes)
-    return [record["lock_hash"] for record in records]
-
-
-async def database_clock(database: Database) -> float:
-    """The database's clock, in seconds since 1970."""
-    return float(await database.run(_aio_clock))
-
-
-async def _aio_clock(connection: Any) -> float:
-    return float(await connection.fetchval(_CLOCK))
+        await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
+    return Reaped(hashes, record["now"] - sent_at, record["jumped"])

@@ -2,6 +2,10 @@
 
 A write whose token is no longer the job's, or whose job no longer runs, changes nothing and says so. Sending a batch
 again is harmless: a job whose row already shows our token and an end is reported as written before.
+
+A row that somebody has locked holds up no other: it is passed over, and reported for another try. Not only a psql does
+that: a claim whose snapshot is older than another's commit locks the rows which that one claimed before it sees that
+they are no longer queued, and has them until it commits.
 """
 
 from __future__ import annotations
@@ -40,9 +44,12 @@ A cancel request that came last still counts.
 # statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
 _FINISH: Final = f"""
 WITH ending AS MATERIALIZED (
-  SELECT *, step IN ('snooze', 'return') AS refunded
+  SELECT e.*, step IN ('snooze', 'return') AS refunded
   FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[])
     AS e (job_id, token, step, error, result, delay_s, progress)
+  JOIN dl_jobs j ON j.job_id = e.job_id
+  WHERE j.token = e.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
 ), written AS (
   UPDATE dl_jobs j SET
     status = {_STATUS},
@@ -57,7 +64,7 @@ WITH ending AS MATERIALIZED (
     progress = coalesce(e.progress::jsonb, j.progress),
     finished_at = CASE WHEN {_STATUS} <> 'queued' THEN statement_timestamp() END
   FROM ending e
-  WHERE j.job_id = e.job_id AND j.token = e.token AND (j.status = 'running') IS TRUE
+  WHERE j.job_id = e.job_id
   RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -71,12 +78,16 @@ WITH ending AS MATERIALIZED (
 SELECT token, status::text AS status FROM written
 """
 
-_BEFORE: Final = """
-SELECT e.token FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS e (job_id, token, step)
+_FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
+"""For the one ending of a transaction that can't be tried again: it waits for who has the row."""
+
+_REST: Final = """
+SELECT e.token, (j.status = 'running') IS TRUE AS locked
+FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS e (job_id, token, step)
 JOIN dl_jobs j ON j.job_id = e.job_id
-WHERE j.token = e.token AND (j.status <> 'running') IS TRUE AND (j.status = 'succeeded') = (e.step = 'succeed')
+WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succeeded') = (e.step = 'succeed'))
 """
-"""Those that an earlier sending of the same batch has written, its reply being lost."""
+"""Of those not written: which were passed over, and which an earlier sending, whose reply was lost, has written."""
 
 _PROGRESS: Final = """
 UPDATE dl_jobs j SET progress = p.progress::jsonb
@@ -97,18 +108,25 @@ ORDER BY l.place
 
 @attrs.frozen
 class Finished:
-    """What became of the endings: by token the status that was written, and the tokens whose writes were void."""
+    """What became of the endings: by token the status that was written, and the tokens whose writes were void.
+
+    `locked` are tokens whose rows somebody else had locked: nothing was written, and they are to be tried again.
+    """
 
     written: dict[int, Status]
     void: list[int]
+    locked: list[int] = attrs.field(factory=list)
 
 
-async def aio_finish(connection: Any, endings: Sequence[Ending]) -> Finished:
-    """Write `endings` (asyncio-flavoured), in the order of their ids so that two batches never wait for each other."""
+async def aio_finish(connection: Any, endings: Sequence[Ending], *, patient: bool = False) -> Finished:
+    """Write `endings` (asyncio-flavoured), in the order of their ids; a `patient` one waits for rows that are locked.
+
+    Patience is for one ending alone: of two batches that wait each could have what the other waits for.
+    """
     ordered = sorted(endings, key=lambda ending: ending.job_id)
     columns = ([e.job_id for e in ordered], [e.token for e in ordered], [e.step.value for e in ordered])
     records = await connection.fetch(
-        _FINISH,
+        _FINISH_PATIENTLY if patient else _FINISH,
         *columns,
         [e.error for e in ordered],
         [e.result for e in ordered],
@@ -116,11 +134,11 @@ async def aio_finish(connection: Any, endings: Sequence[Ending]) -> Finished:
         [e.progress for e in ordered],
     )
     written = {record["token"]: Status(record["status"]) for record in records}
-    void: list[int] = []
-    if len(written) < len(ordered):
-        before = {record["token"] for record in await connection.fetch(_BEFORE, *columns)}
-        void = [e.token for e in ordered if e.token not in written and e.token not in before]
-    return Finished(written, void)
+    if len(written) == len(ordered):
+        return Finished(written, [])
+    rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *columns)}
+    left = [e.token for e in ordered if e.token not in written]
+    return Finished(written, [t for t in left if t not in rest], [t for t in left if rest.get(t)])
 
 
 async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> None:

@@ -139,7 +139,7 @@ async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
         raise StoreError(
             "the handler ended its transaction itself: its rows and the job's success can't be one any more"
         )
-    finished = await aio_finish(connection, [ending])
+    finished = await aio_finish(connection, [ending], patient=True)
     if ending.token not in finished.written:
         message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
         raise LeaseLost(message)

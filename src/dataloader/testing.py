@@ -188,7 +188,7 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
         return recorder.outcome(task.name, record.status, record.result, record.error)
     status = TRANSITIONS[Status.RUNNING, ending.step]
     if database is not None:
-        finished = await database.write(aio_finish, [ending])
+        finished = await database.write(aio_finish, [ending], patient=True)
         status = finished.written.get(ending.token, status)
     result = None if ending.result is None else msgspec.json.decode(ending.result)
     return recorder.outcome(task.name, status, result, ending.error, ending.delay_s)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trio
 from conditions import until
+from databases import raw_connection
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
 
@@ -181,6 +182,31 @@ async def test_heartbeats_are_journalled_once_a_minute_at_most(open_worker, raw)
         release.set()
         await supervisor.wait(job.job_id, timeout_s=10)
     assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'") == 0
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(database, open_worker, row_of):
+    tasks, running, release = Tasks(), [], trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        running.append(job.job_id)
+        await release.wait()
+
+    async def all_run():
+        return len(running) == 2
+
+    async with open_worker(tasks) as supervisor:
+        held, other = [(await supervisor.trigger("q", "wait")).job_id for _ in range(2)]
+        await until(all_run)
+        async with raw_connection(database.dsn) as psql:
+            await psql.execute("BEGIN")
+            await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", held)
+            release.set()
+            assert (await supervisor.wait(other, timeout_s=5)).status == "succeeded"
+            assert (await row_of(held))["status"] == "running"
+            await psql.execute("ROLLBACK")
+        assert (await supervisor.wait(held, timeout_s=5)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q2", "Q6")

@@ -1,4 +1,4 @@
-"""The recorder turns only when there is something to write."""
+"""The recorder turns only when there is something to write, and ends when all of it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import Status, Step
 from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.outcomes import Finished
 
 
 class Steps(trio.abc.Instrument):
@@ -32,10 +35,34 @@ class Locks:
         """No key is held."""
 
 
-def a_run() -> Run:
+class Session:
+    """A database in which the first row is locked by somebody for `tries` tries."""
+
+    def __init__(self, tries: float) -> None:
+        self.tries = tries
+        self.batches: list[list[int]] = []
+
+    async def write(self, _finish, endings: list[Ending]) -> Finished:
+        self.batches.append([ending.token for ending in endings])
+        locked = [ending.token for ending in endings[:1] if ending.token == 1 and len(self.batches) <= self.tries]
+        return Finished({e.token: Status.SUCCEEDED for e in endings if e.token not in locked}, [], locked)
+
+
+def a_recorder(session: object, runs: Runs) -> Recorder:
+    return Recorder(
+        session=session,
+        locks=Locks(),
+        runs=runs,
+        telemetry=Telemetry(CollectorRegistry()),
+        freed=lambda _queue, _slots: None,
+        released=Wake(),
+    )
+
+
+def a_run(token: int = 7) -> Run:
     job = ClaimedJob(
-        job_id=uuid7(), token=7, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="", attempt=1,
-        max_attempts=5, lease_s=60,
+        job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
+        attempt=1, max_attempts=5, lease_s=60,
     )  # fmt: skip
     return Run(job=job, lease_until=math.inf, claimed_at=0)
 
@@ -43,14 +70,7 @@ def a_run() -> Run:
 async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(mock_clock):
     runs, run = Runs(), a_run()
     runs.add(run)
-    recorder = Recorder(
-        session=None,
-        locks=Locks(),
-        runs=runs,
-        telemetry=Telemetry(CollectorRegistry()),
-        freed=lambda _queue, _slots: None,
-        released=Wake(),
-    )
+    recorder = a_recorder(None, runs)
     send, receive = open_channel(1)
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run, receive)
@@ -67,3 +87,57 @@ async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(moc
         trio.lowlevel.remove_instrument(steps)
         assert steps.count < 5
         nursery.cancel_scope.cancel()
+
+
+def ended(runs: Runs, token: int) -> Ended:
+    run = a_run(token)
+    runs.add(run)
+    return Ended(run, Ending(run.job.job_id, token, Step.SUCCEED))
+
+
+async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_longer_and_longer_pauses(
+    autojump_clock,
+):
+    runs, session = Runs(), Session(tries=20)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(recorder.run, receive)
+        send.send_nowait(ended(runs, 1))
+        send.send_nowait(ended(runs, 2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [run.job.token for run in runs] == [1]
+        send.send_nowait(ended(runs, 3))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [run.job.token for run in runs] == [1]
+        assert session.batches == [[1, 2], [1, 3]]
+        before = trio.current_time()
+        await runs.wait_removed()
+        assert 5 < trio.current_time() - before < 10
+        assert session.batches[2:] == [[1]] * 19
+        assert recorder.tally[Step.SUCCEED] == 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_does_not_end_before_what_was_locked_is_written(autojump_clock):
+    runs, session = Runs(), Session(tries=3)
+    send, receive = open_channel(1)
+    send.send_nowait(ended(runs, 1))
+    send.close()
+    with trio.fail_after(10):
+        await a_recorder(session, runs).run(receive)
+    assert (len(runs), session.batches) == (0, [[1]] * 4)
+
+
+async def test_at_the_bound_of_a_drain_what_is_locked_is_left_to_its_lease(autojump_clock):
+    runs, session = Runs(), Session(tries=math.inf)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(1)
+    send.send_nowait(ended(runs, 1))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(recorder.run, receive)
+        await trio.sleep(10)
+        assert len(runs) == 1
+        recorder.insisting = False
+        send.close()
+    assert not len(runs)

@@ -11,7 +11,7 @@ from dataloader.actors.reaper import Reaper
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
-from dataloader.store.leases import Beat, Pulse, aio_beat, reap
+from dataloader.store.leases import Beat, Pulse, Reaped, aio_beat, reap
 
 EXPIRE = "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1"
 
@@ -101,14 +101,14 @@ async def test_heartbeats_are_journalled_only_when_asked(ten, journal_of):
 async def test_an_expired_job_goes_back_to_the_queue(ten, store, raw, row_of, journal_of):
     _worker, [job, *others] = ten
     await raw.execute(EXPIRE, job.job_id)
-    assert await reap(store, 100) == [job.lock_hash]
+    assert (await reap(store, 100)).hashes == [job.lock_hash]
     row = await row_of(job.job_id)
     assert (row["status"], row["attempt"], row["crashes"], row["waits_for"]) == ("queued", 1, 1, None)
     assert (row["claimed_by"], row["lease_expires_at"], row["finished_at"]) == (None, None, None)
     assert row["error"] == "worker lost: the lease of w ended in attempt 1"
     assert await journal_of(job.job_id) == ["picked", "requeue: lease expired"]
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == len(others)
-    assert await reap(store, 100) == []
+    assert (await reap(store, 100)).hashes == []
 
 
 @pytest.mark.requirement("Q10")
@@ -168,16 +168,16 @@ async def test_reapers_share_the_work_and_pass_over_locked_rows(database, ten, s
         taken = []
 
         async def sweep():
-            taken.extend(await reap(store, 3))
+            taken.extend((await reap(store, 3)).hashes)
 
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sweep)
                 nursery.start_soon(sweep)
-            taken.extend(await reap(store, 100))
+            taken.extend((await reap(store, 100)).hashes)
         await psql.execute("ROLLBACK")
     assert sorted(taken) == sorted(job.lock_hash for job in jobs[1:])
-    assert await reap(store, 100) == [jobs[0].lock_hash]
+    assert (await reap(store, 100)).hashes == [jobs[0].lock_hash]
 
 
 @pytest.mark.requirement("Q10")
@@ -185,7 +185,7 @@ async def test_the_longest_expired_are_taken_first(ten, store, raw):
     _worker, jobs = ten
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 h' WHERE job_id = $1", jobs[7].job_id)
-    assert await reap(store, 1) == [jobs[7].lock_hash]
+    assert (await reap(store, 1)).hashes == [jobs[7].lock_hash]
 
 
 @pytest.mark.requirement("Q10")
@@ -213,24 +213,34 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
     looks, jumps = [], iter([0.0, 0.0, 100.0, 100.0])
     swept = trio.Event()
 
-    async def clock(_database):
-        looks.append("clock")
-        return trio.current_time() + next(jumps, 100.0)
-
-    async def sweep(_database, _limit):
-        looks.append("sweep")
+    async def sweep(_database, _limit, *, ahead_s, jump_s):
+        now_s = next(jumps, 100.0)
+        jumped = ahead_s is not None and abs(now_s - ahead_s) > jump_s
+        looks.append("jumped" if jumped else "sweep")
         if looks.count("sweep") == 3:
             swept.set()
-        return []
+        return Reaped([], now_s, jumped)
 
-    monkeypatch.setattr(reaper_module, "database_clock", clock)
     monkeypatch.setattr(reaper_module, "reap", sweep)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Reaper(database=store, period_s=0.01).run)
         with trio.fail_after(10):
             await swept.wait()
         nursery.cancel_scope.cancel()
-    assert looks[:7] == ["clock", "sweep", "clock", "sweep", "clock", "clock", "sweep"]
+    assert looks[:4] == ["sweep", "sweep", "jumped", "sweep"]
+
+
+@pytest.mark.requirement("Q10")
+async def test_nothing_is_taken_when_the_databases_clock_is_not_where_it_was(ten, store, raw):
+    _worker, [job, *_others] = ten
+    await raw.execute(EXPIRE, job.job_id)
+    ahead_s = (await reap(store, 0)).ahead_s
+    for by_s in (-100, 100):
+        reaped = await reap(store, 10, ahead_s=ahead_s + by_s, jump_s=2)
+        assert (reaped.hashes, reaped.jumped) == ([], True)
+        assert abs(reaped.ahead_s - ahead_s) < 1
+    reaped = await reap(store, 10, ahead_s=ahead_s + 1, jump_s=2)
+    assert (reaped.hashes, reaped.jumped) == ([job.lock_hash], False)
 
 
 async def test_a_heartbeat_of_a_job_that_does_not_exist_is_lost(store):

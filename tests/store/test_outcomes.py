@@ -165,6 +165,61 @@ async def test_in_one_batch_the_void_and_the_unknown_do_not_disturb_the_others(s
 
 
 @pytest.mark.requirement("Q9")
+async def test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try(
+    start_worker, add_job, store, raw, row_of
+):
+    for _ in range(3):
+        await add_job()
+    worker = start_worker()
+    locked, *others = await worker.claim()
+    endings = [Ending(job.job_id, job.token, Step.SUCCEED) for job in (locked, *others)]
+    await raw.execute("BEGIN")
+    await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", locked.job_id)
+    with trio.fail_after(5):
+        finished = await store.write(aio_finish, endings)
+    assert finished.written == {job.token: Status.SUCCEEDED for job in others}
+    assert (finished.void, finished.locked) == ([], [locked.token])
+    await raw.execute("ROLLBACK")
+    assert await row_of(locked.job_id, "status") == "running"
+    finished = await store.write(aio_finish, endings)
+    assert (finished.written, finished.void, finished.locked) == ({locked.token: Status.SUCCEEDED}, [], [])
+
+
+@pytest.mark.requirement("Q9")
+async def test_an_outcome_that_was_passed_over_is_void_when_the_row_is_somebody_elses_afterwards(
+    claim_one, store, raw, row_of
+):
+    _worker, job = await claim_one()
+    endings = [Ending(job.job_id, job.token, Step.SUCCEED)]
+    await raw.execute("BEGIN")
+    await raw.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = $1", job.job_id)
+    with trio.fail_after(5):
+        finished = await store.write(aio_finish, endings)
+    assert (finished.written, finished.void, finished.locked) == ({}, [], [job.token])
+    await raw.execute("COMMIT")
+    finished = await store.write(aio_finish, endings)
+    assert (finished.written, finished.void, finished.locked) == ({}, [job.token], [])
+    assert await row_of(job.job_id, "status") == "failed"
+
+
+@pytest.mark.requirement("Q9")
+async def test_a_patient_outcome_waits_for_the_row(claim_one, raw, store, until_blocked):
+    _worker, job = await claim_one()
+    finished = []
+
+    async def finish():
+        finished.append(await store.write(aio_finish, [Ending(job.job_id, job.token, Step.SUCCEED)], patient=True))
+
+    async with trio.open_nursery() as nursery:
+        await raw.execute("BEGIN")
+        await raw.execute("UPDATE dl_jobs SET heartbeat_at = now() WHERE job_id = $1", job.job_id)
+        nursery.start_soon(finish)
+        await until_blocked()
+        await raw.execute("COMMIT")
+    assert finished[0].written == {job.token: Status.SUCCEEDED}
+
+
+@pytest.mark.requirement("Q9")
 async def test_refunds_are_bounded(claim_one, raw, row_of):
     worker, job = await claim_one(max_attempts="2")
     await raw.execute("UPDATE dl_jobs SET refunds = $1", MAX_REFUNDS - 1)

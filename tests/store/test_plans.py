@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from databases import raw_connection
 
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.outcomes import Ending
@@ -140,12 +141,14 @@ async def look(connection, measuring):
     [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n  \), placed AS", source, re.DOTALL)
     for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
         candidates = candidates.replace(parameter, f"${place}")
+    for variable, kind in (("v_priority", "int"), ("v_created_at", "timestamptz"), ("p_after", "uuid")):
+        candidates = candidates.replace(variable, f"NULL::{kind}")
     await connection.execute("SET LOCAL enable_bitmapscan = off")
     await measuring.fetch(candidates, "q", 50, ["t"])
 
 
-async def claim(connection, measuring, jobs=10):
-    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6])
+async def claim(connection, measuring, jobs=10, after=None):
+    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6], after)
     await connection.execute("SELECT pg_advisory_unlock_all()")
 
 
@@ -305,3 +308,31 @@ async def test_with_a_million_jobs_delayed_parked_and_ended_a_claim_touches_as_m
     assert not differ
     doubled = {name: (none[name], n) for name, n in million.items() if n >= 2 * none[name]}
     assert not doubled
+
+
+async def test_a_claim_that_goes_on_behind_dead_entries_does_not_walk_over_them(database, store, raw):
+    async def claims(connection, after=None):
+        counted = []
+        for _ in range(3):
+            async with connection.transaction():
+                measuring = Measuring(connection)
+                await claim(connection, measuring, after=after)
+                counted.append(measuring.blocks)
+        return min(counted)
+
+    add_some = (
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at) SELECT gen_random_uuid(), 'q', 't', 'k' || n,"
+        " now() - make_interval(mins => $2, secs => n / 1000.0) FROM generate_series(1, $1) AS n"
+    )
+    await raw.execute(add_some, 30, 1)
+    free = await store.write(claims)
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await other.execute("SELECT count(*) FROM dl_jobs")
+        await raw.execute(add_some, 20_000, 60)
+        await raw.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE created_at < now() - interval '30 minutes'")
+        last = await raw.fetchval(
+            "SELECT job_id FROM dl_jobs WHERE status = 'succeeded' ORDER BY created_at DESC, job_id DESC LIMIT 1"
+        )
+        assert await store.write(claims) > 3 * free
+        assert await store.write(claims, last) < 1.5 * free

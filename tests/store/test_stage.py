@@ -11,12 +11,13 @@ import pytest
 import trio
 from databases import raw_connection
 
-from dataloader.actors.stager import Stager
+from dataloader.actors import stager as actor
+from dataloader.actors.stager import MAX_REST_S, REST, Stager
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store import stage
 from dataloader.store.enqueue import enqueue
-from dataloader.store.stage import ready_due, ready_known
+from dataloader.store.stage import BATCH, Staged, ready_due, ready_known
 
 SOON = "now() + interval '50 milliseconds'"
 LATER = "now() + interval '1 hour'"
@@ -54,12 +55,31 @@ async def test_a_storm_is_staged_in_batches_oldest_first(store, raw, add_job, ro
     jobs = [await add_job(available_at=LATER) for _ in range(5)]
     for seconds, job_id in enumerate(jobs, start=1):
         await age(raw, job_id, seconds)
-    sizes = [(await ready_due(store)).readied]
+    staged = await ready_due(store)
+    assert staged.next_due_s == 0
+    sizes = [staged.readied]
     assert [await row_of(job_id, "waits_for") for job_id in jobs] == ["time", "time", "time", None, None]
     while sizes[-1]:
         staged = await ready_due(store)
         sizes.append(staged.readied)
-    assert sizes == [2, 2, 1, 0]
+    assert (sizes, staged.next_due_s) == ([2, 2, 1, 0], None)
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("locked", [0, 1, 2])
+async def test_of_jobs_that_are_due_and_locked_is_told_that_they_are(database, store, raw, add_job, locked):
+    jobs = [await add_job(available_at=LATER) for _ in range(4)]
+    for seconds, job_id in enumerate(jobs[:3]):
+        await age(raw, job_id, 1 + seconds)
+    async with raw_connection(database.dsn) as psql:
+        await psql.execute("BEGIN")
+        await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[locked])
+        staged = await ready_due(store)
+        assert (staged.readied, staged.next_due_s) == (2, 0)
+        await psql.execute("ROLLBACK")
+    staged = await ready_due(store)
+    assert staged.readied == 1
+    assert 3590 < staged.next_due_s <= 3600
 
 
 @pytest.mark.requirement("Q2")
@@ -138,3 +158,51 @@ async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job,
         await add_job(task=task, waits_for="'task'")
     assert [await ready_known(store, ["q"], ["known"]) for _ in range(3)] == [2, 1, 0]
     assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "other"
+
+
+@pytest.fixture
+def rounds_of(monkeypatch):
+    """Lets a stager meet batches, as (seconds that one takes, what it comes to); gives when each of them began."""
+
+    async def rounds_of(*batches):
+        left, began, done = list(batches), [], trio.Event()
+
+        async def nothing(*_args):
+            """Nothing is parked."""
+
+        async def meet(_store):
+            began.append(trio.current_time())
+            if not left:
+                done.set()
+                return Staged(0, None)
+            took_s, staged = left.pop(0)
+            await trio.sleep(took_s)
+            return staged
+
+        for name, fake in {"ready_known": nothing, "ready_free": nothing, "ready_due": meet}.items():
+            monkeypatch.setattr(actor, name, fake)
+        stager = Stager(database=None, queues=["q"], tasks=Tasks(), sweep_s=60, poll_s=60)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stager.run)
+            await done.wait()
+            nursery.cancel_scope.cancel()
+        return [at - began[0] for at in began]
+
+    return rounds_of
+
+
+@pytest.mark.requirement("Q2")
+async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_took(rounds_of, autojump_clock):
+    full = Staged(BATCH, 0)
+    began = await rounds_of((0.1, full), (0.2, full), (10.0, full), (0.1, Staged(3, 2.0)))
+    second = 0.1 * (1 + REST)
+    third = second + 0.2 * (1 + REST)
+    assert began == pytest.approx([0, second, third, third + 10 + MAX_REST_S, third + 10 + MAX_REST_S + 2.1], abs=0.01)
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("readied", [1, BATCH], ids=["few", "a full batch that was all"])
+async def test_without_a_storm_the_stager_is_there_when_the_next_job_falls_due(rounds_of, autojump_clock, readied):
+    assert await rounds_of((0.1, Staged(readied, 0.05)), (0.1, Staged(1, None))) == pytest.approx(
+        [0, 0.15, 60], abs=0.01
+    )

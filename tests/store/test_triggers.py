@@ -228,7 +228,11 @@ async def test_each_reaper_takes_back_the_others_jobs(foreign, add_job, start_wo
     ours, theirs = await add_job(priority="1"), await add_job()
     await start_worker().claim(limit=1)
     assert (await foreign.fetchrow(CLAIM))["job_id"] == theirs
-    for reap_all in (lambda: reap(store, 10), lambda: foreign.fetch(REAP)):
+
+    async def our_reaper():
+        return (await reap(store, 10)).hashes
+
+    for reap_all in (our_reaper, lambda: foreign.fetch(REAP)):
         await raw.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() - interval '1 s'")
         assert len(await reap_all()) == 2
         assert [await row_of(job_id, "status") for job_id in (ours, theirs)] == ["queued", "queued"]

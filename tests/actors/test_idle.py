@@ -1,0 +1,35 @@
+"""A process that has nothing to do is hardly ever woken."""
+
+from __future__ import annotations
+
+import trio
+
+from dataloader import Tasks
+
+WATCHED_S = 3
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+        self.count += 1
+
+
+async def test_an_idle_process_is_woken_by_its_listeners_ping_at_the_most(open_worker, settled):
+    tasks, turns = Tasks(), Turns()
+
+    @tasks.task("none")
+    async def none(job):
+        """Nobody asks for it."""
+
+    async with open_worker(tasks, with_web=True) as supervisor:
+        await settled(supervisor)
+        await trio.sleep(0.5)
+        trio.lowlevel.add_instrument(turns)
+        await trio.sleep(WATCHED_S)
+        trio.lowlevel.remove_instrument(turns)
+    assert turns.count <= 2 * WATCHED_S
