@@ -194,9 +194,10 @@ def rounds_of(monkeypatch):
 @pytest.mark.requirement("Q2")
 async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_took(rounds_of, autojump_clock):
     full = Staged(BATCH, 0)
-    began = await rounds_of((0.1, full), (0.2, full), (10.0, full), (0.1, Staged(3, 2.0)))
-    second = 0.1 * (1 + REST)
-    third = second + 0.2 * (1 + REST)
+    took_s = MAX_REST_S / REST
+    began = await rounds_of((took_s, full), (took_s / 2, full), (10.0, full), (0.1, Staged(3, 2.0)))
+    second = took_s * (1 + REST)
+    third = second * 1.5
     assert began == pytest.approx([0, second, third, third + 10 + MAX_REST_S, third + 10 + MAX_REST_S + 2.1], abs=0.01)
 
 
