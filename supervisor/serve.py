@@ -40,6 +40,10 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
     Raises `SchemaError`, `ConfigError` or `OSError` when it can't start at all.
     """
     outcome: DrainReport | Exception | None = None
+    # All that is loaded stays: a collection that walks it each time stops the loop for tens of milliseconds.
+    # Before any job runs, since this one does so too.
+    gc.collect()
+    gc.freeze()
     try:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with (
@@ -68,9 +72,6 @@ async def _serve_until_drained(
     try:
         await supervisor.ready()
         _announce(supervisor, settings)
-        # All that is loaded stays: a collection that walks it each time stops the loop for tens of milliseconds.
-        gc.collect()
-        gc.freeze()
         if guest is not None:
             nursery.start_soon(guest, supervisor)
     except Draining:

@@ -1,6 +1,6 @@
-"""dataloader, with its default settings but for the queue's concurrency, and with the HTTP API as `serve` has it.
+"""dataloader, with its default settings but for the queue's concurrency: its worker is what `dataloader serve` runs.
 
-Only what any embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
+The other commands are what any embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import trio
 
 from benchmarks.peers.adaptors.script import DSN, QUEUE, Body, arguments, chunks, emit, now
 from dataloader import Job, NewJob, Settings, Supervisor, Tasks, Worker, open_supervisor
+from dataloader.supervisor.serve import serve
 
 options = arguments()
 ORDINARY, URGENT = 100, 10
@@ -43,10 +44,12 @@ async def work() -> None:
         body.end(number)
 
     workers = () if options.no_queues else (Worker(QUEUE, options.concurrency),)
-    emit(ev="start", t=now())
-    async with open_supervisor(Settings(db_dsn=DSN, workers=workers, port=0), tasks, with_web=True) as supervisor:
+
+    async def tell(supervisor: Supervisor) -> None:
         emit(ev="ready", t=now(), url=supervisor.url)
-        await trio.sleep_forever()
+
+    emit(ev="start", t=now())
+    await serve(Settings(db_dsn=DSN, workers=workers, port=0), tasks, tell)
 
 
 async def enqueue(supervisor: Supervisor) -> None:
