@@ -43,11 +43,10 @@ MAX_LOOK: Final = 500
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
 LOOK_BACK_S: Final = 0.25
+"""In a backlog, so long after a look at its front the next one is due, unless something becomes ready before."""
 LOOK_BACK: Final = 10
-"""In a backlog, the claims between two looks at its front take so many times as long as such a look, at the least.
-
-When something became ready that is all that is waited for, else `LOOK_BACK_S` too.
-"""
+CHEAP_LOOK_S: Final = 0.02
+"""Looks at the front that take longer, by dead entries there, are so many times their excess apart."""
 
 
 @attrs.define
@@ -56,18 +55,21 @@ class Place:
 
     _last: UUID | None = None
     _looked_at: float = -math.inf
-    _took_s: float = 0
+    _took_s: tuple[float, float] = (0, 0)
 
     def next(self, *, woken: bool) -> UUID | None:
         """The job behind which to look; None for the front. `woken`: something became ready since."""
-        pause_s = max(LOOK_BACK * self._took_s, 0 if woken else LOOK_BACK_S)
+        # One that was held up, by the plan it had to make or by the disk, says nothing of the next.
+        excess_s = max(min(self._took_s) - CHEAP_LOOK_S, 0)
+        pause_s = max(LOOK_BACK * excess_s, 0 if woken else LOOK_BACK_S)
         return None if trio.current_time() - self._looked_at >= pause_s else self._last
 
     def claimed(self, after: UUID | None, last: UUID | None, began: float) -> None:
         """A claim that began behind `after` at `began` has looked at all up to `last`."""
         self._last = last
         if after is None:
-            self._looked_at, self._took_s = began, trio.current_time() - began
+            self._looked_at = began
+            self._took_s = (self._took_s[1], trio.current_time() - began)
 
 
 @attrs.define(eq=False, kw_only=True)
