@@ -4,8 +4,9 @@ web/, the command line and metrics call it. A list is composed of constant fragm
 with numbered parameters; values never enter the text. (`$1::text IS NULL OR queue = $1` would be one text for all, and
 no plan could use an index for it.) Lists are paged by key, newest first: an offset would read all it skips.
 
-A page filtered by `task` or `lock_key` alone walks the index by age until it is full; an index for each would cost
-every claim and finish more than that rare long walk, which the statement timeout ends, is worth.
+A page filtered by `task` alone walks the index by age until it is full; an index would cost every claim and finish
+more than that rare long walk, which the statement timeout ends, is worth. Jobs of a `lock_key` that have ended have an
+index; those that have not are looked for among all that have not.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ _FRAGMENTS: Final = {
     "created_from": "created_at >= ${}",
     "created_to": "created_at < ${}",
 }
+
+_ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
+_NOT_ENDED: Final = "status IN ('queued', 'running')"
 
 _EVENTS: Final = """
 SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
@@ -207,7 +211,11 @@ def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> 
         values += (after.created_at, after.job_id)
         where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
     values.append(limit)
-    return f"{_SELECT_JOB} WHERE {where} ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}", values
+    newest = f"ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}"
+    if job_filter.lock_key is None:
+        return f"{_SELECT_JOB} WHERE {where} {newest}", values
+    halves = (f"({_SELECT_JOB} WHERE {where} AND {half} {newest})" for half in (_ENDED, _NOT_ENDED))
+    return f"{' UNION ALL '.join(halves)} {newest}", values
 
 
 async def _aio_list(connection: Any, sql: str, values: list[Any]) -> list[Any]:

@@ -54,13 +54,15 @@ class Arena:
         self._templates: set[str] = set()
         self._admin = psycopg.connect(server.dsn_of("postgres"), autocommit=True)
 
-    def fresh(self, contender: Contender, *loads: Load, change: Change | None = None, label: str = "") -> str:
-        """The name of a new database with the tool's schema and these jobs.
+    def fresh(
+        self, contender: Contender, *loads: Load, change: Change | None = None, label: str = "", name: str = ""
+    ) -> str:
+        """The name of a new database with the tool's schema and these jobs; the one before of that name is dropped.
 
         `change` is run once on the template, for what no tool's own call can make; `label` names the template then.
         """
         template = self._template(contender, loads, change, label)
-        name = f"b_{contender.name.replace(' ', '_')}"
+        name = f"b_{contender.name.replace(' ', '_')}{name}"
         self.drop(name)
         self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         self._admin.execute("CHECKPOINT")

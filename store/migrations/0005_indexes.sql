@@ -22,6 +22,12 @@ CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_running ON dl_jobs (hasht
 -- Lists, newest first, in pages by key.
 CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_created ON dl_jobs (created_at, job_id);
 
+-- Lists of what went wrong, which is rare among what ended, and of what became of a key's jobs. Only the finish pays for it.
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_wrong ON dl_jobs (created_at, job_id)
+  WHERE status IN ('failed', 'canceled', 'lost');
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_ended ON dl_jobs (lock_key, created_at, job_id)
+  WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
+
 -- Retention, and lists of what ended.
 CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_finished ON dl_jobs (status, finished_at) WHERE finished_at IS NOT NULL;
 

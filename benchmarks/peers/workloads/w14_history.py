@@ -5,11 +5,14 @@ The rows are put there by SQL: enqueueing and running ten million jobs would tak
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import math
 import statistics
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +25,7 @@ from benchmarks.peers.latency import one_at_a_time
 from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 
 FEW = 10_000
-ASKED = 20
+ASKED = 40
 
 _FINISHED = """
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, status, attempt, created_at, started_at, finished_at)
@@ -51,52 +54,69 @@ def _addresses(finished: int) -> dict[str, str]:
 
 
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
-    few, many = (_with(arena, contender, count, sizes) for count in (FEW, sizes.finished))
-    figures = {f"few {name}": value for name, value in few.items()} | many
-    slower = [many[address] / few[address] for address in LISTS]
+    # Each thing with few rows and then at once with many: the machine's speed changes within minutes.
+    tables = {"few": FEW, "many": sizes.finished}
+    rows = {name: partial(_fresh, arena, contender, count, name) for name, count in tables.items()}
+    for fresh in rows.values():
+        fresh()
+    took = {
+        name: statistics.median(one_at_a_time(arena, contender, fresh(), samples=sizes.samples))
+        for name, fresh in rows.items()
+    }
+    rates = {name: _drained(arena, contender, fresh(), sizes) for name, fresh in rows.items()}
+    lists = _lists(arena, contender, {name: (rows[name](), count) for name, count in tables.items()})
+    figures = {f"{name} {address}": value for name, found in lists.items() for address, value in found.items()}
+    figures |= {f"{name} p50_ms": value for name, value in took.items()}
+    figures |= {f"{name} rate": value for name, value in rates.items()}
     return figures | {
-        "rate_ratio": many["rate"] / few["rate"],
-        "p50_ratio": many["p50_ms"] / few["p50_ms"],
-        "list_ratio": max(slower),
+        "rate_ratio": rates["many"] / rates["few"],
+        "p50_ratio": took["many"] / took["few"],
+        "list_ratio": max(lists["many"][address] / lists["few"][address] for address in LISTS),
     }
 
 
-def _with(arena: Arena, contender: Contender, finished: int, sizes: Sizes) -> dict[str, float]:
-    """The figures with so many finished rows in the table."""
+def _fresh(arena: Arena, contender: Contender, finished: int, name: str) -> str:
+    """A database with so many finished rows; there is one of each name at a time."""
 
     def fill(connection: psycopg.Connection[Any]) -> None:
         connection.execute(_FINISHED, (finished,))
 
-    label = f"_f{finished}"
-    database = arena.fresh(contender, change=fill, label=label)
-    took = one_at_a_time(arena, contender, database, samples=sizes.samples)
-    lists = _lists(arena, contender, database, finished)
-    database = arena.fresh(contender, change=fill, label=label)
+    return arena.fresh(contender, change=fill, label=f"_f{finished}", name=name)
+
+
+def _drained(arena: Arena, contender: Contender, database: str, sizes: Sizes) -> float:
     arena.call(contender, database, "load", *Load(sizes.drain).arguments)
     # The finished rows of the template are complete before the start, so they are counted out.
     counted = Contender(peer=contender.peer, done=f"{contender.done} AND queue NOT LIKE 'old-%'", rows=contender.rows)
-    drained = drain(arena, counted, database, jobs=sizes.drain, cap_s=sizes.cap_s)
-    return lists | {"rate": drained.rate, "p50_ms": statistics.median(took)}
+    return drain(arena, counted, database, jobs=sizes.drain, cap_s=sizes.cap_s).rate
 
 
-def _lists(arena: Arena, contender: Contender, database: str, finished: int) -> dict[str, float]:
-    """Milliseconds of each address, the median of some requests; infinite if one was refused, as too slow ones are."""
-    with arena.program(contender, database, "worker", "--no-queues") as service:
-        connection = http.client.HTTPConnection(urlsplit(service.wait("ready")["url"]).netloc, timeout=60)
-        return {name: statistics.median(_took(connection, path)) for name, path in _addresses(finished).items()}
+def _lists(arena: Arena, contender: Contender, databases: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each address, the median of some requests; infinite if one was refused, as too slow ones are.
+
+    The databases take turns; each comes with its number of finished rows.
+    """
+    took: dict[str, dict[str, list[float]]] = {name: {address: [] for address in LISTS} for name in databases}
+    with contextlib.ExitStack() as stack:
+        connections = {}
+        for name, (database, _) in databases.items():
+            service = stack.enter_context(arena.program(contender, database, "worker", "--no-queues"))
+            connections[name] = http.client.HTTPConnection(urlsplit(service.wait("ready")["url"]).netloc, timeout=60)
+        for _ in range(ASKED):
+            for name, (_, finished) in databases.items():
+                for address, path in _addresses(finished).items():
+                    took[name][address].append(_took_ms(connections[name], path))
+    return {
+        name: {address: statistics.median(times) for address, times in found.items()} for name, found in took.items()
+    }
 
 
-def _took(connection: http.client.HTTPConnection, path: str) -> list[float]:
-    took = []
-    for _ in range(ASKED):
-        began = time.perf_counter()
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        answer.read()
-        if answer.status != http.client.OK:
-            return [math.inf]
-        took.append((time.perf_counter() - began) * 1000)
-    return took
+def _took_ms(connection: http.client.HTTPConnection, path: str) -> float:
+    began = time.perf_counter()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    return (time.perf_counter() - began) * 1000 if answer.status == http.client.OK else math.inf
 
 
 WORKLOAD = Workload(
@@ -104,10 +124,11 @@ WORKLOAD = Workload(
     title="finished rows in the table",
     measure=measure,
     figures={
-        "few rate": f"{FEW:,} finished, jobs/s",
-        "rate": "many finished, jobs/s",
-        "p50_ms": "many: trigger to start, p50, ms",
-        **{name: f"many: {name}, ms" for name in LISTS},
+        "few rate": "few: drain, jobs/s",
+        "many rate": "many: drain, jobs/s",
+        "few p50_ms": "few: trigger to start, p50, ms",
+        "many p50_ms": "many: trigger to start, p50, ms",
+        **{f"{rows} {name}": f"{rows}: {name}, ms" for name in LISTS for rows in ("few", "many")},
     },
     bars=(
         Bar(text="drain ≥ 0.9 × that with few", figure="rate_ratio", least=0.9),
