@@ -22,6 +22,7 @@ from dataloader.jobs.outcomes import Why
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, Session
 from dataloader.store.leases import Beat, Pulse, aio_beat
+from dataloader.store.lock_session import LockSession
 from dataloader.store.workers import Worker, aio_show
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,7 @@ class Heartbeat:
     """Beats for all runs of this process. `unstoppable` is told of a run that goes on although its lease is gone."""
 
     session: Session
+    locks: LockSession
     database: Database
     worker: Worker
     runs: Runs
@@ -75,17 +77,35 @@ class Heartbeat:
         except StoreError as error:
             log.warning("a heartbeat failed", jobs=len(runs), error=str(error))
             return False
+        expired = [runs[pulse.token] for pulse in pulses if pulse.beat is Beat.EXPIRED]
+        revived = await self._revive(expired, timeout_s) if expired else {}
         certain = True
         for pulse in pulses:
-            certain &= self._apply(runs[pulse.token], pulse, sent_at)
+            certain &= self._apply(runs[pulse.token], pulse, revived.get(pulse.token, pulse.beat), sent_at)
         return certain
 
-    def _apply(self, run: Run, pulse: Pulse, sent_at: float) -> bool:
-        match pulse.beat:
+    async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
+        """By our clock some of these leases hold: the database's has jumped (F32).
+
+        While we have their keys the jobs are ours. What could not be asked, or is locked by somebody, is unknown.
+        """
+        held = [run.job for run in expired if run.lease_until > trio.current_time() and self.locks.holds(run.job.token)]
+        beats = dict.fromkeys((job.token for job in held), Beat.UNKNOWN)
+        try:
+            revived = await self.locks.revive([(job.job_id, job.token) for job in held], timeout_s=timeout_s)
+        except StoreError as error:
+            log.warning("leases that the database's clock has ended were not renewed yet", error=str(error))
+            return beats
+        if revived:
+            log.warning("the database's clock jumped: leases that it had ended were renewed", jobs=len(revived))
+        return beats | dict.fromkeys(revived, Beat.RENEWED)
+
+    def _apply(self, run: Run, pulse: Pulse, beat: Beat, sent_at: float) -> bool:
+        match beat:
             case Beat.RENEWED:
                 run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
                 run.set_deadline(self.runs.key_safe_until)
-            case Beat.LOST if not run.body_ended and not run.committed and run.why is not Why.LEASE_LOST:
+            case Beat.LOST | Beat.EXPIRED if not run.body_ended and not run.committed and run.why is not Why.LEASE_LOST:
                 self.telemetry.lease_lost()
                 log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
                 run.stop(Why.LEASE_LOST)
@@ -93,7 +113,7 @@ class Heartbeat:
                 pass
         if pulse.cancel_requested:
             run.stop(Why.CANCEL)
-        return pulse.beat is not Beat.UNKNOWN
+        return beat is not Beat.UNKNOWN
 
     def _is_to_be_journalled(self, run: Run, now: float) -> bool:
         if now - max(run.journalled_at, run.claimed_at) < JOURNAL_EVERY_S:

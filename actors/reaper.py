@@ -2,7 +2,8 @@
 
 Runs in every process; rows that another reaper has in hand are passed over. The database's clock decides. When that
 clock has jumped against ours between two sweeps (a failover to a host with another clock), nothing is taken before a
-second look one period later, so that a jump does not take every running job from its worker at once (F32).
+second look one period later, so that a jump does not take every running job from its worker at once: the heartbeats,
+which are told, renew their leases meanwhile (F32).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import attrs
 import structlog
 import trio
 
+from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.store.database import Database
 from dataloader.store.leases import reap
@@ -27,10 +29,11 @@ JUMP_S: Final = 2.0
 
 @attrs.define(eq=False, kw_only=True)
 class Reaper:
-    """Sweeps every `period_s` seconds."""
+    """Sweeps every `period_s` seconds; sets `jumped` when the database's clock has."""
 
     database: Database
     period_s: float
+    jumped: Wake
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep until cancelled."""
@@ -52,6 +55,7 @@ class Reaper:
             if reaped.jumped and ahead_s is not None:
                 by_s = round(reaped.ahead_s - ahead_s, 1)
                 log.warning("the database's clock jumped: this sweep is left out", by_s=by_s)
+                self.jumped.set()
             if reaped.hashes:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.hashes))
             if len(reaped.hashes) < BATCH or batches == MAX_BATCHES:

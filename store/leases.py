@@ -1,8 +1,9 @@
 """Leases: one statement renews all of a process's jobs (Q8), another takes back what expired (Q10).
 
 Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their
-lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. An expired lease is never renewed: between its
-end and now another job of its key may have started.
+lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. A heartbeat never renews an expired lease:
+between its end and now another job of its key may have started. Only on the session that holds the key (`aio_revive`),
+where that can't be, a lease is renewed that has expired because the database's clock jumped (F32).
 """
 
 from __future__ import annotations
@@ -35,8 +36,20 @@ WITH mine AS MATERIALIZED (
 )
 SELECT m.token, r.job_id IS NOT NULL AS renewed,
        coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
-       coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at > now(), false) AS ours
+       coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at IS NOT NULL, false) AS ours,
+       coalesce(j.lease_expires_at > now(), false) AS live
 FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = m.job_id
+"""
+
+_REVIVE: Final = """
+WITH locked AS MATERIALIZED (
+  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
+  WHERE j.token = m.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
+FROM locked l WHERE j.job_id = l.job_id
+RETURNING j.token
 """
 
 _REAP: Final = """
@@ -75,10 +88,11 @@ SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes FROM clock
 
 
 class Beat(enum.Enum):
-    """What a heartbeat found of one job."""
+    """What a heartbeat found of one job; `EXPIRED`: ours still, but by the database's clock its lease has ended."""
 
     RENEWED = enum.auto()
     UNKNOWN = enum.auto()
+    EXPIRED = enum.auto()
     LOST = enum.auto()
 
 
@@ -95,14 +109,24 @@ async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> l
     """Renew the leases of (job_id, token, journal it) (asyncio-flavoured), in the order of their ids."""
     ordered = sorted(runs)
     records = await connection.fetch(_BEAT, *map(list, zip(*ordered, strict=True)))
-    return [
-        Pulse(
-            record["token"],
-            Beat.RENEWED if record["renewed"] else Beat.UNKNOWN if record["ours"] else Beat.LOST,
-            record["cancel_requested"],
-        )
-        for record in records
-    ]
+    return [Pulse(record["token"], _found(record), record["cancel_requested"]) for record in records]
+
+
+def _found(record: Any) -> Beat:
+    if record["renewed"]:
+        return Beat.RENEWED
+    if not record["ours"]:
+        return Beat.LOST
+    return Beat.UNKNOWN if record["live"] else Beat.EXPIRED
+
+
+async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
+    """Renew leases of (job_id, token), expired or not (asyncio-flavoured); the tokens of those that are ours come back.
+
+    Only on the session that holds their keys: no other job of a key can have started, and none can while this runs.
+    """
+    records = await connection.fetch(_REVIVE, *map(list, zip(*sorted(runs), strict=True)))
+    return {record["token"] for record in records}
 
 
 @attrs.frozen

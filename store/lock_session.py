@@ -25,6 +25,7 @@ import trio
 
 from dataloader.jobs.model import ClaimedJob
 from dataloader.store.database import Database, Session
+from dataloader.store.leases import aio_revive
 from dataloader.store.outcomes import MAX_REFUNDS
 
 log = structlog.get_logger(__name__)
@@ -207,6 +208,14 @@ class LockSession:
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
+    def holds(self, token: int) -> bool:
+        """Whether we have this run's key, as far as we know."""
+        return self.tokens.get(token) is not None
+
+    async def revive(self, runs: Sequence[tuple[UUID, int]], *, timeout_s: float) -> set[int]:
+        """Renew expired leases of (job_id, token) whose keys we hold (F32); the tokens of those come back."""
+        return await self._session.write_within(timeout_s, self._aio_revive, runs) if runs else set()
+
     async def cut(self) -> None:
         """End the session without waiting for an answer."""
         await self._session.cut()
@@ -266,6 +275,11 @@ class LockSession:
         sent_at = trio.current_time()
         await connection.fetchval(_PING, idle_ms)
         return sent_at
+
+    async def _aio_revive(self, connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
+        # After the session's turn has come: a new one has taken its locks again by now, or knows which it has not.
+        held = [(job_id, token) for job_id, token in runs if self.holds(token)]
+        return await aio_revive(connection, held) if held else set()
 
     async def _aio_repair(self, connection: Any) -> None:
         """Make the server's locks and rows agree with memory."""

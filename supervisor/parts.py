@@ -209,6 +209,7 @@ def _make(
     )
     heartbeat = Heartbeat(
         session=Session(database, "heartbeat"),
+        locks=locks,
         database=database,
         worker=worker,
         runs=runs,
@@ -262,7 +263,7 @@ def _make(
         helpers={
             "listener": listener.run,
             "stager": stager.run,
-            "reaper": Reaper(database=database, period_s=settings.reaper_period_s).run,
+            "reaper": Reaper(database=database, period_s=settings.reaper_period_s, jumped=heartbeat.wake).run,
             "pruner": Pruner(database=database, days=days).run,
         },
         listener=listener,

@@ -7,6 +7,7 @@ import trio
 from databases import raw_connection
 
 from dataloader.actors import reaper as reaper_module
+from dataloader.actors.messages import Wake
 from dataloader.actors.reaper import Reaper
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
@@ -55,8 +56,48 @@ async def test_an_expired_lease_is_never_renewed(ten, raw, row_of):
     worker, jobs = ten
     await raw.execute(EXPIRE, jobs[0].job_id)
     before = await row_of(jobs[0].job_id)
-    assert await worker.beat(*jobs[:2]) == [Beat.LOST, Beat.RENEWED]
+    assert await worker.beat(*jobs[:2]) == [Beat.EXPIRED, Beat.RENEWED]
     assert await row_of(jobs[0].job_id) == before
+
+
+@pytest.mark.requirement("Q8")
+async def test_a_lease_that_a_jump_of_the_clock_has_ended_is_renewed_by_who_has_its_key(ten, raw, row_of):
+    worker, [job, ended, *_others] = ten
+    await worker.end(ended)
+    for each in (job, ended):
+        await raw.execute(EXPIRE, each.job_id)
+    held = [(each.job_id, each.token) for each in (job, ended)]
+    assert await worker.locks.revive(held, timeout_s=5) == {job.token}
+    assert await worker.beat(job) == [Beat.RENEWED]
+    assert await row_of(ended.job_id, "status") == "succeeded"
+
+
+@pytest.mark.requirement("Q7", "Q8")
+async def test_an_expired_lease_whose_key_went_to_another_is_not_renewed(
+    ten, add_job, start_worker, raw, row_of, end_session
+):
+    worker, [job, *_others] = ten
+    await raw.execute(EXPIRE, job.job_id)
+    await end_session(worker)
+    await add_job(lock_key=f"'{job.lock_key}'")
+    [next_of_key] = await start_worker("other").claim()
+    assert next_of_key.lock_key == job.lock_key
+    assert await worker.locks.revive([(job.job_id, job.token)], timeout_s=5) == set()
+    assert worker.lost == [job.token]
+    assert await worker.beat(job) == [Beat.EXPIRED]
+
+
+@pytest.mark.requirement("Q8", "Q10")
+async def test_a_row_that_somebody_has_locked_holds_up_no_renewal_of_expired_leases(database, ten, raw):
+    worker, [job, locked, *_others] = ten
+    for each in (job, locked):
+        await raw.execute(EXPIRE, each.job_id)
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN")
+        await other.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", locked.job_id)
+        held = [(each.job_id, each.token) for each in (job, locked)]
+        assert await worker.locks.revive(held, timeout_s=5) == {job.token}
+        await other.execute("ROLLBACK")
 
 
 @pytest.mark.requirement("Q8")
@@ -211,23 +252,25 @@ async def test_a_finish_that_comes_first_is_not_reaped_and_one_that_comes_later_
 @pytest.mark.requirement("Q10")
 async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store, monkeypatch):
     looks, jumps = [], iter([0.0, 0.0, 100.0, 100.0])
-    swept = trio.Event()
+    swept, jumped = trio.Event(), Wake()
 
     async def sweep(_database, _limit, *, ahead_s, jump_s):
         now_s = next(jumps, 100.0)
-        jumped = ahead_s is not None and abs(now_s - ahead_s) > jump_s
-        looks.append("jumped" if jumped else "sweep")
+        has_jumped = ahead_s is not None and abs(now_s - ahead_s) > jump_s
+        looks.append("jumped" if has_jumped else "sweep")
         if looks.count("sweep") == 3:
             swept.set()
-        return Reaped([], now_s, jumped)
+        return Reaped([], now_s, has_jumped)
 
     monkeypatch.setattr(reaper_module, "reap", sweep)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Reaper(database=store, period_s=0.01).run)
+        nursery.start_soon(Reaper(database=store, period_s=0.01, jumped=jumped).run)
         with trio.fail_after(10):
             await swept.wait()
         nursery.cancel_scope.cancel()
     assert looks[:4] == ["sweep", "sweep", "jumped", "sweep"]
+    # The heartbeats are told.
+    assert jumped.is_set
 
 
 @pytest.mark.requirement("Q10")

@@ -152,9 +152,23 @@ class World:
         worker = self.workers[a % len(self.workers)]
         bodies = [body for body in self.bodies if body.worker is worker]
         if bodies:
-            for body, found in zip(bodies, await worker.beat(*(body.job for body in bodies)), strict=True):
-                if found is Beat.LOST and body in self.bodies:
+            found = await worker.beat(*(body.job for body in bodies))
+            found_of = list(zip(bodies, found, strict=True))
+            expired = [(body.job.job_id, body.job.token) for body, beat in found_of if beat is Beat.EXPIRED]
+            revived = await self.insist(worker, lambda: worker.locks.revive(expired, timeout_s=5))
+            for body, beat in found_of:
+                lost = beat is Beat.LOST or (beat is Beat.EXPIRED and body.job.token not in revived)
+                if lost and body in self.bodies:
                     await self.give_up(body)
+
+    async def jump(self, _a, _b):
+        """The database's clock jumps, and all leases have ended: heartbeats come before the reapers' second look."""
+        await self.sql(
+            "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'"
+            " WHERE status = 'running' AND claimed_by IS NOT NULL"
+        )
+        for index in range(len(self.workers)):
+            await self.beat(index, 0)
 
     async def expire(self, a, b):
         """A lease ends; the body was stopped before that. Its process lets go of the key at once, or is slow."""
@@ -390,8 +404,8 @@ class World:
 # The first ones stand for most of what happens; hypothesis prefers them when it shrinks.
 COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue", "claim")
 RARE = (
-    "sweep", "expire", "reap", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill", "lose_session",
-    "claim_without_reply", "foreign_insert", "foreign_claim", "foreign_finish", "foreign_reap",
+    "sweep", "expire", "reap", "jump", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill",
+    "lose_session", "claim_without_reply", "foreign_insert", "foreign_claim", "foreign_finish", "foreign_reap",
 )  # fmt: skip
 CHOICES = st.integers(0, 7)
 ONE = st.tuples(st.sampled_from(COMMON + RARE), CHOICES, CHOICES)
