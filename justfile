@@ -23,13 +23,19 @@ check: lint types imports
 
 # Two test runs, their servers and their services share the cores: what fails is run once more by itself, and then counts.
 
-# all tests, those of the SQL on each PostgreSQL that the embedded package carries, with coverage
+# all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries, with coverage
 test *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal --pg 18,16 {{ args }} \
-        || {{ bin }}/coverage run -m pytest --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
+        || {{ bin }}/coverage run -m pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
+
+# The tests of the faults wait more than they work: for leases to end, for processes to leave.
+
+# the faults, in full: processes killed, networks cut, databases gone (--count 20: so many times; -k f06: one of them)
+faults *args:
+    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults -n 4 --dist worksteal {{ args }}
 
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.
 
@@ -64,6 +70,12 @@ bench *args: (setup "embedded")
     {{ bin }}/pip install --quiet 'pip>=25.1'
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
     {{ bin }}/python -m benchmarks.peers "$@"
+
+# an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
+soak *args: (setup "embedded")
+    {{ bin }}/pip install --quiet 'pip>=25.1'
+    {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
+    {{ bin }}/python -m benchmarks.soak {{ args }}
 
 # load the European Central Bank's rates, on an embedded database
 demo *args:

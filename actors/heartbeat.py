@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from dataloader.actors.messages import Wake
-from dataloader.actors.runs import Run, Runs
+from dataloader.actors.runs import Run, Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.telemetry import Telemetry
@@ -133,17 +133,29 @@ class Heartbeat:
     async def _watch_for_stuck(self) -> None:
         while True:
             await self.runs.wait_any()
-            await trio.sleep(min(self.period_s, LOOK_EVERY_S))
+            await trio.sleep_until(self._next_look())
             self._look_for_stuck()
+
+    def _next_look(self) -> float:
+        """Soon, and no later than when a body has to have ended: another worker may run its job from then on."""
+        now = trio.current_time()
+        moments = [now + min(self.period_s, LOOK_EVERY_S)]
+        for run in self.runs:
+            if not run.body_ended:
+                moments += (run.scope.deadline, run.lease_until, run.overdue_since + self.cancel_grace_s)
+        return min(moment for moment in moments if moment > now)
 
     def _look_for_stuck(self) -> None:
         """Report handlers that go on after they were stopped, and those that go on without a lease."""
         now = trio.current_time()
         for run in self.runs:
-            if run.body_ended:
-                continue
             stopped_at = min(run.stopped_at, run.scope.deadline)
-            if now - stopped_at > self.cancel_grace_s and not run.reported_stuck:
+            if run.body_ended or now < stopped_at:
+                continue
+            # Not from when it was stopped: the whole process may have stood still, and then the body ticks first.
+            run.overdue_since = min(run.overdue_since, now)
+            has_had_its_grace = now - run.overdue_since >= self.cancel_grace_s
+            if has_had_its_grace and not run.reported_stuck:
                 run.reported_stuck = True
                 log.error(
                     "a handler does not stop: it keeps its key and lease until it returns",
@@ -152,8 +164,11 @@ class Heartbeat:
                     why=None if run.why is None else run.why.value,
                     for_s=round(now - stopped_at, 1),
                 )
-            lease_is_gone = now > run.lease_until or run.why is Why.LEASE_LOST
-            if lease_is_gone and now - stopped_at > self.cancel_grace_s and not run.reported_unstoppable:
+            # Who could have stopped in time has no more grace when the lease is over.
+            was_in_time = run.lease_until - run.overdue_since >= margin_s(run.job.lease_s) / 2
+            lease_is_gone = now >= run.lease_until and (was_in_time or has_had_its_grace)
+            job_is_gone = run.why is Why.LEASE_LOST and has_had_its_grace
+            if (lease_is_gone or job_is_gone) and not run.reported_unstoppable:
                 run.reported_unstoppable = True
                 self.unstoppable(run)
 

@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from dataloader.actors.messages import Wake
-from dataloader.actors.runs import Runs
+from dataloader.actors.runs import Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.store.lock_session import LockSession
 
@@ -37,7 +37,8 @@ class Keeper:
             lease_s = self.runs.shortest_lease_s()
             try:
                 await self.locks.ping(lease_s)
-                self.runs.key_is_safe_until(self.locks.safe_until)
+                # Not each run's own margin: that of a long lease may exceed all of the session's silence.
+                self.runs.key_is_safe_until(self.locks.safe_until - margin_s(lease_s))
                 pause_s = min(self.period_s, lease_s / 4)
             except StoreError as error:
                 log.warning("the lock session does not answer", error=str(error))

@@ -184,7 +184,8 @@ def _summary(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - see above
         text = "(its text could not be made)"
-    return storable_text(mask_text(f"{type(error).__name__}: {text[:2_000]}".rstrip(": ")), 2_100)
+    # Masked before it is cut: of a secret that a cut goes through, the beginning would stay.
+    return storable_text(mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), 2_100)
 
 
 class _Port:

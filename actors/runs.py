@@ -41,6 +41,7 @@ class Run:
     timeout_at: float = math.inf
     why: Why | None = None
     stopped_at: float = math.inf
+    overdue_since: float = math.inf
     deadline_why: Why = Why.LEASE_ENDED
     committed: bool = False
     body_ended: bool = False
@@ -81,8 +82,8 @@ class Run:
         until, why = self.timeout_at, Why.TIMEOUT
         if not self.committed and self.lease_until - margin < until:
             until, why = self.lease_until - margin, Why.LEASE_ENDED
-        if key_safe_until - margin < until:
-            until, why = key_safe_until - margin, Why.KEY_LOST
+        if key_safe_until < until:
+            until, why = key_safe_until, Why.KEY_LOST
         self.deadline_why = why
         return until
 
@@ -172,7 +173,7 @@ class Runs:
         return self._planned_for_s
 
     def key_is_safe_until(self, until: float) -> None:
-        """The lock session has answered: nobody is given our keys before `until`."""
+        """The lock session has answered: nobody is given our keys before `until` and some time in which to clean up."""
         self.key_safe_until = until
         for run in self._by_token.values():
             run.set_deadline(until)

@@ -6,7 +6,7 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -23,6 +23,8 @@ MAX_KEY: Final = 512
 
 The unique index can't hold more than a third of a page.
 """
+FIRST_INSTANT: Final = datetime(1900, 1, 1, tzinfo=UTC)
+LAST_INSTANT: Final = datetime(9000, 1, 1, tzinfo=UTC)
 MAX_INT: Final = 2_147_483_647
 MIN_LEASE_S: Final = 3
 """A lease shorter than this can't be renewed three times with time to stop the body (protocol: lease arithmetic)."""
@@ -46,6 +48,14 @@ def check_between(name: str, value: int, low: int, high: int) -> None:
     """Raise `BadRequest` for field `name` unless `low` <= `value` <= `high`."""
     if not low <= value <= high:
         raise BadRequest(name, f"{value} is not allowed; a whole number from {low:,} to {high:,}")
+
+
+def check_instant(name: str, value: datetime) -> None:
+    """Raise `BadRequest` for field `name` unless `value` has a time zone and is far from the ends of Python's time."""
+    if value.tzinfo is None:
+        raise BadRequest(name, f"{value.isoformat()} has no time zone; RFC 3339 needs one")
+    if not FIRST_INSTANT <= value <= LAST_INSTANT:
+        raise BadRequest(name, f"{value.isoformat()} is not allowed; an instant of the years 1900 to 9000")
 
 
 @attrs.frozen(kw_only=True)
@@ -84,8 +94,8 @@ class NewJob:
             check_between("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         if self.lease_ttl_sec is not None:
             check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
-        if self.available_at is not None and self.available_at.tzinfo is None:
-            raise BadRequest("available_at", f"{self.available_at.isoformat()} has no time zone; RFC 3339 needs one")
+        if self.available_at is not None:
+            check_instant("available_at", self.available_at)
 
 
 @attrs.frozen

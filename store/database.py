@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -51,6 +52,11 @@ PLANNER: Final = {
 }
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
+
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""PostgreSQL counts from here."""
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 _PASSING = (
     asyncpg.PostgresConnectionError,
@@ -112,7 +118,8 @@ async def connect(
     connection = await asyncpg.connect(
         options.lock_dsn if direct and options.lock_dsn else options.dsn,
         timeout=options.connect_timeout_s,
-        command_timeout=options.statement_timeout_s,
+        # The server's is first: it keeps the connection.
+        command_timeout=options.statement_timeout_s + 1,
         server_settings={
             "application_name": f"{options.name} {role}",
             "statement_timeout": timeout_ms,
@@ -128,10 +135,26 @@ async def connect(
         await connection.set_type_codec(
             "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
         )
+        # PostgreSQL has instants that Python has not; a row of another service may have one.
+        await connection.set_type_codec(
+            "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
+        )
     except BaseException:
         connection.terminate()
         raise
     return connection
+
+
+def _encode_instant(value: datetime) -> tuple[int]:
+    return ((value - _EPOCH) // timedelta(microseconds=1),)
+
+
+def _decode_instant(value: tuple[int]) -> datetime:
+    """The instant, or the first or the last one that Python knows."""
+    try:
+        return _EPOCH + timedelta(microseconds=value[0])
+    except OverflowError:
+        return _LAST if value[0] > 0 else _FIRST
 
 
 def _encode_json(value: Any) -> str:
@@ -144,8 +167,11 @@ def translate(error: BaseException) -> StoreError | None:
     said = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
     text = mask_text(f"{type(error).__name__}: {said}".rstrip(": "))
     if isinstance(error, _SCHEMA):
-        return SchemaError(f"the queue's tables are not as expected ({text}); run `dataloader migrate`")
-    if isinstance(error, _PASSING):
+        return SchemaError(
+            f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or if that finds nothing to "
+            "do what is printed by `dataloader migrate --sql` by psql"
+        )
+    if isinstance(error, _PASSING) or (isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY queue" in text):
         return StoreUnavailable(f"the database can't serve us now ({text})")
     if isinstance(error, _UNSTORABLE):
         return Unstorable(text)
@@ -218,7 +244,17 @@ class Database:
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run an operation that must not be cancelled half way: shielded, with the options' deadline."""
-        with trio.move_on_after(self.options.write_deadline_s, shield=True):
+        return await self.write_within(self.options.write_deadline_s, operation, *args, **kwargs)
+
+    async def write_within(
+        self,
+        deadline_s: float,
+        operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `write`, with a deadline of its own."""
+        with trio.move_on_after(deadline_s, shield=True):
             return await self.run(operation, *args, **kwargs)
         raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
 

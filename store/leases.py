@@ -105,6 +105,11 @@ class Pulse:
     cancel_requested: bool
 
 
+async def aio_rehearse(connection: Any) -> None:
+    """Prepare the heartbeat's statement on a new connection, so that the first beat is one round trip as all others."""
+    await aio_beat(connection, [(UUID(int=0), -1, False)])
+
+
 async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> list[Pulse]:
     """Renew the leases of (job_id, token, journal it) (asyncio-flavoured), in the order of their ids."""
     ordered = sorted(runs)

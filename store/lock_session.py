@@ -79,7 +79,9 @@ FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
 _END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 """Waits for its end: while it goes on, so do its locks, and we would take ourselves for a stranger."""
-_PING: Final = "SELECT set_config('idle_session_timeout', $1, false)"
+_PING: Final = """
+SELECT current_setting('transaction_read_only') = 'off' FROM set_config('idle_session_timeout', $1, false)
+"""
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 """Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
 
@@ -114,6 +116,7 @@ class LockSession:
         self.safe_until = trio.current_time()
         self.on_termination: Callable[[], None] = lambda: None
         self.capacity = 0
+        self.writable = False
         self._lost = lost
         self._to_release: list[int] = []
         self._ghost: tuple[int, Any] | None = None
@@ -273,7 +276,7 @@ class LockSession:
         if self._suspect:
             await self._aio_repair(connection)
         sent_at = trio.current_time()
-        await connection.fetchval(_PING, idle_ms)
+        self.writable = await connection.fetchval(_PING, idle_ms)
         return sent_at
 
     async def _aio_revive(self, connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
@@ -304,7 +307,7 @@ class LockSession:
         record: Any = await connection.fetchrow(_WHO)
         self._ghost = (record["pid"], record["backend_start"])
         self.capacity = record["locks"] * record["sessions"]
-        await connection.fetchval(_PING, str(int(self._idle_s * 1000)))
+        self.writable = await connection.fetchval(_PING, str(int(self._idle_s * 1000)))
         connection.add_termination_listener(self._on_termination)
         if self.tokens:
             await self._aio_take_again(connection)

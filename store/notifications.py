@@ -66,7 +66,10 @@ class Listening:
     async def ping(self, timeout_s: float) -> None:
         """Ask the server for an answer; `StoreUnavailable` if none comes within `timeout_s`: a dead peer is silent."""
         with trio.move_on_after(timeout_s):
-            await self._crossing.run(self._connection.fetchval, "SELECT 1", timeout=timeout_s)
+            # Of all statements this one: it also lets go of notifications that all have read. After the queue was full
+            # the server does so at the next notification only, which it refuses.
+            usage = "SELECT pg_notification_queue_usage()"
+            await self._crossing.run(self._connection.fetchval, usage, timeout=timeout_s)
             return
         raise StoreUnavailable("the listener's connection is silent")
 

@@ -29,6 +29,7 @@ from dataloader.jobs.model import (
     QueueRecord,
     WorkerRecord,
     check_between,
+    check_instant,
     check_text,
 )
 from dataloader.jobs.states import Status, WaitsFor
@@ -112,8 +113,8 @@ class JobFilter:
                 check_text(name, text, MAX_INT, empty=True)
         for name in ("created_from", "created_to"):
             instant = getattr(self, name)
-            if instant is not None and instant.tzinfo is None:
-                raise BadRequest(name, f"{instant.isoformat()} has no time zone; RFC 3339 needs one")
+            if instant is not None:
+                check_instant(name, instant)
 
     def where(self) -> tuple[str, list[Any]]:
         """The condition as SQL with parameters numbered from $1, and their values."""

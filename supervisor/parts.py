@@ -38,6 +38,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, DatabaseOptions, Session, open_database
 from dataloader.store.enqueue import Enqueuer
+from dataloader.store.leases import aio_rehearse
 from dataloader.store.lock_session import LockSession
 from dataloader.store.transaction import Transactions
 from dataloader.store.waits import Waits
@@ -87,6 +88,7 @@ class Parts:
     registry: CollectorRegistry
     reported: Callable[[DrainReport], None] = lambda _report: None
     started_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
+    started: float = attrs.field(factory=trio.current_time)
     web: Callable[[], Awaitable[None]] | None = None
     url: str | None = None
     ready: bool = False
@@ -98,10 +100,11 @@ class Parts:
             version=self.worker.version,
             worker=self.worker.name,
             started_at=self.started_at,
+            uptime_s=trio.current_time() - self.started,
             draining=self.drain.requested.is_set(),
             queues={d.queue: QueueLoad(d.concurrency, d.running) for d in self.dispatchers},
             listener_connected=self.listener.connected,
-            store_ready=self.ready and self.locks.connected,
+            store_ready=self.ready and self.locks.connected and self.locks.writable,
         )
 
     async def cut_off(self) -> None:
@@ -208,7 +211,7 @@ def _make(
         released=releaser.wake,
     )
     heartbeat = Heartbeat(
-        session=Session(database, "heartbeat"),
+        session=Session(database, "heartbeat", on_connect=aio_rehearse),
         locks=locks,
         database=database,
         worker=worker,

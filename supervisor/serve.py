@@ -55,7 +55,12 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
     except ActorGaveUp as error:
-        log.critical("ended because a part gave up", cause=str(error))
+        log.critical(
+            "ended because a part gave up",
+            cause=str(error),
+            what_to_do="mend the cause, then start the process again; its jobs went back to the queue, or wait for the"
+            " end of their leases",
+        )
         outcome = None
     if isinstance(outcome, Exception):
         raise outcome

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import broken
 import pytest
 from databases import postgres_server
+
+pytest_plugins = ["services"]
 
 VERSIONS = pytest.StashKey[list[int]]()
 # A database for each test is some gigabytes of writes: in memory they take half the time, and the same each time.
@@ -17,9 +20,12 @@ MEMORY_NEEDED = 4 * 2**30
 
 def pytest_addoption(parser):
     parser.addoption("--pg", default="18", help="such as 18,16: tests/store runs on each, all else on the first")
+    parser.addoption("--without", choices=broken.GUARDS, help="take a guard out: its test must fail (tests/broken.py)")
 
 
 def pytest_configure(config):
+    if name := config.getoption("--without"):
+        broken.take_out(name)
     config.stash[VERSIONS] = [int(version) for version in config.getoption("--pg").split(",")]
 
 

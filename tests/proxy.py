@@ -1,12 +1,12 @@
-"""A proxy before PostgreSQL, to break its network as a real one breaks: silence, resets, refusals.
+"""A proxy before PostgreSQL, to break its network as a real one breaks: silence, resets, refusals, latency.
 
-Forwards TCP to the server's unix socket. `freeze` is a black hole (connections stay open, nothing passes either way),
-`thaw` its end; `cut` resets what is open and refuses what comes, `mend` its end. `frozen_roles` would need to read the
-protocol; instead whoever wants to stop one session alone stops its backend process.
+Forwards TCP to the server's unix socket. It knows each of our connections' role, the last word of the application
+name with which it starts: locks, heartbeat, recorder, listener, pool, transaction.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,54 +16,115 @@ import attrs
 import trio
 
 
+@attrs.frozen
+class Hold:
+    """What is held back: of the connections of `role` (None: of all), the answers alone or both ways.
+
+    With `links` only of those, and of none that come later.
+    """
+
+    role: str | None
+    answers_only: bool
+    links: frozenset[Link] | None = None
+
+    def holds(self, link: Link, *, answers: bool) -> bool:
+        """Does this data of a connection wait?"""
+        return (
+            self.role in (None, link.role)
+            and (answers or not self.answers_only)
+            and (self.links is None or link in self.links)
+        )
+
+
+@attrs.define(eq=False)
+class Link:
+    """One connection through the proxy."""
+
+    scope: trio.CancelScope
+    role: str | None = None
+
+    def greeted(self, data: bytes) -> None:
+        """The client's first bytes: its startup packet."""
+        name = re.search(rb"application_name\0[^\0]* ([^\0 ]+)\0", data)
+        self.role = name[1].decode() if name else ""
+
+
 @attrs.define
 class Proxy:
-    """Running; `dsn` leads through it."""
+    """Running; `dsn` leads through it. `delay_s` and up to `jitter_s` more pass before each piece of data goes on."""
 
     dsn: str
     _socket: str
-    _open: trio.Event = attrs.field(factory=trio.Event)
-    _scopes: set[trio.CancelScope] = attrs.field(factory=set)
+    delay_s: float = 0
+    jitter_s: float = 0
+    _holds: set[Hold] = attrs.field(factory=set)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
+    _links: set[Link] = attrs.field(factory=set)
     _refusing: bool = False
 
-    def __attrs_post_init__(self) -> None:
-        self._open.set()
+    def freeze(self, role: str | None = None, *, answers_only: bool = False) -> None:
+        """A black hole: connections stay open, nothing passes, or no answers do."""
+        self._holds.add(Hold(role, answers_only))
 
-    def freeze(self) -> None:
-        self._open = trio.Event()
+    def forget(self) -> None:
+        """A firewall that has lost its memory: nothing passes on what is open, for good; what comes later passes."""
+        self._holds.add(Hold(None, answers_only=False, links=frozenset(self._links)))
+
+    def links(self, role: str) -> set[Link]:
+        """The connections of a role that are open now, as far as the server knows."""
+        return {link for link in self._links if link.role == role}
 
     def thaw(self) -> None:
-        self._open.set()
+        """The end of all black holes: what was held back goes on its way."""
+        self._holds.clear()
+        self._changed.set()
+        self._changed = trio.Event()
 
-    def cut(self) -> None:
-        self._refusing = True
-        for scope in self._scopes:
-            scope.cancel()
+    def cut(self, role: str | None = None) -> None:
+        """Reset what is open, all or those of a role; all of it: refuse what comes too, until `mend`."""
+        self._refusing = role is None
+        for link in list(self._links):
+            if role in (None, link.role):
+                link.scope.cancel()
 
     def mend(self) -> None:
+        """Let connections in again."""
         self._refusing = False
 
     async def serve(self, client: trio.SocketStream) -> None:
         with trio.CancelScope() as scope:
             if self._refusing:
                 return
-            self._scopes.add(scope)
+            link = Link(scope)
+            self._links.add(link)
             try:
                 async with await trio.open_unix_socket(self._socket) as server, trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass, client, server, nursery)
-                    nursery.start_soon(self._pass, server, client, nursery)
+                    nursery.start_soon(self._pass, link, client, server, nursery, False)
+                    nursery.start_soon(self._pass, link, server, client, nursery, True)
+            except OSError:
+                return  # the server is not there: the client's connection ends
             finally:
-                self._scopes.discard(scope)
+                self._links.discard(link)
 
-    async def _pass(self, source: trio.abc.Stream, sink: trio.abc.Stream, nursery: trio.Nursery) -> None:
+    async def _pass(
+        self, link: Link, source: trio.abc.Stream, sink: trio.abc.Stream, nursery: trio.Nursery, answers: bool
+    ) -> None:
         try:
             async for data in source:
-                await self._open.wait()
+                if not answers and link.role is None:
+                    link.greeted(data)
+                if self.delay_s or self.jitter_s:
+                    await trio.sleep(self.delay_s + random.uniform(0, self.jitter_s))
+                await self._held_back(link, answers=answers)
                 await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        await self._open.wait()
+        await self._held_back(link, answers=answers)
         nursery.cancel_scope.cancel()
+
+    async def _held_back(self, link: Link, *, answers: bool) -> None:
+        while any(hold.holds(link, answers=answers) for hold in self._holds):
+            await self._changed.wait()
 
 
 @asynccontextmanager
@@ -75,8 +136,8 @@ async def open_proxy(dsn: str) -> AsyncIterator[Proxy]:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         port = listeners[0].socket.getsockname()[1]
         userinfo = parts.netloc.rpartition("@")[0]
-        address = f"{parts.scheme}://{userinfo}@127.0.0.1:{port}{parts.path}?ssl=disable"
-        proxy = Proxy(re.sub(r"\?ssl", "?sslmode", address), f"{directory}/.s.PGSQL.5432")
+        address = f"{parts.scheme}://{userinfo}@127.0.0.1:{port}{parts.path}?sslmode=disable"
+        proxy = Proxy(address, f"{directory}/.s.PGSQL.5432")
         await nursery.start(trio.serve_listeners, proxy.serve, listeners)
         try:
             yield proxy

@@ -68,6 +68,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
             version="1.2.3",
             worker="host:1",
             started_at=datetime.now(UTC),
+            uptime_s=1.0,
             draining=False,
             queues={"q": QueueLoad(4, 1)},
             listener_connected=True,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import structlog
 import trio
@@ -54,6 +55,17 @@ class IdentifiedRequest(TrioRequest):
 
 class Connection(TrioASGIHTTPConnection):
     """One request on its way through Quart, with an end that can't be cut off."""
+
+    def _create_request_from_scope(self, send: ASGISendCallable) -> Any:
+        """A target that is no path, as `GET ?x`, is nowhere: Quart would fail on it."""
+        path = self.scope["path"]
+        if not path.startswith("/"):
+            try:
+                path = urlsplit(path).path
+            except ValueError:
+                path = ""
+            self.scope["path"] = path if path.startswith("/") else f"/{path}"
+        return super()._create_request_from_scope(send)
 
     async def _send_response(self, send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
         # With the last message Hypercorn ends the stream and says "disconnect", at which quart-trio cancels the sender,

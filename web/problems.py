@@ -16,7 +16,15 @@ import msgspec
 import trio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from dataloader.jobs.errors import BadRequest, Conflict, Draining, IdempotencyConflict, JobNotFound, StoreUnavailable
+from dataloader.jobs.errors import (
+    BadRequest,
+    Conflict,
+    Draining,
+    IdempotencyConflict,
+    JobNotFound,
+    StoreUnavailable,
+    Unstorable,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 5
@@ -104,6 +112,8 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: PLR0911 - a ta
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now")
         case Draining():
             return unavailable("This process is shutting down and takes no new jobs; ask another replica.", "draining")
+        case Unstorable():
+            return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "The database can't store a value of this request.")
         case StoreUnavailable() | trio.TooSlowError():
             return unavailable("The database can't be reached or is too slow; try again.", "store-unavailable")
         case HTTPException(code=int(code)):

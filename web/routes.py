@@ -129,7 +129,9 @@ async def _body(route: Route, services: Services, request: Request) -> bytes:
         data = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         if len(data) <= limit:
             return data
-    raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have {limit:,} bytes here.")
+    # What was not read stands before the next request.
+    close = {"Connection": "close"}
+    raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have {limit:,} bytes here.", headers=close)
 
 
 def problem_response(error: Exception, request_id: str, path: str) -> Response:

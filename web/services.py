@@ -43,6 +43,7 @@ class ProcessState:
     version: str
     worker: str
     started_at: datetime
+    uptime_s: float
     draining: bool
     queues: Mapping[str, QueueLoad]
     listener_connected: bool

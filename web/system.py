@@ -6,7 +6,6 @@ takes this replica out of a load balancer while it drains or has no database. Bo
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 import trio
@@ -60,7 +59,7 @@ async def show_process(call: Call) -> Answer:
             version=state.version,
             worker=state.worker,
             started_at=state.started_at,
-            uptime_s=round((datetime.now(UTC) - state.started_at).total_seconds(), 3),
+            uptime_s=round(state.uptime_s, 3),
             draining=state.draining,
             database=database,
             listener="connected" if state.listener_connected else "polling",

@@ -63,3 +63,9 @@ def test_links_within_the_project_lead_somewhere(path):
 def test_python_in_documents_compiles(path):
     for code in re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
         compile(code, path.name, "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+def test_the_tests_that_prove_the_guarantees_exist():
+    named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
+    modules = [path.read_text() for path in (ROOT / "tests").glob("*/test_*.py")]
+    assert named <= {name for text in modules for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}

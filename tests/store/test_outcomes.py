@@ -258,6 +258,19 @@ async def test_progress_and_log_lines_of_a_running_job_are_kept(claim_one, store
 
 
 @pytest.mark.requirement("Q9")
+async def test_progress_and_lines_with_an_old_token_change_nothing(claim_one, store, row_of, raw):
+    worker, old = await claim_one()
+    await worker.end(old, Step.RETURN)
+    [job] = await worker.claim()
+    assert (job.job_id, job.token != old.token) == (old.job_id, True)
+    for run, rows in ((job, 7), (old, 8)):
+        await store.write(aio_show_progress, [(run.job_id, run.token, f'{{"rows": {rows}}}')])
+        await store.write(aio_keep_lines, [(run.job_id, run.token, datetime(2026, 1, rows, tzinfo=UTC), "{}")])
+    assert await row_of(job.job_id, "progress") == '{"rows": 7}'
+    assert [row["ts"].day for row in await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'log'")] == [7]
+
+
+@pytest.mark.requirement("Q9")
 async def test_batches_that_meet_in_any_order_do_not_deadlock(database, start_worker, add_job, store):
     for _ in range(40):
         await add_job()

@@ -30,7 +30,7 @@ ASKED = 40
 _FINISHED = """
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, status, attempt, created_at, started_at, finished_at)
 SELECT gen_random_uuid(), 'old-' || n %% 10, 'task-' || n %% 100, '{}', 'key-' || n,
-       CASE WHEN n %% 1000 = 0 THEN 'failed' ELSE 'succeeded' END::dl_status, 1, at, at, at
+       CASE WHEN n %% 100 = 0 THEN 'failed' ELSE 'succeeded' END::dl_status, 1, at, at, at
 FROM generate_series(1, %s) AS n
 CROSS JOIN LATERAL (SELECT now() - make_interval(secs => 86400 + n / 100.0) AS at) AS instant
 """

@@ -14,8 +14,7 @@ import trio
 from conditions import until
 from databases import postgres_server
 from proxy import open_proxy
-
-FAST = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
+from services import FAST
 
 ENQUEUE = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, args)

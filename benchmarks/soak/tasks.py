@@ -1,0 +1,30 @@
+"""The work of the soak: each run holds its key's file, by a lock of the kernel that a killed process lets go of.
+
+So whoever finds the file locked runs at the same time as another run of the key, in whichever process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+from pathlib import Path
+
+import trio
+
+from dataloader import Job, RetryPolicy, Tasks
+
+tasks = Tasks()
+FOLDER = Path(os.environ["SOAK_FOLDER"])
+
+
+@tasks.task("work", retry=RetryPolicy(base_s=1))
+async def work(job: Job) -> None:
+    """Wait a little, as requests do, alone with the key."""
+    with (FOLDER / job.lock_key).open("a") as key:
+        try:
+            fcntl.flock(key, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with (FOLDER / "overlaps").open("a") as overlaps:
+                overlaps.write(f"{job.lock_key} {job.job_id} {job.attempt}\n")
+        await trio.sleep(random.uniform(0.005, 0.05))

@@ -1,0 +1,239 @@
+"""Builds with a guard taken out, which its test must notice: `pytest --without GUARD TEST`.
+
+A test that can't fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
+program (the product has no such switches), and the test that must then fail. tests/faults/test_broken_builds.py tries
+them all; docs/guarantees.md shows the table. In a service under test the guard named by the environment is taken out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Callable
+
+import attrs
+
+from dataloader.store import migrations
+
+VARIABLE = "WITHOUT_GUARD"
+
+
+@attrs.frozen
+class Guard:
+    """What it does, how it is taken out, and its test."""
+
+    does: str
+    test: str
+    take_out: Callable[[], None]
+
+
+def edit(place: str, old: str, new: str) -> Callable[[], None]:
+    """Replaces text in a constant, such as a statement; `place` is room.module.NAME."""
+
+    def take_out() -> None:
+        module, name = _place(place)
+        text = getattr(module, name)
+        assert old in text, f"{place} has no {old!r} any more"
+        setattr(module, name, text.replace(old, new))
+
+    return take_out
+
+
+def put(place: str, value: object) -> Callable[[], None]:
+    """Puts another value, or another function, in a module's or a class's place."""
+
+    def take_out() -> None:
+        owner, name = _place(place)
+        assert hasattr(owner, name), f"there is no {place} any more"
+        setattr(owner, name, value)
+
+    return take_out
+
+
+def edit_schema(old: str, new: str) -> Callable[[], None]:
+    """Replaces text in the migrations."""
+
+    def take_out() -> None:
+        whole = migrations.migrations()
+        assert any(old in one.sql for one in whole), f"no migration has {old!r} any more"
+        broken = [attrs.evolve(one, sql=one.sql.replace(old, new)) for one in whole]
+        migrations.migrations = lambda: broken
+
+    return take_out
+
+
+def _place(place: str) -> tuple[object, str]:
+    room, module, *owner, name = place.split(".")
+    found = importlib.import_module(f"dataloader.{room}.{module}")
+    for part in owner:
+        found = getattr(found, part)
+    return found, name
+
+
+def _nothing(*_args: object, **_more: object) -> None:
+    """In the place of a function that guards."""
+
+
+async def _nothing_async(*_args: object, **_more: object) -> None:
+    """In the place of an async one."""
+
+
+async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
+    """In the place of one that tells what it did."""
+    return {}
+
+
+def _deadline_without_lease(run, key_safe_until: float) -> float:
+    lease_until, run.lease_until = run.lease_until, math.inf
+    until = DEADLINE(run, key_safe_until)
+    run.lease_until = lease_until
+    return until
+
+
+def _deadline_without_key(run, _key_safe_until: float) -> float:
+    return DEADLINE(run, math.inf)
+
+
+DEADLINE = importlib.import_module("dataloader.actors.runs").Run._deadline
+STORE, ACTORS, FAULTS = "tests/store", "tests/actors", "tests/faults"
+
+GUARDS = {
+    "token in the finish": Guard(
+        "a late outcome is void",
+        f"{STORE}/test_outcomes.py::test_an_outcome_with_an_old_token_changes_nothing",
+        edit("store.outcomes._FINISH", "j.token = e.token AND ", ""),
+    ),
+    "token in the progress": Guard(
+        "late progress is void",
+        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        edit("store.outcomes._PROGRESS", " AND j.token = p.token", ""),
+    ),
+    "token in the log": Guard(
+        "late log lines are void",
+        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        edit("store.outcomes._LOG", " AND j.token = l.token", ""),
+    ),
+    "token in the heartbeat": Guard(
+        "a run whose job is another's loses its lease",
+        f"{STORE}/test_leases.py::test_a_job_that_is_not_ours_any_more_is_lost",
+        edit("store.leases._BEAT", "j.token = m.token AND ", ""),
+    ),
+    "memory of what was written": Guard(
+        "an outcome that is sent twice is not taken for another's",
+        f"{STORE}/test_outcomes.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
+        edit("store.outcomes._REST", "(j.status = 'succeeded') = (e.step = 'succeed')", "false"),
+    ),
+    "passing over locked rows in the finish": Guard(
+        "a row that somebody has locked holds up no other outcome",
+        f"{STORE}/test_outcomes.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
+        edit("store.outcomes._FINISH", "SKIP LOCKED", ""),
+    ),
+    "cancel request in the finish": Guard(
+        "a job that is to be canceled does not go back to the queue",
+        f"{STORE}/test_outcomes.py::test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue",
+        edit("store.outcomes._FINISH", "WHEN j.cancel_requested THEN", "WHEN false THEN"),
+    ),
+    "refund of the attempt": Guard(
+        "a job that a drain stopped has its attempt back",
+        f"{ACTORS}/test_drain.py::test_what_the_deadline_stops_goes_back_with_its_attempt_refunded",
+        edit("store.outcomes._FINISH", "greatest(j.attempt - 1, 0)", "j.attempt"),
+    ),
+    "lease as the scope's deadline": Guard(
+        "a body ends before its lease can go to another",
+        f"{ACTORS}/test_leases.py::test_a_body_ends_before_its_lease_though_its_key_is_safe",
+        put("actors.runs.Run._deadline", _deadline_without_lease),
+    ),
+    "key as the scope's deadline": Guard(
+        "a body ends before the server could give its key away",
+        f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
+        put("actors.runs.Run._deadline", _deadline_without_key),
+    ),
+    "expired leases stay expired": Guard(
+        "no heartbeat renews a lease that has ended",
+        f"{STORE}/test_leases.py::test_an_expired_lease_is_never_renewed",
+        edit("store.leases._BEAT", " AND (j.lease_expires_at > now()) IS TRUE", ""),
+    ),
+    "advisory lock in the claim": Guard(
+        "a key that is held elsewhere is not claimed",
+        f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
+        edit_schema("WHEN pg_try_advisory_lock(h) THEN 'run'", "WHEN pg_try_advisory_lock(h) OR true THEN 'run'"),
+    ),
+    "live lease in the claim": Guard(
+        "a key whose holder lost its session, not its lease, is not claimed",
+        f"{STORE}/test_claim.py::test_a_live_lease_blocks_its_key_when_the_lock_is_gone",
+        edit_schema("IF v_live IS NOT NULL THEN", "IF false THEN"),
+    ),
+    "second look at a parked key": Guard(
+        "a job that was parked while its key came free is woken",
+        f"{ACTORS}/test_keys.py::test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again",
+        put("actors.dispatcher.Dispatcher._test", _nothing_async),
+    ),
+    "wake-up at the release": Guard(
+        "the end of a job wakes the next of its key",
+        f"{STORE}/test_release_and_park.py::test_a_parked_job_starts_when_the_holder_ends",
+        edit_schema("RETURN dl_ready_next(p_hashes);", "RETURN 0;"),
+    ),
+    "repair of rows after a lost reply": Guard(
+        "a job whose claim nobody heard of goes back",
+        f"{STORE}/test_claim.py::test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt",
+        edit("store.lock_session._GIVE_BACK", "WHERE status = 'running' AND", "WHERE false AND"),
+    ),
+    "repair of locks after a lost reply": Guard(
+        "a key that a failed claim has locked comes free",
+        f"{STORE}/test_claim.py::test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_their_keys_wake",
+        edit("store.lock_session._HELD", "WHERE locktype", "WHERE false AND locktype"),
+    ),
+    "end of the ghost": Guard(
+        "a former lock session behind a dead network does not keep our keys",
+        f"{STORE}/test_lock_session.py::test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys",
+        edit("store.lock_session._END_GHOST", "SELECT pg_terminate_backend(pid, 2000)", "SELECT true"),
+    ),
+    "silence ends the lock session": Guard(
+        "a worker that is cut off loses its keys before its leases",
+        f"{STORE}/test_lock_session.py::test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease",
+        put("store.lock_session._PING", "SELECT $1::text IS NOT NULL"),
+    ),
+    "count of crashes": Guard(
+        "a job that kills its worker each time is lost in the end",
+        f"{STORE}/test_leases.py::test_a_job_that_kills_its_worker_each_time_is_lost_though_its_attempts_are_given_back",
+        edit("store.leases._REAP", " OR j.crashes + 1 >= j.max_attempts", ""),
+    ),
+    "second look after a jump of the clock": Guard(
+        "a database clock that jumps does not take all jobs from their workers",
+        f"{STORE}/test_leases.py::test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice",
+        put("actors.reaper.JUMP_S", math.inf),
+    ),
+    "renewal after a jump of the clock": Guard(
+        "live workers keep their jobs when the database's clock jumps",
+        f"{FAULTS}/test_time.py::test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps",
+        put("actors.heartbeat.Heartbeat._revive", _none_of_them),
+    ),
+    "bound of the drain": Guard(
+        "a thread that never returns does not hold up the exit",
+        f"{FAULTS}/test_signals.py::test_a_thread_that_never_returns_is_named_and_left_behind",
+        put("supervisor.drain.BOUND_S", 3_600.0),
+    ),
+    "end of a process that can't stop a run": Guard(
+        "a handler that does not stop is ended with its process when its lease is gone",
+        f"{FAULTS}/test_crashes.py::test_a_handler_that_does_not_stop_ends_its_process_when_its_lease_is_gone",
+        put("supervisor.serve._leave_unstoppable", _nothing),
+    ),
+    "masking of secrets": Guard(
+        "no line, error or event shows a password",
+        "tests/system/test_serving.py::test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret",
+        put("actors.runner.mask_text", str),
+    ),
+}
+
+
+def take_out(name: str) -> None:
+    """Take a guard out of this process, and of the services that it starts."""
+    os.environ[VARIABLE] = name
+    GUARDS[name].take_out()
+
+
+def take_out_what_is_named() -> None:
+    """In a service: as the test that started it."""
+    if name := os.environ.get(VARIABLE):
+        GUARDS[name].take_out()

@@ -1,0 +1,542 @@
+"""The database goes away, and comes back: service resumes by itself, and says the truth meanwhile (Q5, Q6, Q8, Q12).
+
+Each fault is made outside of the service: on a server of the test's own, by SQL of another session, or in the network
+between. A steady load of jobs is asked for by HTTP, each with an idempotency key until it is taken, and all of them
+succeed in the end; none runs twice at once; the process never ends, and no part of it fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import statistics
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import httpx2
+import pytest
+import trio
+from conditions import until
+from databases import raw_connection
+from proxy import open_proxy
+from services import FAST, LEASE_S
+
+from dataloader.web.routes import DEADLINE_S
+
+pytestmark = pytest.mark.slow
+
+ROLES = ("locks", "listener", "heartbeat", "recorder", "pool", "transaction")
+BACKENDS = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'dataloader%' AND application_name LIKE '% ' || $1
+"""
+END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
+OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dataloader%'"
+SUCCEEDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+IMPATIENT = {"connect_timeout_sec": 2, "statement_timeout_sec": 2}
+"""Half-open connections are noticed when a statement on them takes too long."""
+WRITE_BOUND_S = 2 + 2 + 2
+"""The longest a write takes with these: connecting, the statement, and a little (`DatabaseOptions`)."""
+LISTENER_BOUND_S = 5 + 5
+"""The listener is pinged every five seconds, and an answer waited for as long."""
+
+
+async def worked(visits, number=5):
+    """Return when so many jobs have begun."""
+    await until(visits, lambda visits: len(visits) >= number, within_s=20)
+
+
+@pytest.mark.requirement("Q5", "Q12")
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_f14_a_restart_of_the_server_is_waited_for(serve, load, asking, calm, ledger, own_server, mode):
+    service = await serve(dsn=own_server.dsn, **FAST)
+    async with load(service) as jobs, asking(service) as ask:
+        await worked(ledger.visits)
+        await own_server.stop(mode)
+        await ask.ready(503, within_s=5)
+        await ask.refused(within_s=5)
+        await ask.shows("database_up", 0, within_s=5)
+        await ask.shows("listener_connected", 0, within_s=5)
+        await ask.healthy()
+        await until(_refusals_of(jobs), within_s=5)
+        await own_server.start()
+        await ask.ready(200, within_s=15)
+        await ask.shows("listener_connected", 1, within_s=15)
+        await ask.shows("database_up", 1, within_s=15)
+        await jobs.more()
+    await jobs.succeeded(own_server.fetch)
+    assert jobs.slowest_s < 15
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+@pytest.mark.requirement("Q7", "Q8")
+@pytest.mark.full
+async def test_f15_sessions_that_are_ended_one_role_after_another_cost_no_attempt_of_a_long_job(
+    serve, add, load, calm, ledger, raw, row_when
+):
+    service = await serve({"q": 6}, **FAST)
+    long_job = await add("visit", {"s": 2 * LEASE_S + 2}, lease_ttl_sec=LEASE_S)
+    await row_when(long_job, "running")
+    async with load(service, tasks=("visit", "visit", "ledger")) as jobs:
+        for role in 2 * ROLES:
+            before = await until(partial(_backends, raw, role))
+            assert all(record[0] for record in await raw.fetch(END, list(before)))
+            done = await raw.fetchval(SUCCEEDED)
+            await until(partial(_backends, raw, role), lambda pids, before=before: pids and not pids & before)
+            await until(partial(raw.fetchval, SUCCEEDED), lambda count, done=done: count > done + 1)
+    await jobs.succeeded(raw.fetch)
+    assert (await row_when(long_job, "succeeded"))["attempt"] == 1
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+async def _backends(raw, role):
+    return {record["pid"] for record in await raw.fetch(BACKENDS, role)}
+
+
+@pytest.mark.requirement("Q2", "Q12")
+@pytest.mark.full
+async def test_f16_requests_that_are_repeated_after_each_cut_of_the_network_bring_one_job_a_key(
+    serve, load, asking, calm, ledger, raw, database
+):
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, **FAST)
+        async with load(service, period_s=0.04, s=0.05, keys=8) as jobs, asking(service) as ask:
+            for _ in range(10):
+                await jobs.more(2)
+                await trio.sleep(random.uniform(0, 0.5))
+                assert proxy.links("locks") | proxy.links("pool")
+                proxy.cut()
+                await trio.sleep(random.uniform(0, 0.3))
+                proxy.mend()
+            await ask.ready(200, within_s=15)
+        await jobs.succeeded(raw.fetch)
+    assert jobs.refusals, "no request was ever cut off"
+    added_twice = "SELECT job_id FROM dl_job_events WHERE kind = 'queued' GROUP BY job_id HAVING count(*) > 1"
+    assert await raw.fetch(added_twice) == []
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+@pytest.mark.requirement("Q5", "Q8")
+@pytest.mark.full
+async def test_f17_a_network_that_swallows_everything_is_noticed_by_an_idle_service(
+    serve, add, asking, calm, ledger, row_when, database
+):
+    async with open_proxy(database.dsn) as proxy:
+        # Nothing but a notification starts a job here.
+        service = await serve(dsn=proxy.dsn, poll_sec=60, **IMPATIENT, **FAST)
+        async with asking(service) as ask:
+            await row_when(await add("visit", lease_ttl_sec=LEASE_S), "succeeded")
+            before = {role: proxy.links(role) for role in ("locks", "listener", "pool")}
+            assert all(before.values())
+            proxy.freeze()
+            await ask.ready(503, within_s=WRITE_BOUND_S)
+            await ask.refused(within_s=2 * WRITE_BOUND_S)
+            await ask.healthy()
+            for role, links in before.items():
+                # Who has noticed has tried to connect again.
+                await until(_new_links(proxy, role, links), within_s=LISTENER_BOUND_S + 3)
+            await ask.shows("listener_connected", 0, within_s=10)
+            await ask.shows("database_up", 0, within_s=10)
+            proxy.thaw()
+            await ask.ready(200, within_s=10)
+            await ask.shows("listener_connected", 1, within_s=10)
+            row = await row_when(await add("visit", lease_ttl_sec=LEASE_S), "succeeded", within_s=10)
+            assert row["attempt"] == 1
+    calm(service)
+
+
+@pytest.mark.requirement("Q8")
+@pytest.mark.full
+async def test_f17_connections_that_a_firewall_has_forgotten_are_replaced_and_cost_a_job_no_attempt(
+    serve, add, asking, calm, ledger, row_when, database
+):
+    roles = ("locks", "listener", "heartbeat", "recorder", "pool")
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, poll_sec=1, **IMPATIENT, **FAST)
+        async with asking(service) as ask:
+            await row_when(await add("visit", {"s": 2.5}, lease_ttl_sec=LEASE_S), "succeeded")
+            before = {role: proxy.links(role) for role in roles}
+            assert all(before.values())
+            proxy.forget()
+            row = await row_when(await add("visit", {"s": 3}, lease_ttl_sec=LEASE_S), "succeeded", within_s=25)
+            assert row["attempt"] == 1
+            for role, links in before.items():
+                await until(_new_links(proxy, role, links), within_s=LISTENER_BOUND_S + 3)
+            await ask.ready(200, within_s=WRITE_BOUND_S)
+            await ask.shows("listener_connected", 1, within_s=5)
+            assert await ask.metric("leases_lost_total") == 0
+    calm(service)
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.full
+async def test_f17_a_trigger_that_the_network_swallows_is_answered_within_its_deadline(
+    serve, asking, calm, raw, database
+):
+    idle = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE '% pool' AND state = 'idle'
+          AND state_change < clock_timestamp() - interval '0.5 seconds'"""
+    async with open_proxy(database.dsn) as proxy:
+        # With the timeouts that a service has unless it is told others; and nobody else uses the pool.
+        service = await serve(dsn=proxy.dsn, reaper_period_sec=60, heartbeat_sec=30, claim_backoff_sec=60)
+        async with asking(service) as ask:
+            await until(partial(raw.fetchval, idle))
+            proxy.freeze()
+            async with trio.open_nursery() as nursery:
+                for fields in ({}, {"idempotency_key": "once"}):
+                    nursery.start_soon(partial(ask.refused, within_s=DEADLINE_S + 3, **fields))
+            await ask.healthy()
+    calm(service)
+
+
+def _new_links(proxy, role, before):
+    async def new_links():
+        return proxy.links(role) - before
+
+    return new_links
+
+
+@pytest.mark.requirement("Q12")
+async def test_f18_a_failover_to_a_server_that_only_reads_is_waited_for(
+    serve, load, asking, calm, ledger, raw, database
+):
+    service = await serve(poll_sec=0.5, **FAST)
+    async with load(service) as jobs, asking(service) as ask:
+        await worked(ledger.visits)
+        await _fail_over(raw, database, "SET default_transaction_read_only = on")
+        await until(_failed_with(service, "ReadOnlySQLTransactionError"), within_s=10)
+        await ask.refused(within_s=5)
+        await _fail_over(raw, database, "RESET default_transaction_read_only")
+        await ask.ready(200, within_s=15)
+        await jobs.more()
+    await jobs.succeeded(raw.fetch)
+    assert jobs.refusals
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+@pytest.mark.requirement("Q5")
+async def test_f18_a_service_whose_database_only_reads_is_not_ready(serve, asking, calm, raw, database):
+    service = await serve(poll_sec=0.5, **FAST)
+    async with asking(service) as ask:
+        await _fail_over(raw, database, "SET default_transaction_read_only = on")
+        await ask.refused(within_s=5)
+        await ask.ready(503, within_s=5)
+        await ask.shows("database_up", 0, within_s=10)
+        await _fail_over(raw, database, "RESET default_transaction_read_only")
+        await ask.ready(200, within_s=15)
+    calm(service)
+
+
+async def _fail_over(raw, database, change):
+    """Sessions that begin from now on are of another kind, and all that there are end."""
+    await raw.execute(f"ALTER DATABASE {database.name} {change}")
+    pids = [record["pid"] for record in await raw.fetch(OURS)]
+    assert pids
+    await raw.fetch(END, pids)
+
+
+def _failed_with(service, error):
+    async def failed():
+        return any(error in str(line.get("error")) for line in [*service.lines])
+
+    return failed
+
+
+def _refusals_of(jobs):
+    async def refusals():
+        return jobs.refusals
+
+    return refusals
+
+
+CLAIMS_TRIED = "no claims while the database is away"
+SECONDS_A_TRY = {"": 1, "lock_timeout": 0, "statement_timeout": 1}
+
+
+@pytest.mark.requirement("Q6", "Q12")
+@pytest.mark.parametrize("of_the_role", SECONDS_A_TRY, ids=lambda name: name or "nothing")
+@pytest.mark.full
+async def test_f19_a_table_that_is_locked_for_long_is_tried_ever_more_rarely_whatever_is_set_for_the_role(
+    serve, load, asking, calm, ledger, raw, database, of_the_role
+):
+    async with raw_connection(database.dsn) as other:
+        if of_the_role:
+            # Ours wins over the role's statement timeout; there is none of ours for locks.
+            await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {of_the_role} = '300ms'")
+        service = await serve(statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, **FAST)
+        async with load(service) as jobs, asking(service) as ask:
+            await worked(ledger.visits)
+            await other.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+            began = trio.current_time()
+            known = len(_tries(service))
+
+            async def tried():
+                return _tries(service)[known:]
+
+            tries = await until(tried, lambda tries: len(tries) >= 3, within_s=20)
+            took_s = trio.current_time() - began
+            waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'dl_jobs'::regclass AND NOT granted"
+            assert await raw.fetchval(waiting) <= 10, "statements that nobody waits for any more have piled up"
+            # A turn in the pool, the statement, and a connection for its cancellation.
+            await ask.refused(within_s=2 + 1 + 2)
+            await other.execute("ROLLBACK")
+            await ask.ready(200, within_s=15)
+            await jobs.more()
+    pauses = [line["again_in_s"] for line in tries]
+    assert pauses == [0.1 * 2**n for n in range(len(pauses))]
+    assert len(tries) * SECONDS_A_TRY[of_the_role] <= took_s + 1
+    await jobs.succeeded(raw.fetch)
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+def _tries(service):
+    return [line for line in [*service.lines] if CLAIMS_TRIED in line["event"]]
+
+
+@pytest.mark.requirement("Q5", "Q6")
+async def test_f22_without_notifications_jobs_start_within_the_poll_and_with_them_at_once_again(
+    serve, add, asking, calm, row_when, database
+):
+    poll_s = 2
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, poll_sec=poll_s, **FAST)
+
+        async def one_after_another(number, *, within_s):
+            began = trio.current_time()
+            for _ in range(number):
+                await row_when(await add("quick", lease_ttl_sec=LEASE_S), "succeeded", within_s=within_s)
+            return trio.current_time() - began
+
+        async with asking(service) as ask:
+            await ask.shows("listener_connected", 1, within_s=10)
+            proxy.freeze("listener")
+            # Polls are up to a fifth earlier or later.
+            took_s = await one_after_another(3, within_s=poll_s * 1.2 + 2)
+            assert took_s > 2 * poll_s * 0.8, "something else than the poll has started them"
+            await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 2)
+            await ask.ready(200, within_s=1)
+            proxy.thaw()
+            await ask.shows("listener_connected", 1, within_s=15)
+            took_s = await one_after_another(5, within_s=10)
+            assert took_s < 4 * poll_s * 0.8, "polls have started them"
+    calm(service)
+
+
+@pytest.mark.requirement("Q2", "Q12")
+@pytest.mark.parametrize("own_server", [{"max_notify_queue_pages": "64"}], indirect=True, ids=["64 pages"])
+@pytest.mark.full
+async def test_f23_a_full_queue_of_notifications_is_an_outage_that_passes(serve, asking, calm, ledger, own_server):
+    service = await serve(dsn=own_server.dsn, poll_sec=0.5, **FAST)
+    async with (
+        asking(service) as ask,
+        raw_connection(own_server.dsn) as sleeper,
+        raw_connection(own_server.dsn) as writer,
+    ):
+        await sleeper.execute("LISTEN nobody")
+        await sleeper.execute("BEGIN")
+        await sleeper.execute("SELECT 1")
+        # When these end there is something to notify of: the next job of the key, and that one is to run again.
+        held = await ask.added("visit", lock_key="k", args={"s": 3})
+        fails = await ask.added("visit", lock_key="f", args={"s": 3, "fails": 1})
+        await worked(ledger.visits, 2)
+        waits = await ask.added("visit", lock_key="k")
+        parked = "SELECT 1 FROM dl_jobs WHERE waits_for = 'lock'"
+        await until(partial(writer.fetch, parked))
+        with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
+            await _notify_on_and_on(writer)
+        await ask.refused(within_s=5)
+        await until(_failed_with(service, "too many notifications"), within_s=15)
+        await until(ledger.visits, lambda visits: all(visit["ended_at"] for visit in visits), within_s=10)
+        await ask.healthy()
+        # The session that kept the queue full ends. Nobody does anything else about it.
+        await sleeper.execute("ROLLBACK")
+
+        async def taken():
+            return (await ask.trigger("visit", lock_key="after", idempotency_key="after")).status_code
+
+        await until(taken, lambda status: status in {200, 201}, within_s=20)
+        unfinished = (
+            "SELECT job_id, status::text, attempt, error FROM dl_jobs WHERE status <> 'succeeded' AND queue = 'q'"
+        )
+        await until(partial(writer.fetch, unfinished), lambda rows: not rows, within_s=30)
+        attempts = {str(row["job_id"]): row["attempt"] for row in await writer.fetch("SELECT * FROM dl_jobs")}
+    assert attempts[fails] >= 2
+    assert {held, waits} <= attempts.keys()
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+async def _notify_on_and_on(connection):
+    for number in range(200):
+        await connection.execute("SELECT pg_notify('nobody', rpad($1, 7900, 'x'))", str(number))
+
+
+@pytest.mark.requirement("Q8")
+@pytest.mark.full
+async def test_f25_leases_are_renewed_and_jobs_run_while_every_connection_of_the_pool_is_stuck(
+    serve, add, asking, calm, ledger, raw, row_when, database
+):
+    stuck = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE '% pool' AND wait_event_type = 'Lock'"""
+    service = await serve(connect_timeout_sec=2, **FAST)
+    async with asking(service) as ask, raw_connection(database.dsn) as other, trio.open_nursery() as nursery:
+        long_job = await add("visit", {"s": LEASE_S + 3}, lease_ttl_sec=LEASE_S)
+        await row_when(long_job, "running")
+        await other.execute("BEGIN; LOCK TABLE dl_workers IN ACCESS EXCLUSIVE MODE")
+        # The process shows itself there, and this request reads it: those are the two connections of the pool.
+        nursery.start_soon(ask.client.get, "/api/v1/workers")
+        await until(partial(raw.fetchval, stuck), lambda count: count == 2)
+        await ask.refused(within_s=2 + 3)
+        row = await row_when(await add("visit", lease_ttl_sec=LEASE_S), "succeeded")
+        assert row["attempt"] == 1
+        row = await row_when(long_job, "succeeded")
+        assert row["attempt"] == 1
+        assert (row["finished_at"] - row["started_at"]).total_seconds() > LEASE_S
+        assert await raw.fetchval(stuck) == 2
+        await other.execute("ROLLBACK")
+        await ask.ready(200, within_s=5)
+        assert await ask.metric("leases_lost_total") == 0
+    calm(service)
+
+
+@pytest.mark.requirement("Q5")
+@pytest.mark.parametrize("own_server", [{"max_connections": "16"}], indirect=True, ids=["16 connections"])
+async def test_f26_a_server_without_a_free_connection_is_waited_for_at_the_start_and_later(
+    serve, load, asking, calm, ledger, own_server, crowd
+):
+    async with crowd(own_server.dsn) as others:
+        service = await serve(dsn=own_server.dsn, ready="waiting for the database", **FAST)
+
+        async def waits():
+            return [line for line in [*service.lines] if line["event"] == "waiting for the database"]
+
+        waited = await until(waits, lambda lines: len(lines) >= 3)
+        assert all("TooManyConnections" in line["error"] for line in waited)
+        pauses = [line["again_in_s"] for line in waited]
+        assert pauses == sorted(set(pauses)), "the pauses don't grow"
+        async with httpx2.AsyncClient(base_url=_address_of(service), timeout=20) as client:
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.get("/health")).status_code == 200
+        await others.go()
+        await service.logged("serving")
+        async with load(service) as jobs, asking(service) as ask:
+            await ask.ready(200, within_s=5)
+            await worked(ledger.visits)
+            await others.come()
+            await others.push_out()
+            await ask.ready(503, within_s=5)
+            await ask.refused(within_s=5)
+            await ask.shows("database_up", 0, within_s=5)
+            await others.go()
+            await ask.ready(200, within_s=15)
+            await jobs.more()
+    await jobs.succeeded(own_server.fetch)
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+def _address_of(service):
+    """Where a service listens that has not said so yet."""
+    process = Path("/proc", str(service.process.pid))
+    sockets = {str(file.readlink()) for file in (process / "fd").iterdir()}
+    for line in (process / "net/tcp").read_text().splitlines()[1:]:
+        local, state, inode = (line.split()[column] for column in (1, 3, 9))
+        if state == "0A" and f"socket:[{inode}]" in sockets:
+            return f"http://127.0.0.1:{int(local.partition(':')[2], 16)}"
+    raise AssertionError("it listens nowhere")
+
+
+@pytest.mark.requirement("Q12")
+@pytest.mark.full
+async def test_f27_a_full_disk_is_waited_for(serve, load, asking, calm, ledger, small_disk, server_on_a_small_disk):
+    server = server_on_a_small_disk
+    postmaster = server.cluster.postmaster().pid
+    service = await serve(dsn=server.dsn, **FAST)
+    filler = small_disk / "filler"
+    # Large rows, so that what is free in the tables' pages is soon used up.
+    async with load(service, ballast=700, period_s=0.05, s=0.05, keys=8) as jobs, asking(service) as ask:
+        await worked(ledger.visits)
+        # Room in the write-ahead log, whose end would be the server's; the disks of the two are often not the same.
+        await server.fetch("SELECT pg_switch_wal()::text")
+        await server.fetch("CHECKPOINT")
+        try:
+            await trio.to_thread.run_sync(_fill, filler)
+            await until(_refusals_of(jobs), lambda refusals: len(refusals) > 10, within_s=25)
+            await ask.healthy()
+            with pytest.RaisesGroup(asyncpg.DiskFullError, flatten_subgroups=True):
+                await server.fetch("CREATE TABLE more AS SELECT generate_series(1, 1000000)")
+            assert service.process.poll() is None
+        finally:
+            filler.unlink(missing_ok=True)
+        await ask.ready(200, within_s=15)
+        await jobs.more(within_s=30)
+    await jobs.succeeded(server.fetch)
+    assert server.cluster.postmaster().pid == postmaster
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+def _fill(path):
+    """A file as large as the disk lets it be."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4_096):
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                _write_on_and_on(file, bytes(size))
+
+
+def _write_on_and_on(file, data):
+    while True:
+        file.write(data)
+
+
+@pytest.mark.requirement("Q8")
+async def test_a_job_with_a_long_lease_is_not_given_back_because_others_are_short(serve, add, calm, ledger, row_when):
+    service = await serve(**FAST)
+    row = await row_when(await add("visit", {"s": 0.5}, lease_ttl_sec=12 * LEASE_S), "succeeded")
+    assert (row["attempt"], row["refunds"]) == (1, 0)
+    calm(service)
+
+
+@pytest.mark.requirement("Q4", "Q5", "Q8")
+@pytest.mark.full
+async def test_f30_a_slow_and_jittery_network_costs_no_attempt_and_no_lease(
+    unmeasured, serve, load, add, asking, calm, ledger, raw, row_when, database
+):
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, **FAST)
+        proxy.delay_s, proxy.jitter_s = 0.1, 0.05
+        long_job = await add("visit", {"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
+        canceled_job = await add("sleep", {"s": 3_600}, lease_ttl_sec=LEASE_S)
+        async with load(service, period_s=0.5) as jobs, asking(service) as ask:
+            await row_when(canceled_job, "running")
+            took_s = []
+            for _ in range(50):
+                began = trio.current_time()
+                await ask.healthy()
+                took_s.append(trio.current_time() - began)
+            assert statistics.median(took_s) < proxy.delay_s, "it waits for the database"
+            answer = await ask.client.post(f"/api/v1/jobs/{canceled_job}/cancel")
+            assert answer.status_code == 200
+            await row_when(canceled_job, "canceled", within_s=5)
+            await row_when(long_job, "succeeded", within_s=20)
+            await ask.ready(200, within_s=5)
+            assert await ask.metric("leases_lost_total") == 0
+        await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE status IN ('queued', 'running')"), _nothing)
+    assert await raw.fetch("SELECT job_id, attempt, error FROM dl_jobs WHERE attempt <> 1") == []
+    assert len(jobs.jobs) == await raw.fetchval(f"{SUCCEEDED} AND idempotency_key IS NOT NULL")
+    assert jobs.refusals == []
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
+def _nothing(rows):
+    return not rows

@@ -1,0 +1,114 @@
+"""Behind a pooler in transaction mode, set up as docs/operations.md says: sessions are shared, none is lost (F24)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conditions import until
+from pooler import open_pooler
+from services import FAST, LEASE_S
+
+from dataloader.store.database import PLANNER
+
+pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.requirement("Q7", "Q8", "Q14")]
+
+CONNECTIONS = 3
+OF_THE_ROLE = {
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "30s",
+    "default_transaction_isolation": "read committed",
+    **PLANNER,
+}
+
+
+@pytest.fixture
+def documented():
+    """The parameters that a pooler is to be told to ignore."""
+    text = Path(__file__).parents[2].joinpath("docs/operations.md").read_text()
+    [listed] = re.findall(r"`ignore_startup_parameters = ([^`]+)`", text)
+    return frozenset(name.strip() for name in listed.split(","))
+
+
+@pytest.fixture
+def pooled(raw, database, documented):
+    """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
+
+    async def pooled():
+        for name, value in OF_THE_ROLE.items():
+            await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {name} = '{value}'")
+        return open_pooler(database.dsn, size=CONNECTIONS, ignored=documented)
+
+    return pooled
+
+
+def is_shared(pooler, *roles):
+    """Connections of these roles came through it, those that must not did not, and they shared its own."""
+    came = {client.role for client in pooler.clients}
+    return {*roles} <= came and not {"locks", "listener"} & came and any(len(link.served) > 1 for link in pooler.links)
+
+
+def test_f24_what_the_docs_tell_a_pooler_to_ignore_is_what_is_sent(documented):
+    assert documented == OF_THE_ROLE.keys()
+
+
+async def test_f24_two_replicas_run_each_key_one_at_a_time_and_one_of_them_may_be_killed(
+    serve, add, calm, kill, ledger, raw, database, pooled
+):
+    async with await pooled() as pooler:
+        victim = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        survivor = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        for number in range(80):
+            await add("visit", {"s": 0.1}, lock_key=f"k{number % 6}", lease_ttl_sec=LEASE_S)
+        done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+        running = "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by LIKE '%:' || $1 || ':%'"
+        await until(lambda: raw.fetchval(done), lambda count: count > 20)
+        await until(lambda: raw.fetchval(running, str(victim.process.pid)))
+        await kill(victim)
+        await until(lambda: raw.fetchval(done), lambda count: count == 80, within_s=40)
+        assert is_shared(pooler, "pool", "heartbeat", "recorder")
+    assert len({visit["pid"] for visit in await ledger.visits()}) == 2
+    assert await ledger.overlaps() == []
+    calm(survivor)
+
+
+async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
+    serve, asking, calm, raw, database, pooled, row_when
+):
+    async with await pooled() as pooler:
+        service = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        async with asking(service) as ask:
+            # Longer than its lease: the heartbeat goes through the pooler, too.
+            job_id = await ask.added("sleep", args={"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
+            stopped_id = await ask.added("sleep", args={"s": 3_600})
+
+            async def shown():
+                return (await ask.client.get(f"/api/v1/jobs/{stopped_id}/status")).json()
+
+            await until(shown, lambda job: job["progress"] == {"sleeping": True})
+            await ask.client.post(f"/api/v1/jobs/{stopped_id}/cancel")
+            await until(shown, lambda job: job["status"] == "canceled")
+            ended = (await ask.client.get(f"/api/v1/jobs/{job_id}/status?wait=15")).json()
+            while ended["status"] == "running":
+                ended = (await ask.client.get(f"/api/v1/jobs/{job_id}/status?wait=15")).json()
+            assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
+            await ask.ready(200, within_s=5)
+        assert is_shared(pooler, "pool", "heartbeat", "recorder")
+    calm(service)
+
+
+async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connection(
+    serve, add, calm, raw, database, pooled
+):
+    await raw.execute("CREATE TABLE target (job_id uuid, n int)")
+    async with await pooled() as pooler:
+        service = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
+        for _ in range(20):
+            await add("fill", lease_ttl_sec=LEASE_S)
+        done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+        await until(lambda: raw.fetchval(done), lambda count: count == 20, within_s=30)
+        assert is_shared(pooler, "pool", "transaction")
+    assert await raw.fetchval("SELECT count(*) FROM target") == 400
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE attempt > 1") == 0
+    calm(service)

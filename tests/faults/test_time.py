@@ -1,0 +1,201 @@
+"""Clocks that are wrong: a worker's own (F31), and the database's (F32). Leases and due times go by the database's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from conditions import until
+from databases import raw_connection
+from services import FAST, FOLDER, LEASE_S
+
+from dataloader.actors.reaper import BATCH, MAX_BATCHES
+
+pytestmark = pytest.mark.slow
+
+TEN_MINUTES_S = 600
+DATABASES_CLOCKS = {"now": "STABLE", "statement_timestamp": "STABLE", "clock_timestamp": "VOLATILE"}
+SET_CLOCK = """
+CREATE OR REPLACE FUNCTION other_clock.{name}() RETURNS timestamptz LANGUAGE sql {volatility}
+AS 'SELECT pg_catalog.{name}() + interval ''{ahead_s} s''';
+"""
+USE_THE_OTHER_CLOCK = """
+DO $$
+DECLARE
+  v_function regprocedure;
+BEGIN
+  EXECUTE format('ALTER DATABASE %I SET search_path = public, other_clock, pg_catalog', current_database());
+  FOR v_function IN SELECT oid FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'dl\\_%' LOOP
+    EXECUTE format('ALTER FUNCTION %s SET search_path = public, other_clock, pg_catalog, pg_temp', v_function);
+  END LOOP;
+END $$
+"""
+"""In the queue's functions, and in all sessions that begin from now on, `now()` is another schema's."""
+
+
+def wrong_clock(*, ahead_s=0, step_s=0):
+    """The environment of a service whose clock is wrong, or will be after a SIGUSR1."""
+    path = os.pathsep.join([str(FOLDER / "wrong_clock"), str(FOLDER)])
+    return {"PYTHONPATH": path, "CLOCK_AHEAD_S": str(ahead_s), "CLOCK_STEP_S": str(step_s)}
+
+
+async def clock_of(service, client):
+    """How many seconds the service's clock is ahead of ours, by what it logs."""
+    before = len(service.lines)
+    await client.get("/nowhere")
+
+    async def line():
+        return next((line for line in service.lines[before:] if line["event"] == "request"), None)
+
+    return (datetime.fromisoformat((await until(line))["timestamp"]) - datetime.now(UTC)).total_seconds()
+
+
+@pytest.mark.requirement("Q8", "Q10")
+@pytest.mark.parametrize(
+    ("ahead_s", "step_s"),
+    [(-TEN_MINUTES_S, 0), (TEN_MINUTES_S, 0), (0, -TEN_MINUTES_S), (0, TEN_MINUTES_S)],
+    ids=["behind", "ahead", "steps back", "steps ahead"],
+)
+@pytest.mark.full
+async def test_f31_a_worker_whose_clock_is_wrong_works_as_any_other(
+    serve, add, row_when, raw, ledger, client_of, ahead_s, step_s
+):
+    wrong = await serve({"q": 2, "its own": 2}, environment=wrong_clock(ahead_s=ahead_s, step_s=step_s), **FAST)
+    held = await add("visit", {"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
+    first_lease = (await row_when(held, "running"))["lease_expires_at"]
+    healthy = await serve({"q": 2, "others": 2}, **FAST)
+    watched = await add("visit", {"s": LEASE_S + 2}, queue="others", lease_ttl_sec=LEASE_S)
+    await row_when(watched, "running")
+    async with client_of(wrong) as client:
+        if step_s:
+            wrong.signal(signal.SIGUSR1)
+        assert await clock_of(wrong, client) == pytest.approx(ahead_s + step_s, abs=60)
+        due_at = await raw.fetchval("SELECT clock_timestamp() + interval '2 s'")
+        request = {"queue": "its own", "task": "visit", "lock_key": "delayed", "available_at": due_at.isoformat()}
+        delayed = UUID((await client.post("/api/v1/jobs/trigger", json=request)).json()["job_id"])
+    await row_when(delayed, "succeeded")
+    [visit] = await ledger.visits(delayed)
+    assert visit["began_at"] >= due_at
+    for job_id, service in ((held, wrong), (watched, healthy)):
+        row = await row_when(job_id, "succeeded", within_s=LEASE_S + 15)
+        assert (row["attempt"], row["crashes"]) == (1, 0)
+        assert row["finished_at"] > first_lease
+        [visit] = await ledger.visits(job_id)
+        assert (visit["pid"], visit["how"]) == (service.process.pid, "returned")
+
+
+async def test_f31_a_process_tells_how_long_it_is_up_also_when_its_clock_has_stepped_back(serve, client_of):
+    service = await serve(environment=wrong_clock(step_s=-TEN_MINUTES_S))
+    async with client_of(service) as client:
+        service.signal(signal.SIGUSR1)
+        assert await clock_of(service, client) == pytest.approx(-TEN_MINUTES_S, abs=60)
+        assert 0 <= (await client.get("/status")).json()["uptime_s"] < 60
+
+
+@pytest.fixture
+async def set_clock(raw, database):
+    """Makes the database's clock go ahead of the machine's by some seconds, for the services; `raw` has the machine's.
+
+    The product's own statements run, with another `now()`: moving the rows instead would be no jump to the reaper.
+    """
+
+    async def set_clock(ahead_s):
+        statements = [
+            SET_CLOCK.format(name=name, volatility=volatility, ahead_s=ahead_s)
+            for name, volatility in DATABASES_CLOCKS.items()
+        ]
+        await connection.execute("".join(statements))
+
+    # Of its own, since fixtures are made side by side; `raw` is there by now.
+    async with raw_connection(database.dsn) as connection:
+        await connection.execute("CREATE SCHEMA other_clock")
+        await set_clock(0)
+        await connection.execute(USE_THE_OTHER_CLOCK)
+        yield set_clock
+
+
+@pytest.mark.requirement("Q8", "Q10")
+@pytest.mark.parametrize("by_s", [TEN_MINUTES_S, -TEN_MINUTES_S], ids=["ahead", "back"])
+async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
+    serve, add, row_when, raw, ledger, set_clock, by_s
+):
+    settings = FAST | {"reaper_period_sec": 3}
+    services = [await serve({"q": 3}, **settings) for _ in range(2)]
+    jobs = [await add("visit", {"s": 2 * LEASE_S + 3}, lease_ttl_sec=LEASE_S) for _ in range(6)]
+    await until(ledger.visits, lambda visits: len(visits) == 6)
+    # By then each reaper has seen the clock as it was.
+    await until(lambda: raw.fetchval("SELECT min(heartbeat_at - started_at) > interval '3.5 s' FROM dl_jobs"))
+    await set_clock(by_s)
+    for service in services:
+        assert (await service.logged("the database's clock jumped: this sweep"))["by_s"] == pytest.approx(by_s, abs=5)
+    rows = [await row_when(job_id, "succeeded", within_s=2 * LEASE_S + 15) for job_id in jobs]
+    assert [(row["attempt"], row["crashes"]) for row in rows] == [(1, 0)] * 6
+    # They needed their leases by the new clock: by the old one those were over, or lasted for minutes.
+    assert all(abs((row["finished_at"] - row["started_at"]).total_seconds() - by_s) < 60 for row in rows)
+    visits = await ledger.visits()
+    assert [visit["how"] for visit in visits] == ["returned"] * 6
+    assert len({visit["pid"] for visit in visits}) == 2
+
+
+@pytest.mark.requirement("Q10")
+@pytest.mark.full
+async def test_f32_after_a_jump_of_the_databases_clock_a_sweep_is_left_out_and_each_takes_a_bounded_number(
+    serve, raw, set_clock
+):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, lease_expires_at)"
+        " SELECT gen_random_uuid(), 'x', 'quick', 'key ' || n, 'running',"
+        " now() + CASE n WHEN 0 THEN interval '-1 s' ELSE interval '5 min' END FROM generate_series(0, 5000) AS n"
+    )
+    service = await serve(**FAST | {"reaper_period_sec": 3})
+    running = "SELECT count(*) FROM dl_jobs WHERE status = 'running'"
+    # The one whose lease had ended is taken: the reaper has seen the clock as it was.
+    await until(lambda: raw.fetchval(running), lambda count: count == 5_000)
+    await set_clock(TEN_MINUTES_S)
+    jumped = await service.logged("the database's clock jumped: this sweep")
+    assert await raw.fetchval(running) == 5_000
+    await until(lambda: raw.fetchval(running), lambda count: count == 0, within_s=40)
+    batches = await raw.fetch("""
+        SELECT ts, count(*) AS jobs FROM dl_job_events WHERE payload ->> 'reason' = 'lease expired'
+        GROUP BY ts ORDER BY ts OFFSET 1""")
+    assert batches[0]["ts"] > datetime.fromisoformat(jumped["timestamp"])
+    sweeps, last_at = [], None
+    for batch in batches:
+        if last_at is None or (batch["ts"] - last_at).total_seconds() > 1.5:
+            sweeps.append(0)
+        sweeps[-1] += batch["jobs"]
+        last_at = batch["ts"]
+    assert sum(sweeps) == 5_000
+    assert max(sweeps) <= BATCH * MAX_BATCHES
+
+
+@pytest.mark.requirement("Q2")
+async def test_f32_delayed_jobs_start_when_the_databases_clock_says_so_also_after_a_jump(
+    serve, raw, row_when, set_clock
+):
+    await serve(**FAST)
+    insert = (
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+        " VALUES (gen_random_uuid(), 'q', 'quick', $1, now() + make_interval(secs => $2)) RETURNING job_id"
+    )
+    soon = await raw.fetchval(insert, "soon", TEN_MINUTES_S / 2)
+    later = await raw.fetchval(insert, "later", 2 * TEN_MINUTES_S)
+    await row_when(soon, "queued", within_s=0)
+    await set_clock(TEN_MINUTES_S)
+    await row_when(soon, "succeeded")
+    assert (await row_when(later, "queued", within_s=0))["waits_for"] == "time"
+
+
+@pytest.mark.requirement("Q7", "Q8")
+@pytest.mark.parametrize("settings", [{}, {"default_lease_ttl_sec": 5, "heartbeat_sec": 1}], ids=["job", "setting"])
+async def test_a_short_lease_stops_no_job_of_the_process_that_has_a_long_one(serve, add, row_when, settings):
+    await serve({"q": 4}, **settings)
+    long = await add("sleep", {"s": 2}, lease_ttl_sec=60)
+    await row_when(long, "running")
+    short = await add("sleep", {"s": 1}, lease_ttl_sec=5)
+    await row_when(short, "succeeded")
+    row = await row_when(long, "succeeded")
+    assert (row["attempt"], row["refunds"]) == (1, 0)

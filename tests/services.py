@@ -1,0 +1,271 @@
+"""Fixtures for the tests of whole processes: `dataloader serve` on the test's database, real signals, real sockets.
+
+A plugin of tests/conftest.py. What runs is observed from outside: by the job rows, by the ledger that the handlers of
+service_tasks.py keep on connections of their own, and by what the process logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import httpx2
+import pytest
+import trio
+from conditions import until
+from databases import RawConnection, raw_connection
+
+FOLDER = Path(__file__).parent
+
+FAST = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
+"""Settings with which a dead process's jobs are taken over within six seconds."""
+LEASE_S, SWEEP_S = FAST["default_lease_ttl_sec"], FAST["reaper_period_sec"]
+
+
+@attrs.define(eq=False)
+class Service:
+    """A running `dataloader serve`: `lines` are what it has logged so far."""
+
+    process: subprocess.Popen
+    lines: list[dict] = attrs.field(factory=list)
+    _reader: threading.Thread = attrs.field(init=False)
+
+    def __attrs_post_init__(self):
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            try:
+                self.lines.append(json.loads(line))
+            except ValueError:
+                self.lines.append({"event": line, "level": "no JSON"})
+
+    async def logged(self, event, *, within_s=20):
+        """The first line whose event contains `event`, as soon as it is there."""
+
+        async def line():
+            return next((line for line in [*self.lines] if event in line["event"]), None)
+
+        try:
+            return await until(line, within_s=within_s)
+        except AssertionError:
+            raise AssertionError(f"no line {event!r} in {[line['event'] for line in self.lines]}") from None
+
+    @property
+    def url(self):
+        return next(line["url"] for line in self.lines if line["event"] == "serving")
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    async def exit_code(self, *, within_s):
+        """How it ended, `within_s` from now at the latest."""
+
+        async def code():
+            return self.process.poll()
+
+        ended = await until(code, lambda code: code is not None, within_s=within_s)
+        await trio.to_thread.run_sync(self._reader.join, 5)
+        return ended
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Services that no coverage tracer slows down, for tests that are about load."""
+    for name in ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def serve(database, tmp_path):
+    """Starts a service for `queues` (queue: slots) and waits until it serves; other keywords are settings."""
+    services = []
+
+    async def serve(
+        queues=None,
+        *,
+        dsn=None,
+        ready="serving",
+        tasks="service_tasks:tasks",
+        python=sys.executable,
+        environment=None,
+        **settings,
+    ):
+        workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in (queues or {"q": 4}).items()])
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
+        process = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
+            [python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
+            cwd=tmp_path,
+            env=inherited
+            | {"PYTHONPATH": str(FOLDER), "DL_DB_DSN": dsn or database.dsn, "WORKERS_JSON": workers}
+            | {"LEDGER_DSN": database.dsn}
+            | {"DL_LOG_FORMAT": "json"}
+            | {f"DL_{name.upper()}": str(value) for name, value in settings.items()}
+            | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        service = Service(process)
+        services.append(service)
+        if ready:
+            await service.logged(ready)
+        return service
+
+    yield serve
+    for service in services:
+        service.process.kill()
+        service.process.wait(timeout=20)
+        service._reader.join(5)
+        service.process.stderr.close()
+
+
+@pytest.fixture
+async def raw(database):
+    """A connection past the store."""
+    async with raw_connection(database.dsn) as connection:
+        yield connection
+
+
+@pytest.fixture
+def add(raw):
+    """Puts a job into the queue as another service would; its id comes back."""
+
+    async def add(task, args=None, *, queue="q", lock_key=None, lease_ttl_sec=60, max_attempts=5):
+        return await raw.fetchval(
+            "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, lease_ttl_sec, max_attempts)"
+            " VALUES (gen_random_uuid(), $1, $2, $3, coalesce($4, gen_random_uuid()::text), $5, $6) RETURNING job_id",
+            queue,
+            task,
+            json.dumps(args or {}),
+            lock_key,
+            lease_ttl_sec,
+            max_attempts,
+        )
+
+    return add
+
+
+@pytest.fixture
+def row_when(raw):
+    """A job's row as soon as it has a status."""
+
+    async def row_when(job_id, status, *, within_s=15):
+        return await until(
+            lambda: raw.fetchrow("SELECT * FROM dl_jobs WHERE job_id = $1", job_id),
+            lambda row: row["status"] == status,
+            within_s=within_s,
+        )
+
+    return row_when
+
+
+@attrs.frozen
+class Ledger:
+    """When handlers were in, by the database's clock, written by themselves (the task `visit`) past the queue."""
+
+    raw: RawConnection
+
+    async def create(self):
+        await self.raw.execute("""
+            CREATE TABLE ledger (visit bigserial PRIMARY KEY, job_id uuid, lock_key text, attempt int, pid int,
+                                 began_at timestamptz DEFAULT clock_timestamp(), ended_at timestamptz, how text);
+            CREATE INDEX ON ledger (job_id)""")
+
+    async def visits(self, job_id=None):
+        """All visits, or those of one job, in the order in which they began."""
+        sql = "SELECT * FROM ledger WHERE $1::uuid IS NULL OR job_id = $1 ORDER BY began_at"
+        return await self.raw.fetch(sql, job_id)
+
+    async def died(self, pid):
+        """A process was killed: its visits are over, once what it had sent before has been written."""
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
+        await until(lambda: self.raw.fetchval(sessions, f"ledger {pid}"), lambda count: count == 0)
+        await self.raw.execute(
+            "UPDATE ledger SET ended_at = clock_timestamp(), how = 'killed' WHERE pid = $1 AND ended_at IS NULL", pid
+        )
+
+    async def overlaps(self):
+        """Pairs of visits of one job, or of one key, that were in at the same time."""
+        return await self.raw.fetch("""
+            SELECT a.job_id, a.lock_key, a.attempt, a.pid, a.began_at, a.ended_at, b.job_id AS other_id,
+                   b.attempt AS other_attempt, b.pid AS other_pid, b.began_at AS other_began_at
+            FROM ledger a JOIN ledger b ON a.visit < b.visit AND (a.job_id = b.job_id OR a.lock_key = b.lock_key)
+            WHERE a.began_at < coalesce(b.ended_at, 'infinity') AND b.began_at < coalesce(a.ended_at, 'infinity')""")
+
+
+@pytest.fixture
+async def ledger(raw):
+    """What the handlers of `visit` have written."""
+    ledger = Ledger(raw)
+    await ledger.create()
+    return ledger
+
+
+@pytest.fixture
+def kill(ledger):
+    """Kills a service as a crash would, and notes in the ledger that its handlers are gone."""
+
+    async def kill(service):
+        service.process.kill()
+        await trio.to_thread.run_sync(service.process.wait, 20)
+        await ledger.died(service.process.pid)
+
+    return kill
+
+
+@pytest.fixture
+def counts(raw):
+    """How many jobs have each status."""
+
+    async def counts():
+        rows = await raw.fetch("SELECT status::text, count(*) FROM dl_jobs GROUP BY status")
+        return {row["status"]: row["count"] for row in rows}
+
+    return counts
+
+
+@pytest.fixture
+def client_of():
+    """An HTTP client of a service."""
+
+    @asynccontextmanager
+    async def client_of(service):
+        async with httpx2.AsyncClient(base_url=service.url, timeout=20, verify=False) as client:
+            yield client
+
+    return client_of
+
+
+@pytest.fixture
+def metric(client_of):
+    """A value of a service's /metrics; of several labels their sum, of one that is not there 0."""
+
+    async def metric(service, name):
+        async with client_of(service) as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    return metric
+
+
+async def all_at_once(*starts):
+    """What each of the async functions gives, in their order; they run together."""
+    results = [None] * len(starts)
+
+    async def start(place):
+        results[place] = await starts[place]()
+
+    async with trio.open_nursery() as nursery:
+        for place in range(len(starts)):
+            nursery.start_soon(start, place)
+    return results

@@ -1,0 +1,303 @@
+"""The API keeps to its own description, whatever is sent: no server errors, and no answer that fools a browser.
+
+Schemathesis makes requests from /openapi.json: for each operation alone, and in sequences in which one takes the ids
+that another one gave. CONTRACT_EXAMPLES is how many it makes up for each operation, and how many sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections import defaultdict
+from urllib.parse import quote, urlsplit
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+EXAMPLES = os.environ.get("CONTRACT_EXAMPLES", "8")
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "ensure_resource_availability",
+)
+CONFIGURATION = """
+[[operations]]
+include-path = "/api/v1/jobs/{job_id}/status"
+parameters = { wait = 0.05 }
+"""
+"""Else many a request waits for a minute, as it asks for."""
+HEADERS = {
+    "content-security-policy": r"default-src 'none'(;.*)?",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-request-id": ".+",
+}
+TYPES = {"application/json", "application/problem+json", "text/plain; version=0.0.4; charset=utf-8"}
+"""Of all that is answered; /docs alone is a page."""
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</script><svg/onload=alert(1)>",
+    "javascript:alert(1)//",
+    "{{7*7}}${7*7}<%= 7*7 %>",
+    "'; DROP TABLE dl_jobs; --",
+    'a"} 1\nforged_metric{x="1"} 1\n# HELP \\',
+    "a\r\nX-Forged: 1\r\n\r\n<html>",
+    "../../../etc/hosts",
+    "\u2028\u2029\u202e\ufeff\x1b[31m\x07",
+    "𝕳ö\u0301 日本",
+]
+
+
+def judge(status, headers, body, where):
+    """What is wrong with an answer of ours, in words."""
+    found = {name.lower(): value for name, value in headers}
+    wrong = [name for name, value in HEADERS.items() if not re.fullmatch(value, found.get(name, ""))]
+    if status >= 500:
+        wrong.append(f"status {status}")
+    if found.keys() & {"set-cookie", "x-forged"}:
+        wrong.append("a header that we do not send")
+    if body and found.get("content-type") not in TYPES:
+        wrong.append(f"content type {found.get('content-type')}")
+    return [f"{where}: {what}" for what in wrong]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q2", "Q3", "Q4", "Q5")
+async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_when, raw, client_of, tmp_path):
+    service = await serve({"load.cbr": 2, "q": 2})
+    # So that there is something to be shown in every way that there is.
+    await row_when(await add("quick", {"answer": {"rows": 3}}), "succeeded")
+    await row_when(await add("log", {"password": "sesame"}, max_attempts=1), "failed")
+    await row_when(await add("sleep", {"s": 3_600}), "running")
+    await add("no such task", lock_key="k")
+    await raw.execute(
+        "UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE job_id = $1", await add("x", queue="x")
+    )
+    configuration, report = tmp_path / "schemathesis.toml", tmp_path / "report.har"
+    configuration.write_text(CONFIGURATION)
+    program = shutil.which("schemathesis", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    assert program, "schemathesis comes with the extra dev"
+    command = [
+        *(program, "--config-file", str(configuration)),
+        *("run", f"{service.url}/openapi.json", "--no-color", "--continue-on-failure"),
+        *("--checks", ",".join(CHECKS), "--max-examples", EXAMPLES, "--seed", os.environ.get("CONTRACT_SEED", "1")),
+        *("--workers", "2", "--request-timeout", "20", "--generation-database", "none"),
+        *("--output-sanitize", "false", "--suppress-health-check", "all", "--report-har-path", str(report)),
+    ]
+    with trio.fail_after(300):
+        result = await trio.run_process(
+            command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, cwd=tmp_path
+        )
+    said = result.stdout.decode()
+    print(said)  # noqa: T201 - for those who look
+    assert result.returncode == 0, said
+    async with client_of(service) as client:
+        described = (await client.get("/openapi.json")).json()["paths"]
+        assert (await client.get("/ready")).status_code == 200
+    entries = json.loads(report.read_text())["log"]["entries"]
+    wrong, good = [], defaultdict(int)
+    addresses = {re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))): path for path in described}
+    for entry in entries:
+        asked, answered = entry["request"], entry["response"]
+        headers = [(header["name"], header["value"]) for header in answered["headers"]]
+        body = answered["content"].get("size", 0) > 0
+        wrong += judge(answered["status"], headers, body, f"{asked['method']} {asked['url'][:200]}")
+        for address, path in addresses.items():
+            if answered["status"] < 300 and address.fullmatch(urlsplit(asked["url"]).path):
+                good[f"{asked['method']} {path}"] += 1
+    assert wrong == []
+    operations = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    # Each was served, also those that take a job which has to be there first: the sequences have led to them.
+    needs_an_ended_job = {"POST /api/v1/jobs/{job_id}/retry"}
+    assert operations - good.keys() - needs_an_ended_job == set()
+    assert not [line for line in service.lines if line["level"] in {"error", "critical", "no JSON"}]
+
+
+@pytest.mark.requirement("Q2", "Q16")
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_web, database, text):
+    async with open_web() as web:
+        fields = dict.fromkeys(("queue", "task", "lock_key", "partition_key", "producer", "consumer_group"), text)
+        job_id = await web.trigger(**fields, args={text: [text]}, idempotency_key=text)
+        database.psql(
+            f"UPDATE dl_jobs SET error = $kn${text}$kn$, progress = args, result = args, status = 'failed';"
+            f" INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT job_id, queue, 'log', args FROM dl_jobs;"
+            f" INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), $kn${text}$kn$, 't', 'k')"
+        )
+        paths = (await web.client.get("/openapi.json")).json()["paths"]
+        wrong = []
+        for path in (path.replace("{job_id}", job_id) for path, methods in paths.items() if "get" in methods):
+            answer = await web.client.get(path)
+            wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)
+        shown = (await web.client.get(f"/api/v1/jobs/{job_id}")).json()
+        assert {name: shown[name] for name in fields} == fields
+        assert shown["args"] == shown["progress"] == shown["result"] == {text: [text]}
+        assert (await web.client.get("/api/v1/jobs", params={"queue": text})).json()["jobs"][-1]["job_id"] == job_id
+        paused = await web.client.post(f"/api/v1/queues/{quote(text, safe='')}/pause")
+        wrong += judge(paused.status_code, paused.headers.items(), paused.content, "pause")
+        # No address leads to a name of several lines.
+        assert paused.status_code == 404 if "\n" in text else paused.json() == {"queue": text, "paused": True}
+        # One metric a line, whatever stands in a label.
+        web.services.depths._asked_at -= 5
+        metrics = (await web.client.get("/metrics")).text
+        families = {family.name: family for family in text_string_to_metric_families(metrics)}
+        assert all(name.startswith(("dataloader_", "python_", "process_")) for name in families)
+        assert text in {sample.labels["queue"] for sample in families["dataloader_queue_jobs"].samples}
+        assert text not in (await web.client.get("/docs")).text
+    assert wrong == []
+
+
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_what_a_refused_request_has_sent_comes_back_as_data_or_not_at_all(open_web, text):
+    line = re.sub(r"[^ -~]", "?", text)
+    async with open_web() as web:
+        trigger, job = "/api/v1/jobs/trigger", {"queue": "q", "task": "t", "lock_key": "k"}
+        answers = [
+            await web.client.get(f"/{quote(text)}"),
+            await web.client.delete(f"/api/v1/jobs/{quote(text, safe='')}"),
+            await web.client.get(f"/api/v1/jobs/{quote(text, safe='')}"),
+            await web.client.get(
+                "/api/v1/jobs", params={text: text, "status": text, "after": text, "created_from": text}
+            ),
+            await web.client.post(trigger, json=job | {text: text, "priority": text, "available_at": text}),
+            await web.client.post(trigger, json=[text]),
+            await web.client.post(trigger, content=text.encode(), headers={"Content-Type": "application/json"}),
+            await web.client.post(trigger, content=b"{}", headers={"Content-Type": line}),
+            await web.client.get("/health", headers={"X-Request-ID": line}),
+            await web.client.get("/api/v1/jobs", headers={"Host": line.replace(" ", "") or "x"}),
+            await web.client.post(trigger, json=job, headers={"Origin": line}),
+            await web.client.get("/api/v1/jobs", headers={"Accept": "text/html", "X-Forwarded-Host": line}),
+        ]
+        wrong = []
+        for number, answer in enumerate(answers):
+            wrong += judge(answer.status_code, answer.headers.items(), answer.content, number)
+            answer.json()
+        assert wrong == []
+
+
+EDGES = (
+    "0001-01-01T00:00:00+14:00",
+    "0001-01-01T00:00:00Z",
+    "9999-12-31T23:59:59.999999-14:00",
+    "9999-12-31T23:59:59Z",
+)
+BIG = 10**4_000
+
+
+@pytest.mark.requirement("Q2")
+async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_web):
+    """And what was taken can be shown."""
+    wide = "".join(chr(0x10000 + n) for n in range(512))
+    bodies = [
+        *({"available_at": edge} for edge in EDGES),
+        *({"available_at": edge, "idempotency_key": edge} for edge in EDGES),
+        {"lock_key": wide, "idempotency_key": wide, "partition_key": wide, "producer": wide, "consumer_group": wide},
+        {"queue": wide[:200], "task": wide[:200]},
+        {"priority": 2**31 - 1, "max_attempts": 1_000_000, "lease_ttl_sec": 86_400},
+        {"args": {"": {"": [None, True, 1.7976931348623157e308, 5e-324, -0.0, 2**63, -(2**64)]}}},
+        {"args": {"big": BIG}},
+        {"args": {"deep": json.loads("[" * 200 + "]" * 200)}},
+    ]
+    raw_bodies = [
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"a":"\\ud800"}}',
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"\\u0000":1}}',
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1,"a":2}}',
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"a":' + b"1" * 100_000 + b"}}",
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1.' + b"1" * 100_000 + b"}}",
+        b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1e-400}}',
+        b'{"queue":"q","task":"t","lock_key":"k","priority":1e0}',
+        b'\xef\xbb\xbf{"queue":"q","task":"t","lock_key":"k"}',
+    ]
+    job = {"queue": "q", "task": "t", "lock_key": "k"}
+    contents = [json.dumps(job | body).encode() for body in bodies] + raw_bodies
+    async with open_web() as web:
+        failed = {}
+        for content in contents:
+            answer = await web.client.post(
+                "/api/v1/jobs/trigger", content=content, headers={"Content-Type": "application/json"}
+            )
+            if answer.status_code not in {200, 201, 400, 422}:
+                failed[content[:120]] = answer.status_code
+        for path in ("/api/v1/jobs", "/api/v1/queues", "/status", "/metrics"):
+            assert (await web.client.get(path)).status_code == 200
+    assert failed == {}
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", f"/api/v1/jobs?{name}={quote(edge)}") for name in ("created_from", "created_to") for edge in EDGES),
+        *(("POST", f"/api/v1/jobs/{action}") for action in ("cancel", "retry")),
+        ("GET", "/api/v1/jobs?limit=1000&after=" + "A" * 32),
+        ("GET", "/api/v1/jobs?after=" + "f" * 32),
+        ("GET", "/api/v1/jobs?queue=&task=&lock_key="),
+        ("GET", "/api/v1/jobs?status="),
+        ("GET", "/api/v1/audit?before=0"),
+        ("GET", f"/api/v1/audit?before={2**63 - 1}"),
+        ("GET", f"/api/v1/audit?before={2**63}"),
+        ("GET", f"/api/v1/audit?limit={BIG}"),
+        *(("GET", f"/api/v1/jobs/{{job_id}}/status?wait={wait}") for wait in ("nan", "inf", "-0.0", "1e-320", "1e400")),
+        ("GET", f"/api/v1/jobs/{{job_id}}/events?after={2**63 - 1}&limit=1000"),
+        *(
+            ("GET", f"/api/v1/jobs/{form}")
+            for form in ("urn:uuid:{job_id}", "{{{job_id}}}", "%00", "%ff", "{job_id}%20")
+        ),
+    ],
+)
+async def test_questions_at_the_edge_are_answered_or_refused(open_web, method, path):
+    async with open_web() as web:
+        address = path.replace("{{{job_id}}}", "{%s}").replace("{job_id}", "%s")
+        job_id = await web.trigger()
+        address = address.replace("%s", job_id)
+        bodies = [{"created_from": edge} for edge in EDGES] if method == "POST" else [None]
+        for body in bodies:
+            with trio.fail_after(10):
+                answer = await web.client.request(method, address, json=body)
+            assert answer.status_code in {200, 404, 422}, answer.text
+
+
+@pytest.mark.requirement("Q1")
+async def test_rows_that_only_another_service_would_write_are_shown(open_web, database):
+    """The contract's tables take values that no Python datetime and no JSON number of ours can hold."""
+    values = {
+        "available_at": ("'infinity'", "'-infinity'", "'294276-12-31'", "'4713-01-01 BC'"),
+        "created_at": ("'infinity'", "'294276-12-31'", "'4713-01-01 BC'"),
+        "args": (
+            "'[]'",
+            "'null'",
+            "'\"x\"'",
+            "'[1e400, -1e400, 1e-400]'",
+            "repeat('[', 900)::text || repeat(']', 900)",
+        ),
+        "progress": ("'null'", "'[true]'"),
+        "queue": ("''", "repeat('q', 900)"),
+        "lock_key": ("''",),
+    }
+    failed = {}
+    async with open_web() as web:
+        for column, value in [(column, value) for column, candidates in values.items() for value in candidates]:
+            kind = "::jsonb" if column in {"args", "progress"} else "::timestamptz" if column.endswith("_at") else ""
+            row = {"queue": "'q'", "task": "'t'", "lock_key": "'k'"} | {column: f"({value}){kind}"}
+            job_id = database.psql(
+                "DELETE FROM dl_jobs;"
+                f"INSERT INTO dl_jobs (job_id, {', '.join(row)})"
+                f" VALUES (gen_random_uuid(), {', '.join(row.values())}) RETURNING job_id"
+            )
+            for path in (f"/api/v1/jobs/{job_id}", f"/api/v1/jobs/{job_id}/status", "/api/v1/jobs", "/api/v1/queues"):
+                answer = await web.client.get(path)
+                if answer.status_code != 200:
+                    failed[f"{column} {value} at {path.replace(job_id, '…')}"] = answer.status_code
+    assert failed == {}

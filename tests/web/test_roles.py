@@ -1,0 +1,182 @@
+"""Tokens and roles, route by route: the least role that each takes stands here, and a route that does not is a failure.
+
+test_auth.py has what a token is and what protects a server without tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from web_server import TOKENS, all_tokens
+
+pytestmark = pytest.mark.requirement("Q2")
+
+LEAST_ROLE = {
+    ("GET", "/api/v1/jobs"): "read",
+    ("GET", "/api/v1/jobs/<job_id>"): "read",
+    ("GET", "/api/v1/jobs/<job_id>/status"): "read",
+    ("GET", "/api/v1/jobs/<job_id>/events"): "read",
+    ("GET", "/api/v1/queues"): "read",
+    ("GET", "/api/v1/workers"): "read",
+    ("GET", "/status"): "read",
+    ("GET", "/metrics"): "read",
+    ("POST", "/api/v1/jobs/trigger"): "operate",
+    ("POST", "/api/v1/jobs/trigger/batch"): "operate",
+    ("POST", "/api/v1/jobs/<job_id>/cancel"): "operate",
+    ("POST", "/api/v1/jobs/<job_id>/retry"): "operate",
+    ("POST", "/api/v1/jobs/<job_id>/run-now"): "operate",
+    ("PATCH", "/api/v1/jobs/<job_id>"): "operate",
+    ("POST", "/api/v1/queues/<path:queue>/pause"): "operate",
+    ("POST", "/api/v1/queues/<path:queue>/resume"): "operate",
+    ("POST", "/api/v1/jobs/cancel"): "admin",
+    ("POST", "/api/v1/jobs/retry"): "admin",
+    ("GET", "/api/v1/audit"): "admin",
+    ("GET", "/health"): "all",
+    ("GET", "/ready"): "all",
+    ("GET", "/openapi.json"): "all",
+    ("GET", "/docs"): "all",
+}
+JOB = {"queue": "q", "task": "t", "lock_key": "k"}
+BODIES = {
+    ("POST", "/api/v1/jobs/trigger"): JOB,
+    ("POST", "/api/v1/jobs/trigger/batch"): {"jobs": [JOB]},
+    ("PATCH", "/api/v1/jobs/<job_id>"): {"priority": 1},
+    ("POST", "/api/v1/jobs/cancel"): {"queue": "none such"},
+    ("POST", "/api/v1/jobs/retry"): {"queue": "none such"},
+}
+ROLES = ("all", "read", "operate", "admin")
+"""Each may do what those before it may."""
+CALLERS = {
+    "nobody": (None, "all"),
+    "a stranger": ("x" * 20, "all"),
+    "a reader": (TOKENS["reader"], "read"),
+    "an operator": (TOKENS["operator"], "operate"),
+    "an administrator": (TOKENS["chief"], "admin"),
+}
+WRITTEN = "SELECT (SELECT count(*) FROM dl_jobs), (SELECT count(*) FROM dl_queues), (SELECT count(*) FROM dl_audit)"
+UNKNOWN_JOB = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
+
+
+def address(rule):
+    return rule.replace("<job_id>", UNKNOWN_JOB).replace("<path:queue>", "q")
+
+
+def described(rule):
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
+
+
+def bearer(secret):
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
+
+
+def verdict(answer):
+    assert answer.status_code < 500, answer.text
+    return {401: "unknown", 403: "refused"}.get(answer.status_code, "served")
+
+
+def expected(secret, role, least):
+    if ROLES.index(role) >= ROLES.index(least):
+        return "served"
+    return "unknown" if secret is None or secret not in TOKENS.values() else "refused"
+
+
+async def test_every_route_of_the_app_has_an_entry_and_every_entry_a_route(open_web):
+    async with open_web() as web:
+        rules = {(method, rule.rule) for rule in web.app.url_map.iter_rules() for method in rule.methods}
+    assert {(method, rule) for method, rule in rules if method not in {"HEAD", "OPTIONS"}} == set(LEAST_ROLE)
+    # HEAD stands for GET, and OPTIONS lists methods.
+    assert {rule for method, rule in rules if method == "HEAD"} == {r for method, r in LEAST_ROLE if method == "GET"}
+
+
+@pytest.mark.parametrize(("secret", "role"), CALLERS.values(), ids=CALLERS)
+async def test_each_route_serves_its_least_role_and_those_above(open_web, secret, role):
+    async with open_web(tokens=all_tokens()) as web:
+        found = {}
+        for route in LEAST_ROLE:
+            method, rule = route
+            answer = await web.client.request(
+                method, address(rule), json=BODIES.get(route), headers=bearer(secret), timeout=20
+            )
+            found[route] = verdict(answer)
+            assert ("WWW-Authenticate" in answer.headers) == (found[route] != "served")
+            if method == "GET":
+                headed = await web.client.head(address(rule), headers=bearer(secret))
+                assert (verdict(headed), headed.content) == (found[route], b""), rule
+        assert found == {route: expected(secret, role, least) for route, least in LEAST_ROLE.items()}
+
+
+@pytest.mark.parametrize("caller", ["nobody", "a stranger", "a reader"])
+async def test_who_may_not_write_is_refused_before_anything_is_read_or_written(open_web, database, caller):
+    secret, role = CALLERS[caller]
+    async with open_web(tokens=all_tokens(), max_body_bytes=1_000, max_batch_body_bytes=1_000) as web:
+        for (method, rule), least in LEAST_ROLE.items():
+            if expected(secret, role, least) == "served":
+                continue
+            for content in (b"{", b"x" * 2_000, json.dumps(JOB).encode()):
+                answer = await web.client.request(
+                    method, f"{address(rule)}?colour=red", content=content, headers=bearer(secret)
+                )
+                assert verdict(answer) == expected(secret, role, least), (method, rule)
+                assert set(answer.json()) == {"type", "title", "status", "detail", "request_id", "instance"}
+    assert database.psql(WRITTEN) == "0|0|0"
+
+
+async def test_a_token_counts_in_its_header_only(open_web):
+    token = TOKENS["chief"]
+    async with open_web(tokens=all_tokens()) as web:
+        for name in ("token", "access_token", "authorization", "api_key"):
+            answer = await web.client.get("/api/v1/workers", params={name: token})
+            assert answer.status_code == 401
+            assert token not in answer.text
+        for name, value in {
+            "Cookie": f"token={token}; Authorization=Bearer {token}",
+            "X-Api-Key": token,
+            "X-Auth-Token": token,
+            "Proxy-Authorization": f"Bearer {token}",
+            "X-Forwarded-Authorization": f"Bearer {token}",
+            "X-HTTP-Method-Override": "GET",
+        }.items():
+            answer = await web.client.get("/api/v1/workers", headers={name: value})
+            assert answer.status_code == 401, name
+        both = [("Authorization", "Bearer unknown"), ("Authorization", f"Bearer {token}")]
+        assert (await web.client.get("/api/v1/workers", headers=both)).status_code == 401
+        assert (
+            await web.client.get("/api/v1/workers", headers={"authorization": f"bearer {token}"})
+        ).status_code == 200
+
+
+async def test_the_methods_of_an_address_are_told_to_all_and_nothing_else(open_web):
+    async with open_web(tokens=all_tokens()) as web:
+        for method, rule in LEAST_ROLE:
+            answer = await web.client.options(address(rule))
+            assert (answer.status_code, answer.content) == (200, b""), rule
+            assert method in answer.headers["Allow"]
+
+
+async def test_the_description_says_of_each_route_what_it_takes(open_web):
+    async with open_web() as web:
+        paths = (await web.client.get("/openapi.json")).json()["paths"]
+    found = {}
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            role = re.search(r"Needs the role (\w+)\.", operation.get("description", ""))
+            found[method.upper(), path] = role[1] if role else "all"
+            # [] is OpenAPI's word for "no token, whatever the others need".
+            assert (operation.get("security") == []) == (role is None), path
+            assert ({"401", "403"} <= set(operation["responses"])) == (role is not None), path
+    # It does not describe itself.
+    found |= {("GET", "/openapi.json"): "all", ("GET", "/docs"): "all"}
+    assert found == {(method, described(rule)): least for (method, rule), least in LEAST_ROLE.items()}
+
+
+def test_the_document_says_of_each_route_what_it_takes():
+    text = Path(__file__).parents[2].joinpath("docs", "http.md").read_text()
+    found = {}
+    for addresses, role in re.findall(r"^\| (.+?) \| (read|operate|admin|all) \|", text, re.MULTILINE):
+        for told in re.findall(r"`(.+?)`", addresses):
+            method, _, path = told.rpartition(" ")
+            found[method or "GET", path] = role
+    assert found == {(method, described(rule)): least for (method, rule), least in LEAST_ROLE.items()}
