@@ -35,7 +35,7 @@ test *args:
 
 # the faults, in full: processes killed, networks cut, databases gone (--count 20: so many times; -k f06: one of them)
 faults *args:
-    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults -n 4 --dist worksteal {{ args }}
+    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal {{ args }}
 
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.
 

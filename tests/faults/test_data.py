@@ -163,6 +163,7 @@ async def all_pages(asked):
 
 
 @pytest.mark.requirement("Q2", "Q9")
+@pytest.mark.full
 async def test_f40_hostile_requests_are_refused_or_become_jobs_that_end_and_can_be_read(serve, client_of, raw):
     service = await serve(**FAST)
     accepted, wrong = {}, []
@@ -359,6 +360,7 @@ async def test_f42_the_release_before_and_this_one_share_a_queue_and_its_keys(
 
 
 @pytest.mark.requirement("Q14", "Q15")
+@pytest.mark.full
 async def test_f44_jobs_of_a_queue_that_was_taken_out_wait_until_it_is_put_back(serve, add, row_when, raw):
     first = await serve({"q": 2, "r": 2}, **FAST)
     running = await add("sleep", {"s": 1}, queue="r", lease_ttl_sec=LEASE_S)
@@ -378,6 +380,7 @@ async def test_f44_jobs_of_a_queue_that_was_taken_out_wait_until_it_is_put_back(
 
 
 @pytest.mark.requirement("Q6", "Q14")
+@pytest.mark.full
 async def test_f44_a_pause_in_the_middle_of_claims_holds_in_all_processes_until_the_resume(
     serve, raw, counts, client_of
 ):

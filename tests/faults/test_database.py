@@ -498,14 +498,6 @@ def _write_on_and_on(file, data):
         file.write(data)
 
 
-@pytest.mark.requirement("Q8")
-async def test_a_job_with_a_long_lease_is_not_given_back_because_others_are_short(serve, add, calm, ledger, row_when):
-    service = await serve(**FAST)
-    row = await row_when(await add("visit", {"s": 0.5}, lease_ttl_sec=12 * LEASE_S), "succeeded")
-    assert (row["attempt"], row["refunds"]) == (1, 0)
-    calm(service)
-
-
 @pytest.mark.requirement("Q4", "Q5", "Q8")
 @pytest.mark.full
 async def test_f30_a_slow_and_jittery_network_costs_no_attempt_and_no_lease(

@@ -52,6 +52,7 @@ def all_succeeded(counts):
 
 
 @pytest.mark.requirement("Q7", "Q8", "Q10", "Q12", "Q14")
+@pytest.mark.full
 async def test_f02_replicas_that_are_killed_one_after_the_other_lose_no_job(
     unmeasured, serve, raw, ledger, kill, all_succeeded
 ):
@@ -124,6 +125,7 @@ async def test_f03_a_claim_whose_reply_was_lost_with_its_connection_is_given_bac
 
 
 @pytest.mark.requirement("Q8", "Q10", "Q12")
+@pytest.mark.full
 async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done_has_it_done_again(
     serve, add, raw, ledger, kill, row_when, database
 ):
@@ -174,6 +176,7 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end
 
 
 @pytest.mark.requirement("Q15")
+@pytest.mark.full
 async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_running(
     unmeasured, serve, raw, ledger, counts, database, all_succeeded
 ):

@@ -120,6 +120,7 @@ async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_le
 
 
 @pytest.mark.requirement("Q8")
+@pytest.mark.full
 async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_stop_at_their_first_tick(
     serve, add, raw, ledger, row_when, goes_on
 ):
@@ -140,6 +141,7 @@ async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_s
 
 
 @pytest.mark.requirement("Q8", "Q9")
+@pytest.mark.full
 async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_lease_is_named_and_its_write_is_void(
     serve, add, raw, ledger, row_when, metric, story_of, goes_on
 ):
@@ -248,6 +250,7 @@ async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_i
 
 
 @pytest.mark.requirement("Q7")
+@pytest.mark.full
 async def test_f15_lock_sessions_that_are_ended_again_and_again_never_let_two_jobs_of_a_key_run(
     unmeasured, serve, raw, ledger, counts
 ):
@@ -339,6 +342,7 @@ async def confirms_cancel(client, job_id):
 
 
 @pytest.mark.requirement("Q4", "Q9", "Q11")
+@pytest.mark.full
 async def test_f43_cancels_that_race_with_everything_are_never_taken_back_once_they_are_confirmed(
     unmeasured, serve, raw, ledger, counts, client_of
 ):

@@ -187,15 +187,3 @@ async def test_f32_delayed_jobs_start_when_the_databases_clock_says_so_also_afte
     await set_clock(TEN_MINUTES_S)
     await row_when(soon, "succeeded")
     assert (await row_when(later, "queued", within_s=0))["waits_for"] == "time"
-
-
-@pytest.mark.requirement("Q7", "Q8")
-@pytest.mark.parametrize("settings", [{}, {"default_lease_ttl_sec": 5, "heartbeat_sec": 1}], ids=["job", "setting"])
-async def test_a_short_lease_stops_no_job_of_the_process_that_has_a_long_one(serve, add, row_when, settings):
-    await serve({"q": 4}, **settings)
-    long = await add("sleep", {"s": 2}, lease_ttl_sec=60)
-    await row_when(long, "running")
-    short = await add("sleep", {"s": 1}, lease_ttl_sec=5)
-    await row_when(short, "succeeded")
-    row = await row_when(long, "succeeded")
-    assert (row["attempt"], row["refunds"]) == (1, 0)

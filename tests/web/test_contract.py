@@ -74,6 +74,7 @@ def judge(status, headers, body, where):
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q2", "Q3", "Q4", "Q5")
+@pytest.mark.full
 async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_when, raw, client_of, tmp_path):
     service = await serve({"load.cbr": 2, "q": 2})
     # So that there is something to be shown in every way that there is.
