@@ -202,6 +202,10 @@ def _new_links(proxy, role, before):
     return new_links
 
 
+async def _refusals(jobs):
+    return jobs.refusals
+
+
 @pytest.mark.requirement("Q12")
 async def test_f18_a_failover_to_a_server_that_only_reads_is_waited_for(
     serve, load, asking, calm, ledger, raw, database
@@ -212,11 +216,11 @@ async def test_f18_a_failover_to_a_server_that_only_reads_is_waited_for(
         await _fail_over(raw, database, "SET default_transaction_read_only = on")
         await until(_failed_with(service, "ReadOnlySQLTransactionError"), within_s=10)
         await ask.refused(within_s=5)
+        await until(partial(_refusals, jobs))
         await _fail_over(raw, database, "RESET default_transaction_read_only")
         await ask.ready(200, within_s=15)
         await jobs.more()
     await jobs.succeeded(raw.fetch)
-    assert jobs.refusals
     assert await ledger.overlaps() == []
     calm(service)
 
