@@ -66,16 +66,17 @@ imports:
 
 # measure dataloader beside other queues, and print one table (--quick: two minutes; see docs/performance.md)
 [positional-arguments]
-bench *args: (setup "embedded")
-    {{ bin }}/pip install --quiet 'pip>=25.1'
-    {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
+bench *args: _bench-tools
     {{ bin }}/python -m benchmarks.peers "$@"
 
 # an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
-soak *args: (setup "embedded")
+[positional-arguments]
+soak *args: _bench-tools
+    {{ bin }}/python -m benchmarks.soak "$@"
+
+_bench-tools: (setup "embedded")
     {{ bin }}/pip install --quiet 'pip>=25.1'
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
-    {{ bin }}/python -m benchmarks.soak {{ args }}
 
 # load the European Central Bank's rates, on an embedded database
 demo *args:

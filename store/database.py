@@ -168,8 +168,8 @@ def translate(error: BaseException) -> StoreError | None:
     text = mask_text(f"{type(error).__name__}: {said}".rstrip(": "))
     if isinstance(error, _SCHEMA):
         return SchemaError(
-            f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or if that finds nothing to "
-            "do what is printed by `dataloader migrate --sql` by psql"
+            f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or, if that finds nothing to "
+            "do, the output of `dataloader migrate --sql` by psql"
         )
     if isinstance(error, _PASSING) or (isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY queue" in text):
         return StoreUnavailable(f"the database can't serve us now ({text})")
@@ -244,9 +244,9 @@ class Database:
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run an operation that must not be cancelled half way: shielded, with the options' deadline."""
-        return await self.write_within(self.options.write_deadline_s, operation, *args, **kwargs)
+        return await self.write_with_deadline(self.options.write_deadline_s, operation, *args, **kwargs)
 
-    async def write_within(
+    async def write_with_deadline(
         self,
         deadline_s: float,
         operation: Callable[Concatenate[Any, P], Awaitable[T]],

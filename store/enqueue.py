@@ -99,7 +99,7 @@ async def enqueue(
     if len({job.job_id for job in jobs}) < len(jobs):
         raise BadRequest("jobs", "two of them have the same job_id")
     rows = [_row(job, tasks.get(job.task), default_lease_s) for job in jobs]
-    return await database.write_within(ANSWER_S, _aio_enqueue, list(jobs), rows)
+    return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
 
 
 class Enqueuer:

@@ -98,9 +98,16 @@ class Connection(TCPServer):
         server = parse_socket_addr(connected.family, connected.getsockname())
         async with TaskGroup() as tasks:
             self._task_group = tasks
-            state, ssl = ConnectionState(self.state), False
             self.protocol: Any = Http1(
-                self.app, self.config, self.context, tasks, state, ssl, client, server, self.protocol_send
+                self.app,
+                self.config,
+                self.context,
+                tasks,
+                ConnectionState(self.state),
+                ssl=False,
+                client=client,
+                server=server,
+                send=self.protocol_send,
             )
             await self.protocol.initiate()
             await self.idle_task.restart(tasks, self._idle_timeout)
@@ -152,7 +159,6 @@ async def serve_web(
 
 def _config() -> Config:
     config = Config()
-    config.graceful_timeout = GRACE_S
     config.shutdown_timeout = GRACE_S
     config.keep_alive_timeout = 75.0
     config.keep_alive_max_requests = 100_000

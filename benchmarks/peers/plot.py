@@ -7,7 +7,7 @@ better than asked, to the left is short of it, whichever way the figure itself g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 from xml.sax.saxutils import escape
@@ -41,17 +41,22 @@ def svg(results: list[Result], workloads: Workloads) -> str:
     drawn = list(_rates(medians(results).get("w1", {}), rates))
     height = rates + ROW * len(drawn) + (LEFT if drawn else -ROW)
     parts = [
-        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="white" stroke="{LINE}"/>',
-        _text(LEFT, 30, "What is asked of dataloader, and what it does", weight="bold", size=16),
-        _text(LEFT, 50, closing(results, workloads), colour=PALE),
+        text(LEFT, 30, "What is asked of dataloader, and what it does", weight="bold", size=16),
+        text(LEFT, 50, closing(results, workloads), colour=PALE),
         *_names(judgements, rows),
         *_scale(scale, rows + ROW * len(judgements)),
         *(_row(verdict, rows + ROW * number) for number, verdict in enumerate(judgements)),
         *drawn,
     ]
+    return picture(height, parts)
+
+
+def picture(height: int, parts: Iterable[str]) -> str:
+    """A whole file of these parts, on white."""
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="12"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>', *parts, "</svg>\n"])
+    ground = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="white" stroke="{LINE}"/>'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>', ground, *parts, "</svg>\n"])
 
 
 def _names(judgements: list[Verdict], top: int) -> Iterator[str]:
@@ -60,25 +65,25 @@ def _names(judgements: list[Verdict], top: int) -> Iterator[str]:
         members = list(group)
         if number % 2 == 0:
             yield _rect(LEFT - 8, top, WIDTH - 2 * (LEFT - 8), ROW * len(members), BAND)
-        yield _text(LEFT, top + BASELINE, members[0].workload.name.upper(), weight="bold")
-        yield _text(TITLES, top + BASELINE, members[0].workload.title, colour=PALE)
+        yield text(LEFT, top + BASELINE, members[0].workload.name.upper(), weight="bold")
+        yield text(TITLES, top + BASELINE, members[0].workload.title, colour=PALE)
         top += ROW * len(members)
 
 
 def _scale(top: int, bottom: int) -> Iterator[str]:
     for doublings, label in MARKS.items():
         x = MIDDLE + doublings * DOUBLING
-        yield _text(x, top, label, anchor="middle", colour=PALE if doublings else INK)
+        yield text(x, top, label, anchor="middle", colour=PALE if doublings else INK)
         yield f'<path d="M{x} {top + 6}V{bottom}" stroke="{LINE if doublings else INK}"/>'
 
 
 def _row(verdict: Verdict, top: int) -> str:
-    text = _text(TEXTS, top + BASELINE, verdict.bar.text)
+    words = text(TEXTS, top + BASELINE, verdict.bar.text)
     if verdict.value is None:
-        return text + _text(RIGHT, top + BASELINE, "not measured", anchor="end", colour=PALE)
+        return words + text(RIGHT, top + BASELINE, "not measured", anchor="end", colour=PALE)
     colour = REACHED if verdict.is_reached else MISSED
-    figure = _text(RIGHT, top + BASELINE, shown(verdict.value), anchor="end", colour=colour, weight="bold")
-    return text + _mark(verdict.bar.share(verdict.value), top + (ROW - THICK) // 2, colour) + figure
+    figure = text(RIGHT, top + BASELINE, shown(verdict.value), anchor="end", colour=colour, weight="bold")
+    return words + _mark(verdict.bar.share(verdict.value), top + (ROW - THICK) // 2, colour) + figure
 
 
 def _mark(share: float, top: int, colour: str) -> str:
@@ -99,15 +104,15 @@ def _rates(rates: Mapping[str, Mapping[str, float]], top: int) -> Iterator[str]:
     for figure, queue in RATES.items():
         names = [name for name in ALL if figure in rates.get(name, {})]
         if names:
-            yield _text(LEFT, top + BASELINE, f"W1, {queue} queue: jobs/s", weight="bold")
+            yield text(LEFT, top + BASELINE, f"W1, {queue} queue: jobs/s", weight="bold")
             top += ROW
         for name in names:
             rate, colour = rates[name][figure], OUR_COLOUR if name == OURS else THEIR_COLOUR
             length = max(round(rate / longest * RATES_LENGTH), SHORTEST)
             yield (
-                _text(TITLES, top + BASELINE, name)
+                text(TITLES, top + BASELINE, name)
                 + _rect(RATES_LEFT, top + (ROW - THICK) // 2, length, THICK, colour)
-                + _text(RATES_LEFT + length + 6, top + BASELINE, f"{rate:,.0f}")
+                + text(RATES_LEFT + length + 6, top + BASELINE, f"{rate:,.0f}")
             )
             top += ROW
 
@@ -116,8 +121,9 @@ def _rect(x: int, y: int, width: int, height: int, colour: str) -> str:
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>'
 
 
-def _text(
-    x: int, y: int, text: str, *, colour: str = INK, weight: str = "normal", anchor: str = "start", size: int = 12
+def text(
+    x: int, y: int, words: str, *, colour: str = INK, weight: str = "normal", anchor: str = "start", size: int = 12
 ) -> str:
+    """A piece of text; `y` is its baseline."""
     style = f'fill="{colour}" font-weight="{weight}" text-anchor="{anchor}" font-size="{size}"'
-    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 from conditions import until
-from databases import raw_connection
 
 from dataloader import Settings, Worker, open_supervisor
 
@@ -47,13 +46,6 @@ def settled():
         await until(is_settled)
 
     return settled
-
-
-@pytest.fixture
-async def raw(database):
-    """A connection past the store."""
-    async with raw_connection(database.dsn) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from databases import raw_connection
 from queue_workers import Worker
 
 from dataloader.jobs.ids import uuid7
@@ -16,13 +15,6 @@ async def store(database):
     """Our store, open on the test's database."""
     async with open_database(DatabaseOptions(dsn=database.dsn, statement_timeout_s=10)) as store:
         yield store
-
-
-@pytest.fixture
-async def raw(database):
-    """A connection past our store."""
-    async with raw_connection(database.dsn) as connection:
-        yield connection
 
 
 @pytest.fixture
