@@ -216,7 +216,7 @@ GUARDS = {
     ),
     "end of a process that can't stop a run": Guard(
         "a handler that does not stop is ended with its process when its lease is gone",
-        f"{FAULTS}/test_crashes.py::test_a_handler_that_does_not_stop_ends_its_process_when_its_lease_is_gone",
+        f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_another_runs_the_job",
         put("supervisor.serve._leave_unstoppable", _nothing),
     ),
     "masking of secrets": Guard(

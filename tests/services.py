@@ -246,14 +246,18 @@ def client_of():
     return client_of
 
 
+def metrics_in(text, name):
+    """The values that a page of metrics has for a name, one for each set of labels."""
+    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line)]
+
+
 @pytest.fixture
 def metric(client_of):
     """A value of a service's /metrics; of several labels their sum, of one that is not there 0."""
 
     async def metric(service, name):
         async with client_of(service) as client:
-            lines = (await client.get("/metrics")).text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+            return sum(metrics_in((await client.get("/metrics")).text, name))
 
     return metric
 

@@ -10,9 +10,11 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 from conditions import until
+from proxy import open_proxy
 
-from dataloader import Settings, Worker, open_supervisor
+from dataloader import Settings, Tasks, Worker, open_supervisor
 
 NEVER_S = 3_600
 
@@ -30,6 +32,46 @@ def open_worker(database):
             yield supervisor
 
     return open_worker
+
+
+@pytest.fixture
+def stopped_without(open_worker, database, raw):
+    """Takes a connection away under a job that waits: a supervisor, and what the server told its body then.
+
+    When the connection is back, at the end of the block, the job runs again and succeeds.
+    """
+
+    @asynccontextmanager
+    async def stopped_without(role, question):
+        tasks, started, answers = Tasks(), trio.Event(), []
+
+        @tasks.task("wait")
+        async def wait(job):
+            if answers:
+                return
+            started.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    answers.append(await raw.fetchval(question))
+
+        async def answered():
+            return answers
+
+        async with (
+            open_proxy(database.dsn) as proxy,
+            open_worker(tasks, dsn=proxy.dsn, heartbeat_s=0.5, default_lease_s=4, statement_timeout_s=2) as supervisor,
+        ):
+            job = await supervisor.trigger("q", "wait", lock_key="k")
+            await started.wait()
+            proxy.freeze(role)
+            [answer] = await until(answered)
+            yield supervisor, answer
+            proxy.thaw()
+            assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+
+    return stopped_without
 
 
 @pytest.fixture

@@ -115,33 +115,11 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q8")
-async def test_a_body_ends_before_its_lease_though_its_key_is_safe(open_worker, database, raw):
-    tasks, started, left_s = Tasks(), trio.Event(), []
-
-    @tasks.task("wait")
-    async def wait(job):
-        if left_s:
-            return
-        started.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                left = "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs"
-                left_s.append(await raw.fetchval(left))
-
-    async with (
-        open_proxy(database.dsn) as proxy,
-        open_worker(tasks, dsn=proxy.dsn, heartbeat_s=0.5, default_lease_s=4, statement_timeout_s=2) as supervisor,
-    ):
-        job = await supervisor.trigger("q", "wait", lock_key="k")
-        await started.wait()
-        proxy.freeze("heartbeat")
-        await until(lambda: _length(left_s))
-        assert left_s[0] > 0, "the body was stopped after its lease had ended"
+async def test_a_body_ends_before_its_lease_though_its_key_is_safe(stopped_without):
+    left = "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs"
+    async with stopped_without("heartbeat", left) as (supervisor, left_s):
+        assert left_s > 0, "the body was stopped after its lease had ended"
         assert supervisor._parts.locks.safe_until > trio.current_time()
-        proxy.thaw()
-        assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
 
 
 async def _length(items):

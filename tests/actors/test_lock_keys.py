@@ -8,7 +8,6 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
-from proxy import open_proxy
 
 from dataloader import NewJob, Snooze, Tasks
 from dataloader.actors.dispatcher import MAX_LOOK
@@ -245,31 +244,8 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q7")
-async def test_a_body_ends_before_its_key_though_its_lease_is_held(open_worker, database, raw):
-    tasks, started, key_is_held = Tasks(), trio.Event(), []
-
-    @tasks.task("hold")
-    async def hold(job):
-        if key_is_held:
-            return
-        started.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-                key_is_held.append(await raw.fetchval(held))
-
-    async with (
-        open_proxy(database.dsn) as proxy,
-        open_worker(tasks, dsn=proxy.dsn, heartbeat_s=0.5, default_lease_s=4, statement_timeout_s=2) as supervisor,
-    ):
-        job = await supervisor.trigger("q", "hold", lock_key="k")
-        await started.wait()
-        proxy.freeze("locks")
-        await until(lambda: _now(key_is_held))
-        assert key_is_held == [1], "the body was stopped after the server had given its key away"
-        row = await raw.fetchrow("SELECT lease_expires_at > clock_timestamp() + interval '2 s' AS held FROM dl_jobs")
-        assert row["held"]
-        proxy.thaw()
-        assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+async def test_a_body_ends_before_its_key_though_its_lease_is_held(stopped_without, raw):
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    async with stopped_without("locks", held) as (_supervisor, keys):
+        assert keys == 1, "the body was stopped after the server had given its key away"
+        assert await raw.fetchval("SELECT lease_expires_at > clock_timestamp() + interval '2 s' FROM dl_jobs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 from functools import partial
@@ -18,6 +17,7 @@ import pytest
 import trio
 from conditions import until
 from databases import SETTINGS, PostgresServer, raw_connection
+from services import metrics_in
 
 from dataloader.store.cluster import Cluster
 from dataloader.store.embedded import embedded_postgres
@@ -124,9 +124,9 @@ class Asking:
         await until(answer, lambda answered: answered == status, within_s=within_s)
 
     async def metric(self, name):
-        """The value of a metric without labels."""
-        text = (await self.client.get("/metrics")).text
-        return float(re.search(rf"^dataloader_{name} (\S+)$", text, re.MULTILINE)[1])
+        """The value of a metric without labels, which must be there."""
+        [value] = metrics_in((await self.client.get("/metrics")).text, f"dataloader_{name}")
+        return value
 
     async def shows(self, name, value, *, within_s):
         """Return when a metric has this value."""

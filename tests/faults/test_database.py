@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
 import statistics
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,29 @@ async def test_f14_a_restart_of_the_server_is_waited_for(serve, load, asking, ca
     assert jobs.slowest_s < 15
     assert await ledger.overlaps() == []
     calm(service)
+
+
+@pytest.mark.requirement("Q5", "Q12")
+async def test_f14_a_database_that_crashes_under_load_costs_no_job(serve, own_server):
+    await own_server.fetch(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec)"
+        " SELECT gen_random_uuid(), 'q', 'churn', 'k' || n % 50, 5 FROM generate_series(1, 1500) AS n"
+    )
+
+    async def succeeded():
+        try:
+            [[count]] = await own_server.fetch(SUCCEEDED)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            return -1  # it is recovering
+        return count
+
+    service = await serve({"q": 10}, dsn=own_server.dsn, **FAST)
+    await until(succeeded, lambda count: count > 200)
+    # The end of any backend ends all sessions; the server recovers and takes connections again.
+    [[pid]] = await own_server.fetch("SELECT pid FROM pg_stat_activity WHERE application_name ~ 'recorder'")
+    os.kill(pid, signal.SIGKILL)
+    await until(succeeded, lambda count: count == 1_500, within_s=60)
+    assert service.process.poll() is None
 
 
 @pytest.mark.requirement("Q7", "Q8")

@@ -41,6 +41,20 @@ SELECT * FROM dl_jobs j WHERE NOT EXISTS (
 """
 
 
+ENQUEUE = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, args)
+SELECT gen_random_uuid(), 'q' || n % 3, 'ledger', 'key ' || n % 500, 5, jsonb_build_object('n', n)
+FROM generate_series(1, $1::int) AS n
+"""
+OVERLAPS = """
+SELECT count(*) FROM (
+  SELECT began_at, max(ended_at) OVER (PARTITION BY lock_key ORDER BY began_at ROWS BETWEEN UNBOUNDED PRECEDING
+                                       AND 1 PRECEDING) AS others_until
+  FROM ledger) AS visits
+WHERE began_at < others_until
+"""
+
+
 @pytest.fixture
 def all_succeeded(counts):
     """Waits until every job has ended, and all have succeeded."""
@@ -49,6 +63,72 @@ def all_succeeded(counts):
         await until(counts, lambda found: found == {"succeeded": number}, within_s=within_s)
 
     return all_succeeded
+
+
+@pytest.mark.requirement("Q8", "Q10")
+async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_and_a_sweep(serve, add, row_when, raw):
+    victim = await serve(**FAST)
+    job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=5)
+    row = await row_when(job_id, "running")
+    await serve(**FAST)
+    victim.process.kill()
+    await raw.execute("UPDATE dl_jobs SET args = '{\"s\": 0}'")
+    killed_at = trio.current_time()
+    done = await row_when(job_id, "succeeded", within_s=5 + 1 + 3)
+    assert trio.current_time() - killed_at < 5 + 1 + 1
+    assert (done["attempt"], done["crashes"]) == (2, 1)
+    # Not before the dead process's lease had ended.
+    picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
+    assert (picked[1]["ts"] - row["lease_expires_at"]).total_seconds() > 0
+
+
+@pytest.mark.requirement("Q12")
+async def test_of_a_process_killed_at_any_moment_rows_and_success_are_there_or_neither(serve, add, raw):
+    await raw.execute("CREATE TABLE target (job_id uuid, n int)")
+    for _ in range(200):
+        await add("fill", lease_ttl_sec=5)
+    service = await serve({"q": 8}, **FAST)
+    done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+    await until(lambda: raw.fetchval(done), lambda count: count >= 20)
+    service.process.kill()
+    await until(
+        lambda: raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% transaction'"),
+        lambda count: count == 0,
+    )
+    half_done = """
+        SELECT count(*) FROM dl_jobs j LEFT JOIN (SELECT job_id, count(*) AS rows FROM target GROUP BY job_id) t
+        USING (job_id) WHERE coalesce(t.rows, 0) <> CASE WHEN j.status = 'succeeded' THEN 20 ELSE 0 END"""
+    assert await raw.fetchval(half_done) == 0
+    assert 20 <= await raw.fetchval(done) < 200
+    await serve({"q": 8}, **FAST)
+    await until(lambda: raw.fetchval(done), lambda count: count == 200, within_s=40)
+    assert await raw.fetchval("SELECT count(*) FROM target") == 4_000
+
+
+@pytest.mark.requirement("Q7", "Q10", "Q14")
+async def test_twenty_thousand_jobs_of_two_processes_one_of_them_killed_half_way(unmeasured, serve, raw):
+    await raw.execute("""
+        CREATE UNLOGGED TABLE ledger (lock_key text, job_id uuid, began_at timestamptz, ended_at timestamptz);
+        CREATE INDEX ON ledger (job_id)""")
+    await raw.execute(ENQUEUE, 20_000)
+    queues = {"q0": 8, "q1": 8, "q2": 8}
+    victim, survivor = await serve(queues, **FAST), await serve(queues, **FAST)
+    done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+    await until(lambda: raw.fetchval(done), lambda count: count >= 10_000, within_s=300)
+    victim.process.kill()
+    left = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
+    await until(lambda: raw.fetchval(left), lambda count: count == 0, within_s=300)
+    assert await raw.fetchval(done) == 20_000
+    assert await raw.fetchval("SELECT count(DISTINCT job_id) FROM ledger") == 20_000
+    assert await raw.fetchval("SELECT count(*) FROM ledger") == 20_000
+    assert await raw.fetchval(OVERLAPS) == 0
+    # Both had a share of it.
+    shares = await raw.fetch(
+        "SELECT count(*) FROM dl_job_events WHERE kind = 'picked' GROUP BY payload->>'worker' ORDER BY 1"
+    )
+    assert len(shares) == 2
+    assert shares[0]["count"] > 1_000
+    assert survivor.process.poll() is None
 
 
 @pytest.mark.requirement("Q7", "Q8", "Q10", "Q12", "Q14")

@@ -6,6 +6,7 @@ are fought for by two processes, by a foreign service and by lost sessions; canc
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections import Counter
@@ -16,6 +17,8 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from foreign import BACK_OFF, CLAIM, FINISH, LOCK, UNLOCK
+from journal import step_of
 from proxy import open_proxy
 from services import FAST, LEASE_S, SWEEP_S, all_at_once
 
@@ -34,35 +37,10 @@ SELECT array_agg(DISTINCT pid) FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-# The document's own statements, as a service that knows nothing of us runs them.
-FOREIGN_CLAIM = """
-WITH c AS (
-  SELECT job_id FROM dl_jobs WHERE status = 'queued' AND queue = 'q' AND available_at <= now()
-  ORDER BY priority, created_at FOR UPDATE SKIP LOCKED LIMIT 1
-)
-UPDATE dl_jobs j SET status = 'running', started_at = COALESCE(j.started_at, now()), attempt = j.attempt + 1,
-  lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now()
-FROM c WHERE j.job_id = c.job_id RETURNING j.job_id, j.lock_key, j.attempt
-"""
-FOREIGN_LOCK = "SELECT pg_try_advisory_lock(hashtext($1))"
-FOREIGN_BACK_OFF = """
-UPDATE dl_jobs SET status = 'queued', available_at = now() + interval '1 s', lease_expires_at = NULL
-WHERE job_id = $1 AND status = 'running'
-"""
-FOREIGN_FINISH = """
-UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL WHERE job_id = $1
-"""
 FOREIGN_PID = 0
 
-EVENTS = {
-    "picked": Step.CLAIM,
-    "done": Step.SUCCEED,
-    "failed": Step.FAIL,
-    "canceled": Step.CANCEL,
-    "requeue: lock_key": Step.PARK,
-    "requeue: retry": Step.RETRY,
-    "requeue: operator": Step.REVIVE,
-}
+STEPS = {Step.CLAIM, Step.SUCCEED, Step.FAIL, Step.CANCEL, Step.PARK, Step.RETRY, Step.REVIVE}
+"""All that may happen to jobs whose processes live."""
 
 
 @pytest.fixture
@@ -215,6 +193,33 @@ async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_
     assert await ledger.overlaps() == []
 
 
+@pytest.mark.requirement("Q8")
+async def test_a_process_whose_backends_are_stopped_stops_its_job_in_time_and_runs_it_again(serve, add, raw, row_when):
+    frozen = await serve(**FAST)
+    job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=5)
+    await row_when(job_id, "running")
+    pids = [
+        record["pid"]
+        for record in await raw.fetch(
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dataloader%' AND pid <> pg_backend_pid()"
+        )
+    ]
+    await raw.execute("UPDATE dl_jobs SET args = '{\"s\": 0}'")
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    lease_until = await raw.fetchval("SELECT lease_expires_at FROM dl_jobs")
+    try:
+        stopped_at = datetime.fromisoformat((await frozen.logged("the job was stopped", within_s=10))["timestamp"])
+        assert stopped_at < lease_until
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    await row_when(job_id, "succeeded", within_s=20)
+    picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
+    assert len(picked) == 2
+    assert picked[1]["ts"] > stopped_at
+
+
 @pytest.mark.requirement("Q7", "Q8")
 async def test_a_job_with_a_short_lease_stops_none_that_have_long_ones(serve, add, ledger, row_when):
     await serve()
@@ -276,20 +281,20 @@ async def test_a_foreign_service_beside_us_and_we_never_run_two_jobs_of_a_key_at
     async def serve_as_a_foreigner():
         async with raw_connection(database.dsn) as own:
             while True:
-                claimed = await own.fetchrow(FOREIGN_CLAIM)
+                claimed = await own.fetchrow(CLAIM)
                 if claimed is None:
                     await trio.sleep(0.05)
-                elif await own.fetchval(FOREIGN_LOCK, claimed["lock_key"]):
+                elif await own.fetchval(LOCK, claimed["lock_key"]):
                     note = "INSERT INTO ledger (job_id, lock_key, attempt, pid) VALUES ($1, $2, $3, $4) RETURNING visit"
                     visit = await own.fetchval(note, *claimed, FOREIGN_PID)
                     await trio.sleep(0.01)
                     await own.execute(
                         "UPDATE ledger SET ended_at = clock_timestamp(), how = 'returned' WHERE visit = $1", visit
                     )
-                    await own.execute(FOREIGN_FINISH, claimed["job_id"])
-                    await own.execute("SELECT pg_advisory_unlock(hashtext($1))", claimed["lock_key"])
+                    await own.execute(FINISH, claimed["job_id"])
+                    await own.execute(UNLOCK, claimed["lock_key"])
                 else:
-                    await own.execute(FOREIGN_BACK_OFF, claimed["job_id"])
+                    await own.execute(BACK_OFF, claimed["job_id"], 1.0)
                     await trio.sleep(0.05)
 
     await serve({"q": 4}, **FAST | {"claim_backoff_sec": 1})
@@ -380,7 +385,8 @@ async def test_f43_cancels_that_race_with_everything_are_never_taken_back_once_t
     statuses, canceled_from = dict.fromkeys(rows, Status.QUEUED), Counter()
     journal = "SELECT job_id, kind, payload ->> 'reason' AS why FROM dl_job_events ORDER BY event_id"
     for event in await raw.fetch(journal):
-        step = EVENTS[f"requeue: {event['why']}" if event["kind"] == "requeue" else event["kind"]]
+        step = step_of(event["kind"], event["why"])
+        assert step in STEPS
         if step is Step.CANCEL:
             canceled_from[statuses[event["job_id"]]] += 1
         statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], step]

@@ -17,9 +17,10 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from journal import step_of
 from services import FAST
 
-from dataloader.jobs.states import TRANSITIONS, Status, Step
+from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.store.database import RETRIES, DatabaseOptions, open_database
 from dataloader.store.retention import prune
 
@@ -44,21 +45,6 @@ DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_data
 OTHERS = """
 SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%' AND datname = current_database()
 """
-STEPS = {
-    "picked": Step.CLAIM,
-    "done": Step.SUCCEED,
-    "failed": Step.FAIL,
-    "canceled": Step.CANCEL,
-    "lost": Step.LOSE,
-    "requeue: lock_key": Step.PARK,
-    "requeue: operator": Step.REVIVE,
-    "requeue: retry": Step.RETRY,
-    "requeue: snooze": Step.SNOOZE,
-    "requeue: return": Step.RETURN,
-    "requeue: the claim's reply was lost": Step.RETURN,
-    "requeue: lease expired": Step.EXPIRE,
-}
-"""What a line of the journal says has happened; other lines tell no step."""
 
 
 @attrs.define
@@ -194,7 +180,7 @@ async def check_journal(raw):
         "SELECT job_id, kind, payload ->> 'reason' AS reason FROM dl_job_events"
         " WHERE kind NOT IN ('queued', 'heartbeat', 'log') ORDER BY event_id"
     ):
-        step = STEPS[f"requeue: {line['reason']}" if line["kind"] == "requeue" else line["kind"]]
+        step = step_of(line["kind"], line["reason"])
         told[line["job_id"]] = TRANSITIONS[told[line["job_id"]], step]
     assert told == rows
 

@@ -17,8 +17,10 @@ import attrs
 import pytest
 import trio
 from databases import RawConnection, raw_connection
+from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from journal import step_of
 from queue_workers import LossyConnection, Worker
 
 from dataloader.jobs.errors import Conflict, StoreUnavailable
@@ -38,43 +40,6 @@ KEYS = ("k0", "k1", "k2")
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
 OPERATOR = Actor("operator")
-
-FOREIGN_CLAIM = """
-WITH c AS (
-  SELECT job_id FROM dl_jobs WHERE status = 'queued' AND available_at <= now()
-  ORDER BY priority, created_at FOR UPDATE SKIP LOCKED LIMIT 1
-)
-UPDATE dl_jobs j SET status = 'running', started_at = COALESCE(j.started_at, now()), attempt = j.attempt + 1,
-  lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now()
-FROM c WHERE j.job_id = c.job_id RETURNING j.job_id, j.lock_key
-"""
-FOREIGN_BACK_OFF = """
-UPDATE dl_jobs SET status = 'queued', available_at = now() + interval '5 s', lease_expires_at = NULL
-WHERE job_id = $1 AND status = 'running'
-"""
-FOREIGN_FINISH = """
-UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL WHERE job_id = $1
-"""
-FOREIGN_REAP = """
-UPDATE dl_jobs SET status = 'queued', available_at = now(), lease_expires_at = NULL
-WHERE status = 'running' AND lease_expires_at < now() RETURNING job_id
-"""
-
-EVENTS = {
-    "picked": Step.CLAIM,
-    "done": Step.SUCCEED,
-    "failed": Step.FAIL,
-    "canceled": Step.CANCEL,
-    "lost": Step.LOSE,
-    "requeue: lock_key": Step.PARK,
-    "requeue: unknown task": Step.PARK,
-    "requeue: operator": Step.REVIVE,
-    "requeue: retry": Step.RETRY,
-    "requeue: snooze": Step.SNOOZE,
-    "requeue: return": Step.RETURN,
-    "requeue: the claim's reply was lost": Step.RETURN,
-    "requeue: lease expired": Step.EXPIRE,
-}
 
 
 @attrs.define(eq=False)
@@ -242,23 +207,23 @@ class World:
         self.jobs.append(job_id)
 
     async def foreign_claim(self, _a, _b):
-        for row in await self.foreign(FOREIGN_CLAIM):
+        for row in await self.foreign(CLAIM):
             self.foreign_touched.add(row["job_id"])
-            [got] = await self.foreign("SELECT pg_try_advisory_lock(hashtext($1)) AS got", row["lock_key"])
-            if got["got"]:
+            [got] = await self.foreign(LOCK, row["lock_key"])
+            if got[0]:
                 self.foreign_runs.append((row["job_id"], row["lock_key"]))
             else:
-                await self.foreign(FOREIGN_BACK_OFF, row["job_id"])
+                await self.foreign(BACK_OFF, row["job_id"], 5.0)
 
     async def foreign_finish(self, a, b):
         run = self.pick(self.foreign_runs, a)
         if run is not None:
             self.foreign_runs.remove(run)
-            await self.foreign(FOREIGN_BACK_OFF if b % 2 else FOREIGN_FINISH, run[0])
-            await self.foreign("SELECT pg_advisory_unlock(hashtext($1))", run[1])
+            await (self.foreign(BACK_OFF, run[0], 5.0) if b % 2 else self.foreign(FINISH, run[0]))
+            await self.foreign(UNLOCK, run[1])
 
     async def foreign_reap(self, _a, _b):
-        self.foreign_touched.update(row["job_id"] for row in await self.foreign(FOREIGN_REAP))
+        self.foreign_touched.update(row["job_id"] for row in await self.foreign(REAP))
 
     # What the steps are made of.
 
@@ -346,9 +311,9 @@ class World:
         for event in await self.sql(
             "SELECT job_id, kind, payload ->> 'reason' AS reason FROM dl_job_events ORDER BY event_id"
         ):
-            name = f"{event['kind']}: {event['reason']}" if event["kind"] == "requeue" else event["kind"]
-            if event["job_id"] not in self.foreign_touched and name not in {"queued", "heartbeat"}:
-                statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], EVENTS[name]]
+            if event["job_id"] not in self.foreign_touched and event["kind"] not in {"queued", "heartbeat"}:
+                step = step_of(event["kind"], event["reason"])
+                statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], step]
         for job_id, status in statuses.items():
             assert job_id in self.foreign_touched or rows[job_id]["status"] == status, "the journal tells another story"
 
@@ -378,7 +343,7 @@ class World:
     async def come_to_an_end(self):
         """Whatever has happened, from here on all goes well: then every job ends."""
         for run in list(self.foreign_runs):
-            await self.foreign("SELECT pg_advisory_unlock(hashtext($1))", run[1])
+            await self.foreign(UNLOCK, run[1])
         for body in list(self.bodies):
             await self.stop(body, Step.SUCCEED)
         for worker in self.workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from databases import raw_connection
+from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
 
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
@@ -16,27 +17,9 @@ INSERT = """
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, priority, available_at)
 VALUES ($1, 'q', 't', '{}', $2, 100, COALESCE($3, now())) ON CONFLICT (idempotency_key) DO NOTHING RETURNING job_id
 """
-CLAIM = """
-WITH c AS (
-  SELECT job_id FROM dl_jobs WHERE status = 'queued' AND queue = 'q' AND available_at <= now()
-  ORDER BY priority, created_at FOR UPDATE SKIP LOCKED LIMIT 1
-)
-UPDATE dl_jobs j SET status = 'running', started_at = COALESCE(j.started_at, now()), attempt = j.attempt + 1,
-  lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now()
-FROM c WHERE j.job_id = c.job_id RETURNING j.job_id, j.lock_key, j.attempt
-"""
-LOCK = "SELECT pg_try_advisory_lock(hashtext($1))"
-UNLOCK = "SELECT pg_advisory_unlock(hashtext($1))"
-BACK_OFF = """
-UPDATE dl_jobs SET status = 'queued', available_at = now() + make_interval(secs => $2), lease_expires_at = NULL
-WHERE job_id = $1 AND status = 'running'
-"""
 HEARTBEAT = """
 UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
 WHERE job_id = $1 AND status = 'running' RETURNING cancel_requested
-"""
-FINISH = """
-UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL WHERE job_id = $1
 """
 RETRY = """
 UPDATE dl_jobs SET status = CASE WHEN attempt < max_attempts THEN 'queued'::dl_status ELSE 'failed'::dl_status END,
@@ -44,10 +27,6 @@ UPDATE dl_jobs SET status = CASE WHEN attempt < max_attempts THEN 'queued'::dl_s
                       ELSE available_at END,
   error = $2, lease_expires_at = NULL, finished_at = CASE WHEN attempt >= max_attempts THEN now() END
 WHERE job_id = $1
-"""
-REAP = """
-UPDATE dl_jobs SET status = 'queued', available_at = now(), lease_expires_at = NULL
-WHERE status = 'running' AND lease_expires_at < now() RETURNING job_id
 """
 CANCEL = "UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1"
 

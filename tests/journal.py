@@ -1,0 +1,23 @@
+"""What the lines of a job's journal say has happened to it, as steps of the table of transitions."""
+
+from dataloader.jobs.states import Step
+
+STEPS = {
+    "picked": Step.CLAIM,
+    "done": Step.SUCCEED,
+    "failed": Step.FAIL,
+    "canceled": Step.CANCEL,
+    "lost": Step.LOSE,
+    "requeue: lock_key": Step.PARK,
+    "requeue: operator": Step.REVIVE,
+    "requeue: retry": Step.RETRY,
+    "requeue: snooze": Step.SNOOZE,
+    "requeue: return": Step.RETURN,
+    "requeue: the claim's reply was lost": Step.RETURN,
+    "requeue: lease expired": Step.EXPIRE,
+}
+
+
+def step_of(kind, reason):
+    """The step that a line stands for; only lines that move a job stand for one."""
+    return STEPS[f"requeue: {reason}" if kind == "requeue" else kind]
