@@ -97,6 +97,8 @@ def _measure(options: argparse.Namespace, began: float) -> None:
         kept=kept,
         for_bars=options.quick and options.peers is None,
     )
+    if options.dir is not None:
+        options.dir.mkdir(parents=True, exist_ok=True)
     until = began + QUICK_LIMIT_S if options.quick and options.workloads is None else math.inf
     # So that a benchmark that is ended stops its server and takes its directory along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
