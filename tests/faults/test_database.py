@@ -81,10 +81,11 @@ async def test_f14_a_database_that_crashes_under_load_costs_no_job(serve, own_se
     )
 
     async def succeeded():
+        count = -1
         try:
             [[count]] = await own_server.fetch(SUCCEEDED)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-            return -1  # it is recovering
+        except* (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            pass  # it is recovering
         return count
 
     service = await serve({"q": 10}, dsn=own_server.dsn, **FAST)
