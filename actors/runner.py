@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 import structlog
@@ -23,7 +23,8 @@ from dataloader.actors.messages import Ended, Shown, ToRecord
 from dataloader.actors.runs import Run
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.masking import mask, mask_text
-from dataloader.jobs.outcomes import Ending, GiveUp, Retry, Snooze, Why
+from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.outcomes import Canceled, Ending, GiveUp, Retry, Snooze, Why
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
@@ -32,18 +33,21 @@ from dataloader.store.transaction import Transactions
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 MAX_LINE: Final = 8_192
 """Bytes kept of one log line."""
 
 
 @attrs.frozen(kw_only=True)
 class Workshop:
-    """What every run of this process shares."""
+    """What every run of this process shares. `resources` are for libraries on top of the queue, by their kind."""
 
     to_recorder: trio.MemorySendChannel[ToRecord]
     transactions: Transactions
     telemetry: Telemetry
     max_lines: int
+    resources: Mapping[type, Any] = attrs.field(factory=dict)
 
 
 async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLimiter) -> None:
@@ -111,7 +115,8 @@ def _safe_ending(
 ) -> Ending | None:
     """The ending, whatever the handler's values and exceptions do when they are looked at."""
     try:
-        return _ending(run, task, value, error, stopped)
+        ending = _ending(run, task, value, error, stopped)
+        return ending if ending is None or ending.result is not None else attrs.evolve(ending, result=run.kept)
     except Exception as fault:
         log.exception("a handler's outcome could not be understood")
         return Ending(
@@ -137,6 +142,8 @@ def _ending(  # noqa: PLR0911 - one for each way to end
             return end(Step.SNOOZE, error=storable_text(mask_text(value.reason)) or None, delay_s=value.for_s)
         case GiveUp():
             return end(Step.FAIL, error=storable_text(mask_text(value.reason)))
+        case Canceled():
+            return end(Step.CANCEL, error=storable_text(mask_text(value.reason)) or None)
         case _:
             return end(Step.SUCCEED, result=None if value is None else storable_json(value))
 
@@ -239,6 +246,23 @@ class _Port:
     def deadline(self) -> float:
         """The scope's deadline as it stands."""
         return self._run.scope.deadline
+
+    def stopped_by(self) -> Why | None:
+        """Who stopped the run: a reason is noted before its scope is cancelled, or its deadline has passed."""
+        return self._run.stopped_by() if self._run.scope.cancel_called else None
+
+    def keep(self, result: object) -> None:
+        """Keep a result for whatever ending comes."""
+        self._run.kept = None if result is None else storable_json(result)
+
+    def resource(self, kind: type[T]) -> T:
+        """The job itself as it was claimed, or what the process has for all."""
+        if kind is ClaimedJob:
+            return cast("T", self._run.job)
+        try:
+            return cast("T", self._workshop.resources[kind])
+        except KeyError:
+            raise LookupError(f"this process has no {kind.__name__} for jobs: it needs a database") from None
 
     def _tell(self) -> None:
         if not self._run.to_be_shown and not self._run.body_ended:

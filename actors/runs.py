@@ -49,6 +49,7 @@ class Run:
     reported_unstoppable: bool = False
     journalled_at: float = -math.inf
     progress: str | None = None
+    kept: str | None = None
     lines: list[tuple[object, str]] = attrs.field(factory=list)
     line_count: int = 0
     to_be_shown: bool = False

@@ -31,6 +31,10 @@ class SchemaError(StoreError):
     """The tables are missing, too new, or belong to somebody else. The text says which, and what to run."""
 
 
+class TargetError(StoreError):
+    """A load does not fit its target: no such table, column or unique key, or a snapshot older than its history."""
+
+
 class EmbeddedDatabaseError(DataloaderError):
     """The embedded PostgreSQL could not be started. The text ends with the last lines of its log."""
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 import attrs
 import trio
+
+from dataloader.jobs.outcomes import Why
+
+T = TypeVar("T")
 
 
 class Transaction(Protocol):
@@ -50,6 +54,15 @@ class Port(Protocol):
 
     def deadline(self) -> float:
         """When the job's scope ends as things stand, by `trio.current_time()`."""
+
+    def stopped_by(self) -> Why | None:
+        """Why the run was stopped, None while it goes on."""
+
+    def keep(self, result: object) -> None:
+        """Make `result` the job's, unless the handler returns another."""
+
+    def resource(self, kind: type[T]) -> T:
+        """What the process has of this kind."""
 
 
 @attrs.frozen(eq=False)
@@ -90,6 +103,15 @@ class _Facts:
         """When this run will be stopped as things stand, by `trio.current_time()`; each heartbeat moves it."""
         return self._port.deadline()
 
+    @property
+    def stopped_by(self) -> Why | None:
+        """Why this run was stopped, None while it goes on: for clean-up that depends on it."""
+        return self._port.stopped_by()
+
+    def resource(self, kind: type[T]) -> T:
+        """What the process has of this kind, for libraries on top of the queue. `LookupError` if it has none."""
+        return self._port.resource(kind)
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class Job(_Facts):
@@ -107,6 +129,14 @@ class Job(_Facts):
         """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""
         self._port.progress(progress)
         await trio.lowlevel.checkpoint()
+
+    def show(self, progress: Mapping[str, Any]) -> None:
+        """As `progress`, but no checkpoint: for the last words of a run that was stopped."""
+        self._port.progress(progress)
+
+    def keep(self, result: object) -> None:
+        """Make `result` the job's, also if this run fails or is stopped; what the handler returns replaces it."""
+        self._port.keep(result)
 
     async def checkpoint(self) -> None:
         """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""

@@ -49,6 +49,13 @@ class GiveUp:
     reason: str = attrs.field(converter=str)
 
 
+@attrs.frozen
+class Canceled:
+    """Stop here as canceled, by the handler's own decision; `reason` is kept as the job's error."""
+
+    reason: str = attrs.field(default="", converter=str)
+
+
 class Why(enum.StrEnum):
     """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
 

@@ -1,17 +1,18 @@
 """`job.transaction()`: the handler's own rows and the job's success in ONE transaction (Q12).
 
 The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler
-that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's.
-The job's row is touched by the last statement only: the fenced update and the COMMIT are one shielded crossing. When
-its reply is lost the row tells what happened: our token and `succeeded` mean that it committed.
+that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's;
+pipelines write through the same pool (`run`), in operations of one crossing each. The job's row is touched by the last
+statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the row tells what
+happened: our token and `succeeded` mean that it committed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 import attrs
@@ -21,6 +22,9 @@ from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.store.database import Database, connect
 from dataloader.store.outcomes import aio_finish
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
 RESOLVE_TRIES: Final = 5
@@ -64,6 +68,17 @@ class Transactions:
         self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
         self._idle: list[asyncpg.Connection[Any]] = []
 
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in a transaction of its own, for what takes longer than the store's other operations may.
+
+        Raises `StoreUnavailable` when the database could not be asked, or its answer was lost: it may be committed
+        then.
+        """
+        async with self._limiter:
+            return await self._database.crossing.run(
+                self._aio_run, lambda connection: operation(connection, *args, **kwargs)
+            )
+
     @asynccontextmanager
     async def open(self, success: Callable[[object], Ending]) -> AsyncIterator[JobTransaction]:
         """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
@@ -91,19 +106,25 @@ class Transactions:
         while self._idle:
             self._idle.pop().terminate()
 
+    async def _aio_run(self, operation: Callable[[Any], Awaitable[T]]) -> T:
+        connection = await self._aio_begin()
+        try:
+            result = await operation(connection)
+            await connection.execute("COMMIT")
+        except BaseException:
+            connection.terminate()
+            raise
+        self._idle.append(connection)
+        return result
+
     async def _aio_begin(self) -> Any:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_closed():
-                with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                    await connection.execute("BEGIN")
-                    return connection
-            connection.terminate()
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                return await _aio_begun(connection)
         options = self._database.options
         patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
-        connection = await connect(patient, role="transaction", planner={})
-        await connection.execute("BEGIN")
-        return connection
+        return await _aio_begun(await connect(patient, role="transaction", planner={}))
 
     async def _put_back(self, connection: Any) -> None:
         """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
@@ -132,6 +153,16 @@ class Transactions:
                 return
             raise StoreUnavailable("the transaction was not committed: its connection was lost")
         raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
+
+
+async def _aio_begun(connection: Any) -> Any:
+    """The connection with a transaction begun on it; one that can't, or is cancelled meanwhile, is not left open."""
+    try:
+        await connection.execute("BEGIN")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
 
 
 async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:

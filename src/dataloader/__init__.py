@@ -25,7 +25,7 @@ from dataloader.jobs.errors import (
 )
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
-from dataloader.jobs.outcomes import GiveUp, Retry, Snooze
+from dataloader.jobs.outcomes import Canceled, GiveUp, Retry, Snooze
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
@@ -40,6 +40,7 @@ __all__ = [
     "ActorGaveUp",
     "ApiToken",
     "BadRequest",
+    "Canceled",
     "ConfigError",
     "DataloaderError",
     "DrainReport",
