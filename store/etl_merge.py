@@ -1,0 +1,258 @@
+"""Merges what a segment has staged into its target, set by set: insert, upsert, soft delete (E6).
+
+`aio_merge` is called inside the caller's transaction, so that the cursor and the run's record move with the rows; on a
+connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
+An UPDATE for the rows that have changed and an INSERT for those that are missing: a rerun writes no row at all.
+
+Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
+and refuses rows that fill some columns of present ones where another is NOT NULL; MERGE, which counts from 17 on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.errors import StoreError, TargetError
+from dataloader.store.etl_tables import (
+    METADATA,
+    SEGMENT,
+    SEQUENCE,
+    TOKEN,
+    Segment,
+    TableInfo,
+    as_names,
+    listed,
+    quote,
+    told_of_targets,
+)
+
+CONTENT_HASH: Final = "content_hash"
+MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
+"""Of a stage's rows those of a segment, whose token and number are the first two arguments."""
+
+
+class Mode(enum.Enum):
+    """Whether rows that the target has already are left as they are, or brought up to date."""
+
+    INSERT = "insert"
+    UPSERT = "upsert"
+
+
+@attrs.frozen
+class Scope:
+    """The rows of the target that a complete snapshot speaks for: all, or those of a window (`end` is outside it)."""
+
+    column: str | None = None
+    start: dt.date | float | str | None = None
+    end: dt.date | float | str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Merge:
+    """What becomes of a segment's rows.
+
+    Attributes:
+        table: the target.
+        segment: whose rows.
+        rows: how many were staged; another number is an error.
+        columns: the columns that the load brings, in the stage's table too.
+        key: columns of a unique key of the target; without one rows can only be added.
+        mode: what is done with rows that are there already.
+        deleted: the column that marks a row as gone: an instant or a boolean. A row that comes back loses the mark.
+        scope: the rows of which those that are not staged are marked as gone; None marks none.
+
+    Raises `TargetError` when the target does not fit.
+    """
+
+    table: TableInfo
+    segment: Segment
+    rows: int
+    columns: Sequence[str] = attrs.field(converter=as_names)
+    key: Sequence[str] = attrs.field(converter=as_names, default=())
+    mode: Mode = Mode.UPSERT
+    deleted: str | None = None
+    scope: Scope | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.table.check_loadable(self.columns)
+        if self.key:
+            self.table.check_key(self.key)
+            self._demand(set(self.key) <= set(self.columns), "the load does not bring all columns of its key")
+        if self.mode is Mode.UPSERT:
+            self._demand(bool(self.key), "an upsert needs a key")
+        if self.deleted is not None:
+            kind = self.table.column(self.deleted).type
+            self._demand(kind == "boolean" or kind.startswith(("timestamp", "date")), "no mark of what is gone")
+            self._demand(self.deleted not in self.columns, f"the load brings {self.deleted} itself")
+            self._demand(self.mode is Mode.UPSERT, "rows are marked as gone only by an upsert")
+        if self.scope is not None:
+            self._demand(self.deleted is not None, "no column marks what is gone")
+            if self.scope.column is not None:
+                self.table.column(self.scope.column)
+            else:
+                self._demand(self.scope.start is None and self.scope.end is None, "a window needs a column")
+
+    def _demand(self, holds: bool, message: str) -> None:  # noqa: FBT001 - read as a sentence
+        if not holds:
+            raise TargetError(f"table {self.table.sql}: {message}")
+
+
+@attrs.frozen(kw_only=True)
+class Counts:
+    """What a merge did: rows of the target written, rows of the stage that changed nothing, and its duplicates."""
+
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    duplicates: int = 0
+
+
+async def aio_merge(connection: Any, merge: Merge) -> Counts:
+    """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
+
+    Of several staged rows of one key the last one counts. Only the columns that the load brings are written.
+
+    Raises:
+        StoreError: not as many rows are staged as the caller says; load the segment again.
+        TargetError: the table or the stage has changed or gone.
+    """
+    segment = merge.segment
+    mine = segment.token, segment.number
+    with told_of_targets():
+        await aio_analyze(connection, segment)
+        duplicates = await aio_drop_duplicates(connection, segment, merge.key) if merge.key else 0
+        updated = deleted = 0
+        if merge.mode is Mode.UPSERT and (update := _update(merge)):
+            updated = affected(await connection.execute(update, *mine))
+        inserted = affected(await connection.execute(_insert(merge), *mine))
+        if merge.scope is not None and merge.deleted is not None:
+            mark, bounds = _mark(merge, merge.deleted, merge.scope)
+            deleted = affected(await connection.execute(mark, *mine, *bounds))
+        rows = await aio_empty(connection, segment, merge.rows - duplicates)
+    return Counts(
+        inserted=inserted,
+        updated=updated,
+        unchanged=rows - inserted - updated,
+        deleted=deleted,
+        duplicates=duplicates,
+    )
+
+
+async def aio_analyze(connection: Any, segment: Segment) -> None:
+    """Tell the planner what is staged (asyncio-flavoured).
+
+    Statistics from when the stage was empty have it compare each row with each: minutes for a hundred thousand.
+    """
+    await connection.execute(f"ANALYZE {quote(segment.stage)}")
+
+
+async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[str]) -> int:
+    """Of staged rows with one key leave the last (asyncio-flavoured); how many went comes back."""
+    tag = await connection.execute(
+        f"""
+        DELETE FROM {quote(segment.stage)} WHERE ctid IN (
+          SELECT place FROM (
+            SELECT s.ctid AS place, row_number() OVER (PARTITION BY {listed(key, "s.")} ORDER BY s.{SEQUENCE} DESC) AS n
+            FROM {quote(segment.stage)} s WHERE {MINE}) AS numbered
+          WHERE n > 1)""",
+        segment.token,
+        segment.number,
+    )
+    return affected(tag)
+
+
+async def aio_empty(connection: Any, segment: Segment, expected: int) -> int:
+    """Remove the segment's rows from its stage (asyncio-flavoured); their number comes back, which is as expected.
+
+    Raises `StoreError` if it is not.
+    """
+    tag = await connection.execute(f"DELETE FROM {quote(segment.stage)} s WHERE {MINE}", segment.token, segment.number)
+    if (rows := affected(tag)) != expected:
+        raise StoreError(
+            f"stage {segment.stage}: {rows} rows of segment {segment.number} are there instead of {expected}: a batch"
+            " was lost in a crash of the database, or sent twice; load the segment again"
+        )
+    return rows
+
+
+def affected(tag: str) -> int:
+    """How many rows a command says that it wrote."""
+    return int(tag.rpartition(" ")[2])
+
+
+def same_key(key: Iterable[str]) -> str:
+    """The staged row `s` and the row `t` of the target have one key."""
+    return " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
+
+
+def differs(table: TableInfo, names: Iterable[str]) -> str:
+    """The staged row `s` and the row `t` of the target differ in one of the columns."""
+    casts = {name: "" if table.column(name).has_equality else "::text" for name in names}
+    tests = [f"t.{quote(name)}{cast} IS DISTINCT FROM s.{quote(name)}{cast}" for name, cast in casts.items()]
+    return f"({' OR '.join(tests) or 'false'})"
+
+
+def assigned(names: Iterable[str], source: str = "s.") -> list[str]:
+    """The columns set to those of `source`."""
+    return [f"{quote(name)} = {source}{quote(name)}" for name in names]
+
+
+def _is_gone(merge: Merge) -> str:
+    if merge.deleted is None:
+        return "false"
+    test = "IS TRUE" if merge.table.column(merge.deleted).type == "boolean" else "IS NOT NULL"
+    return f"(t.{quote(merge.deleted)} {test})"
+
+
+def _update(merge: Merge) -> str | None:
+    values = [name for name in merge.columns if name not in merge.key]
+    # A row's hash, where it has one, speaks for the row.
+    compared = [CONTENT_HASH] if CONTENT_HASH in values else [name for name in values if name not in METADATA]
+    sets = assigned(values)
+    if merge.deleted is not None:
+        absent = "false" if merge.table.column(merge.deleted).type == "boolean" else "NULL"
+        sets.append(f"{quote(merge.deleted)} = {absent}")
+    if not sets:
+        return None
+    return f"""
+        UPDATE {merge.table.sql} t SET {", ".join(sets)}
+        FROM {quote(merge.segment.stage)} s
+        WHERE {MINE} AND {same_key(merge.key)} AND ({differs(merge.table, compared)} OR {_is_gone(merge)})"""
+
+
+def _insert(merge: Merge) -> str:
+    condition = conflict = ""
+    if merge.mode is Mode.INSERT and merge.key:
+        conflict = f"ON CONFLICT ({listed(merge.key)}) DO NOTHING"
+    elif merge.key:
+        condition = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})"
+        # Of a row that another transaction has added since the update.
+        values = [name for name in merge.columns if name not in merge.key]
+        action = f"UPDATE SET {', '.join(assigned(values, 'excluded.'))}" if values else "NOTHING"
+        conflict = f"ON CONFLICT ({listed(merge.key)}) DO {action}"
+    return f"""
+        INSERT INTO {merge.table.sql} AS t ({listed(merge.columns)})
+        SELECT {listed(merge.columns, "s.")} FROM {quote(merge.segment.stage)} s
+        WHERE {MINE} {condition} ORDER BY s.{SEQUENCE} {conflict}"""
+
+
+def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:
+    """The statement and the arguments behind the segment's own two."""
+    gone = "true" if merge.table.column(deleted).type == "boolean" else "now()"
+    within, bounds = "", []
+    for operator, bound in ((">=", scope.start), ("<", scope.end)):
+        if scope.column is not None and bound is not None:
+            bounds.append(str(bound))
+            kind = merge.table.column(scope.column).type
+            within += f" AND t.{quote(scope.column)} {operator} ${2 + len(bounds)}::text::{kind}"
+    statement = f"""
+        UPDATE {merge.table.sql} t SET {quote(deleted)} = {gone}
+        WHERE NOT {_is_gone(merge)} {within}
+          AND NOT EXISTS (SELECT FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)})"""
+    return statement, bounds

@@ -1,0 +1,252 @@
+"""What runs of loads have done: their segments, how far a load has come, what failed (E6, E10, E12).
+
+A run is a job's, by the job's id: when the job runs again, after a crash or a retry, it goes on behind the segments
+that are committed. What says so is written in the transaction that wrote the segment's rows, and that transaction
+commits only while the job is still its worker's: the fence is its last statement. Operations are run in a transaction
+by their caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.errors import LeaseLost
+from dataloader.jobs.text import storable_json
+from dataloader.store.database import Database
+from dataloader.store.etl_history import HistoryMerge, aio_merge_history
+from dataloader.store.etl_merge import Merge, aio_merge
+
+_FENCE: Final = """
+SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
+"""
+# Of runs that were killed, and that no worker goes on with now.
+_LEFT: Final = """
+SELECT c.oid::regclass::text AS stage FROM pg_class c
+WHERE c.relkind = 'r' AND c.relname ~ '^dl_stage_[0-9a-f]{32}' AND pg_table_is_visible(c.oid) AND NOT EXISTS (
+  SELECT FROM dl_jobs j WHERE j.job_id = substr(c.relname, 10, 32)::uuid AND j.status = 'running' AND
+  j.token::text = split_part(c.relname, '_', 4))
+"""
+_BEGIN: Final = """
+INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, $2, $3)
+ON CONFLICT (run_id) DO UPDATE SET status = 'running', finished_at = NULL
+RETURNING started_at
+"""
+_TASKS: Final = """
+INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task)
+SELECT $1, ordinal, layer, task FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS t (layer, task, ordinal)
+ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting' WHERE dl_etl_tasks.status <> 'succeeded'
+"""
+_STATUSES: Final = "SELECT task, status, summary FROM dl_etl_tasks WHERE run_id = $1 ORDER BY ordinal"
+_SEGMENTS: Final = "SELECT task, segment, counts FROM dl_etl_segments WHERE run_id = $1"
+_TASK: Final = """
+UPDATE dl_etl_tasks SET status = $3, summary = coalesce($4, summary), started_at = coalesce(started_at,
+clock_timestamp()),
+  finished_at = CASE WHEN $3 <> 'running' THEN clock_timestamp() END
+WHERE run_id = $1 AND task = $2
+"""
+_END: Final = """
+UPDATE dl_etl_runs SET status = $2, summary = $3, finished_at = clock_timestamp() WHERE run_id = $1
+"""
+_SEGMENT: Final = """
+INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
+"""
+# A run over days long past doesn't move the cursor back.
+_CURSOR: Final = """
+INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
+excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
+"""
+_FAILURES: Final = """
+INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, requests)
+SELECT $1, load, segment, phase, key, error, sample, requests::jsonb
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
+  AS f (load, segment, phase, key, error, sample, requests)
+"""
+_SOLVE: Final = """
+UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE failure_id = ANY ($1) AND solved_at IS NULL
+"""
+# What failed in a segment that was loaded again since has failed again then, or not.
+_AGAIN: Final = """
+UPDATE dl_etl_failures SET solved_at = clock_timestamp()
+WHERE load = $2 AND segment = $3 AND run_id <> $1 AND solved_at IS NULL
+"""
+_OPEN: Final = """
+SELECT failure_id, requests FROM dl_etl_failures
+WHERE load = $1 AND solved_at IS NULL AND ($2::bigint[] IS NULL OR failure_id = ANY ($2)) ORDER BY failure_id
+"""
+_LIST: Final = """
+SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, failed_at, solved_at FROM dl_etl_failures
+WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """What failed, in which phase (`request`, `record`, `batch`, `segment`), and why.
+
+    `key` says which one: an address, a record's key. `sample` is the beginning of the data, `requests` what is needed
+    to ask for it again.
+    """
+
+    load: str
+    segment: str
+    phase: str
+    key: str
+    error: str
+    sample: str | None = None
+    requests: Sequence[Mapping[str, Any]] = ()
+
+
+@attrs.frozen(kw_only=True)
+class FailureRecord(Failure):
+    """A failure as it is kept."""
+
+    failure_id: int
+    run_id: UUID
+    failed_at: datetime
+    solved_at: datetime | None
+
+
+@attrs.frozen
+class RunState:
+    """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment."""
+
+    started_at: datetime
+    statuses: Mapping[str, str]
+    summaries: Mapping[str, Any]
+    segments: Mapping[str, Mapping[str, Any]]
+
+
+def stage_name(run_id: UUID, token: int, number: int) -> str:
+    """The name of a run's stage, one of several, by which whoever finds it knows whose it is.
+
+    With the token: a worker that has lost the job drops its own at its end, and not that of the job's next worker.
+    """
+    return f"dl_stage_{run_id.hex}_{token}_{number}"
+
+
+@attrs.frozen(kw_only=True)
+class SegmentCommit:
+    """A segment's end: what to merge, and what to note in the same transaction.
+
+    `segment` None: what a cancelled run had by then; its rows are merged, and the segment is not done. `cursor`: all
+    before it is loaded now.
+    """
+
+    run_id: UUID
+    token: int
+    task: str
+    segment: str | None
+    merges: Sequence[Merge | HistoryMerge]
+    cursor: datetime | None = None
+
+
+async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
+    connection: Any, run_id: UUID, token: int, name: str, kind: str, tasks: Sequence[tuple[str, str]]
+) -> RunState:
+    """Begin a run, or go on with it. `tasks` are (layer, task), in their order.
+
+    Raises `LeaseLost` if the job is not this worker's any more.
+    """
+    for row in await connection.fetch(_LEFT):
+        await connection.execute(f"DROP TABLE IF EXISTS {row['stage']}")
+    started_at = await connection.fetchval(_BEGIN, run_id, name, kind)
+    await connection.execute(_TASKS, run_id, [layer for layer, _ in tasks], [task for _, task in tasks])
+    rows = await connection.fetch(_STATUSES, run_id)
+    segments: dict[str, dict[str, Any]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_SEGMENTS, run_id):
+        segments.setdefault(row["task"], {})[row["segment"]] = row["counts"]
+    await aio_fence(connection, run_id, token)
+    return RunState(
+        started_at,
+        {row["task"]: row["status"] for row in rows},
+        {row["task"]: row["summary"] for row in rows},
+        segments,
+    )
+
+
+async def aio_note_task(  # noqa: PLR0917 - the columns of a record
+    connection: Any, run_id: UUID, token: int, task: str, status: str, summary: Mapping[str, Any] | None = None
+) -> None:
+    """Note how one of a run's tasks stands: `running`, or how it ended, with what it has done."""
+    await connection.execute(_TASK, run_id, task, status, summary)
+    await aio_fence(connection, run_id, token)
+
+
+async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, summary: Mapping[str, Any]) -> None:
+    """Note how a run ended, and what it has done."""
+    await connection.execute(_END, run_id, status, summary)
+    await aio_fence(connection, run_id, token)
+
+
+async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str, int]:
+    """Merge what is staged of a segment, and note it: all of it, or nothing. The counts of all merges come back.
+
+    Raises `LeaseLost` if the job is not this worker's any more.
+    """
+    counts: dict[str, int] = {}
+    for merge in commit.merges:
+        merged = await (
+            aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge)
+        )
+        for name, number in attrs.asdict(merged).items():
+            counts[name] = counts.get(name, 0) + number
+    if commit.segment is not None:
+        await connection.execute(_SEGMENT, commit.run_id, commit.task, commit.segment, counts)
+        await connection.execute(_AGAIN, commit.run_id, commit.task, commit.segment)
+    if commit.cursor is not None:
+        await connection.execute(_CURSOR, commit.task, commit.cursor, commit.run_id)
+    await aio_fence(connection, commit.run_id, commit.token)
+    return counts
+
+
+async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
+    """As the last statement of a transaction: it may commit only if the job is this worker's still.
+
+    Raises `LeaseLost` if it is not.
+    """
+    if await connection.fetchrow(_FENCE, run_id, token) is None:
+        raise LeaseLost(f"job {run_id} is no longer this worker's: what it was about to write was rolled back")
+
+
+async def aio_cursor(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
+    """How far a load has come, by which run; None if it has never been at its first segment's end."""
+    row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
+    return (None, None) if row is None else (row["upto"], row["run_id"])
+
+
+async def aio_note_failures(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
+    """Keep failures of a run."""
+    columns = ("load", "segment", "phase", "key", "error", "sample")
+    requests = [storable_json(list(failure.requests)) for failure in failures]
+    await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
+
+
+async def aio_open_failures(
+    connection: Any, load: str, failures: Sequence[int] | None
+) -> dict[int, list[dict[str, Any]]]:
+    """The requests of a load's failures that nobody has tried again, by the failure's number; None: of all of them."""
+    rows = await connection.fetch(_OPEN, load, None if failures is None else list(failures))
+    return {row["failure_id"]: row["requests"] for row in rows}
+
+
+async def aio_solve(connection: Any, failures: Sequence[int]) -> None:
+    """Note that failures were tried again; what failed once more is a failure of the run that tried."""
+    await connection.execute(_SOLVE, list(failures))
+
+
+async def list_failures(
+    database: Database, *, run_id: UUID | None = None, load: str | None = None, after: int = 0, limit: int = 100
+) -> list[FailureRecord]:
+    """The failures of a run, or the open ones of a load, oldest first, behind the one with the number `after`."""
+    if run_id is not None:
+        return await database.run(_aio_list, "run_id = $1", run_id, limit, after)
+    return await database.run(_aio_list, "load = $1 AND solved_at IS NULL", load, limit, after)
+
+
+async def _aio_list(connection: Any, wanted: str, of: object, limit: int, after: int) -> list[FailureRecord]:
+    return [FailureRecord(**row) for row in await connection.fetch(_LIST.format(wanted=wanted), of, limit, after)]

@@ -1,0 +1,74 @@
+"""Whose turn it is at a source: one request at a time, pauses and budgets, over all processes (E1, S4).
+
+A source is a row. Who wants to ask takes it for a bounded time; who has asked gives it back with the pause that the
+next one must keep. A process that dies gives nothing back: its time runs out. All times are the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+
+@attrs.frozen
+class Budget:
+    """At most `requests` requests in any span of `per_s` seconds, over all processes.
+
+    Raises `ValueError` for a number that is not at least 1, and a span that is not between 0.001 s and a week.
+    """
+
+    requests: int
+    per_s: float
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.requests, bool) or not isinstance(self.requests, int) or not 1 <= self.requests <= 1_000_000:
+            raise ValueError(f"requests: {self.requests!r} is not allowed; a whole number from 1 to 1,000,000")
+        if not 0.001 <= self.per_s <= WEEK_S:
+            raise ValueError(f"per_s: {self.per_s!r} is not allowed; a number of seconds from 0.001 to {WEEK_S:,}")
+
+
+WEEK_S: Final = 604_800
+
+
+@attrs.frozen
+class Turn:
+    """The answer to who asks for a source: theirs if `waits_for` is None; else how long to wait.
+
+    `waits_for` is `request` (another one is under way), `pause`, `retry-after` (the source's own words) or `budget`.
+    """
+
+    wait_s: float
+    waits_for: str | None
+
+
+_TAKE: Final = "SELECT wait_s, waits_for FROM dl_source_take($1, $2, $3, $4, $5)"
+# What a source asked for itself is not shortened by the pause after a later request.
+_GIVE: Final = """
+UPDATE dl_sources SET
+  holder = NULL,
+  held_until = NULL,
+  waits_for = CASE WHEN until > free_at THEN $4 ELSE waits_for END,
+  free_at = greatest(until, free_at)
+FROM (SELECT clock_timestamp() + make_interval(secs => $3) AS until) AS pause
+WHERE source = $1 AND holder = $2
+"""
+
+
+async def aio_take(connection: Any, source: str, holder: int, lease_s: float, budgets: Sequence[Budget] = ()) -> Turn:
+    """Take `source` for the run whose token is `holder`, for `lease_s` seconds at most; who has it already keeps it."""
+    row = await connection.fetchrow(
+        _TAKE,
+        source,
+        holder,
+        lease_s,
+        [budget.requests for budget in budgets],
+        [float(budget.per_s) for budget in budgets],
+    )
+    return Turn(row["wait_s"], row["waits_for"])
+
+
+async def aio_give(connection: Any, source: str, holder: int, pause_s: float, waits_for: str = "pause") -> None:
+    """Give `source` back; nobody may take it for `pause_s` seconds from now, for the reason `waits_for`."""
+    await connection.execute(_GIVE, source, holder, pause_s, waits_for)
