@@ -1,0 +1,177 @@
+"""What a pipeline asks of a source: which requests a window takes, how one is answered, what an answer holds.
+
+The pipeline knows nothing of HTTP, files or formats; a source knows nothing of pauses, queues, retries or the
+database. `fetch` is awaited in the one task that sends requests; `read` runs in a worker thread (or process) and may
+take its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Protocol
+
+import attrs
+
+from dataloader.jobs.masking import mask, mask_text
+
+
+def _shown(value: object) -> str:
+    """A value as a `repr` may show it: what is in a request goes to logs and error texts (Q16)."""
+    return repr(mask(value))
+
+
+def _sample(text: str) -> str:
+    return mask_text(text[:SAMPLE])
+
+
+SAMPLE: Final = 200
+"""How many characters of something broken are kept."""
+
+Param = str | int | float | bool
+"""What a parameter of a request may be: what JSON and a query can both hold."""
+
+Record = Mapping[str, Any]
+"""One raw record as the source has it: an object of a JSON list, a row of a CSV file, an element of an XML document."""
+
+
+@attrs.frozen
+class Window:
+    """The half-open span of time [start, end) that a segment loads; a source without windows gets one that is open.
+
+    Instants have a time zone. None is open: since ever, or for ever.
+    """
+
+    start: datetime | None = None
+    end: datetime | None = None
+
+    def __str__(self) -> str:
+        if self.start is None and self.end is None:
+            return "everything"
+        start, end = (
+            "…" if instant is None else f"{instant:%Y-%m-%dT%H:%M:%S%z}" for instant in (self.start, self.end)
+        )
+        return f"{start} to {end}"
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """One thing to ask of a source; all that is needed to ask it again, so that a failed one can be kept as JSON.
+
+    `endpoint` is a URL without its query, a path, or an object's name. `params` are the query, a list where a name
+    comes several times; no secrets, which a source adds when it sends. `key` names what is asked for where that is one
+    thing (the id of a detail, the member of an archive). `page` counts from 1 within a walk over pages. `mark` is what
+    the walk remembers of an earlier page, to notice that it goes in a circle.
+    """
+
+    endpoint: str = attrs.field(repr=_shown)
+    params: Mapping[str, Param | Sequence[Param]] = attrs.field(factory=dict, repr=_shown)
+    method: str = "GET"
+    body: Any = attrs.field(default=None, repr=_shown)
+    key: str = ""
+    page: int = 1
+    mark: str = attrs.field(default="", repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class Response:
+    """An answer that has come in whole. `url` is where it came from in the end; `took_s` from sending to the last byte.
+
+    `headers` have names in lower case. What is not HTTP has status 200 and no headers.
+    """
+
+    request: Request
+    url: str = attrs.field(repr=_shown)
+    status: int
+    headers: Mapping[str, str] = attrs.field(repr=_shown)
+    body: bytes = attrs.field(repr=False)
+    took_s: float
+
+
+@attrs.frozen
+class Broken:
+    """A part of an answer that is no record, while the rest is fine: counted and named, never passed over in silence.
+
+    `key` says which one (`row 12`), `error` what is wrong with it, `sample` how it begins, without secrets.
+    """
+
+    key: str
+    error: str
+    sample: str = attrs.field(default="", converter=_sample)
+
+
+@attrs.frozen(kw_only=True)
+class Page:
+    """What an answer holds: its records in order, what is broken, the request for the next page (None at the end)."""
+
+    records: list[Record] = attrs.field(repr=False)
+    broken: list[Broken] = attrs.field(factory=list)
+    following: Request | None = None
+
+
+class SourceError(Exception):
+    """A request was not answered as it should.
+
+    `is_passing`: asking again may help (a timeout, 429, 5xx, a cut body). `retry_after_s`: how long the source wants to
+    be left alone, by its own words. `status`: the HTTP status, if there was one.
+    """
+
+    def __init__(
+        self, message: str, *, is_passing: bool, retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As what `read` raises in a process comes out of it."""
+        again = partial(SourceError, is_passing=self.is_passing, retry_after_s=self.retry_after_s, status=self.status)
+        return again, self.args
+
+
+class Connection(Protocol):
+    """A source that is open: clients and sessions, for the length of a run."""
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """Ask once, and have the whole answer within `timeout_s` seconds.
+
+        Raises `SourceError`; how long a source wants to be left alone after an answer that is fine, `hint_s` tells.
+        """
+
+
+class Source(Protocol):
+    """Where records come from."""
+
+    @property
+    def name(self) -> str | None:
+        """Whose turn it is: requests to one name go one at a time, over all processes. None: nobody need wait."""
+
+    @property
+    def needs_answer(self) -> bool:
+        """True if what `read` says of one request decides on the next one, or on whether it must be asked again."""
+
+    @property
+    def walks_are_segments(self) -> bool:
+        """True if what one request brings is committed by itself, as a file is; else a window is."""
+
+    def open(self) -> AbstractAsyncContextManager[Connection]:
+        """Open it for a run."""
+
+    def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """The first request of each walk that the window takes, one after the other; a file source lists its files.
+
+        Who iterates it closes it, too (`contextlib.aclosing`). Raises `SourceError` meanwhile, for example when a
+        folder can't be listed.
+        """
+
+    def read(self, response: Response) -> Page:
+        """What the answer holds, in a thread. Raises `SourceError` for what can't be read, or says that it failed."""
+
+    def after_failure(self, request: Request) -> Request | None:
+        """The next request of the walk when this one could not be answered; None when that can't be known."""
+
+    def hint_s(self, response: Response) -> float:
+        """How many seconds the source wants to be left alone after this answer, by its own words; 0 if it says none."""

@@ -1,0 +1,77 @@
+"""What the options of sources and formats may be: attrs validators, with one message for all of them.
+
+`field: value is not allowed; what is`, raised as `ValueError` when a source is declared, not when it first runs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.masking import mask_text
+
+Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+_LONGEST_S: Final = 86_400
+# Text encodings by Python's register, but no encodings of documents; some take quadratic time.
+_NO_CHARSETS: Final = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined", "utf-7"})
+
+
+def refuse(field: str, value: object, allowed: str) -> ValueError:
+    """The error that says that `field` may not be `value`, and what is allowed there."""
+    return ValueError(f"{field}: {mask_text(repr(value))[:200]} is not allowed; {allowed}")
+
+
+def whole(least: int) -> Validator:
+    """A whole number, `least` or more."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise refuse(attribute.name, value, f"a whole number, {least:,} or more")
+
+    return check
+
+
+def seconds(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """A duration above 0, of at most a day."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 < value <= _LONGEST_S:
+        raise refuse(attribute.name, value, f"a number of seconds above 0, at most {_LONGEST_S:,}")
+
+
+def text(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise refuse(attribute.name, value, "a text that is not empty")
+
+
+def text_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """A text that is not empty, or nothing."""
+    if value is not None:
+        text(instance, attribute, value)
+
+
+def one_character(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """One character that is no line break."""
+    if not isinstance(value, str) or len(value) != 1 or value in "\r\n":
+        raise refuse(attribute.name, value, "one character that is no line break")
+
+
+def charset_or_none(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """The name of a character encoding, or nothing."""
+    if value is not None and (not isinstance(value, str) or not is_charset(value)):
+        raise refuse(attribute.name, value, "the name of a character encoding, such as utf-8 or windows-1251")
+
+
+def is_charset(name: str) -> bool:
+    """Tell whether a document can be encoded so."""
+    try:
+        found = codecs.lookup(name)
+    except (LookupError, ValueError):
+        return False
+    # What is no text encoding (zip, rot13) can't be told apart otherwise; Python's own io does so, too.
+    return getattr(found, "_is_text_encoding", False) and found.name not in _NO_CHARSETS

@@ -1,0 +1,68 @@
+"""Which window a file or an object belongs to, by its name, so that a load of some windows reads no others.
+
+A pattern with the named groups `year`, `month` and `day` says it for most; a function says it for the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.sources import checks
+from dataloader.flows.etl.sources.base import SourceError, Window
+
+WindowOf = str | Callable[[str], Window | None]
+"""A regular expression, such as `yob(?P<year>[0-9]{4})`, or a function from a name to its window.
+
+With `year` alone a name belongs to a whole year, with `month` to a month, with `day` to a day, all in UTC. A name that
+the pattern is not found in, or for which the function gives None, belongs to no window and is left out.
+"""
+
+
+def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: WindowOf | None) -> None:
+    """A `WindowOf`, or nothing."""
+    if value is None or callable(value):
+        return
+    allowed = "a regular expression with a group (?P<year>…) and perhaps month and day, or a function"
+    try:
+        groups = set(re.compile(value).groupindex)
+    except (re.error, TypeError):
+        raise checks.refuse(attribute.name, value, allowed) from None
+    if groups not in ({"year"}, {"year", "month"}, {"year", "month", "day"}):
+        raise checks.refuse(attribute.name, value, allowed)
+
+
+def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
+    """Tell whether what has this name belongs to the window, if only in part; all does without `window_of`.
+
+    Raises `SourceError` for a name whose numbers are no date.
+    """
+    if window_of is None:
+        return True
+    own = _window_by(name, window_of) if isinstance(window_of, str) else window_of(name)
+    if own is None:
+        return False
+    begins_before_end = own.start is None or window.end is None or own.start < window.end
+    ends_after_start = own.end is None or window.start is None or own.end > window.start
+    return begins_before_end and ends_after_start
+
+
+def _window_by(name: str, pattern: str) -> Window | None:
+    found = re.search(pattern, name)
+    if found is None:
+        return None
+    numbers = {part: int(number) for part, number in found.groupdict().items() if number is not None}
+    try:
+        start = datetime(numbers["year"], numbers.get("month", 1), numbers.get("day", 1), tzinfo=UTC)
+        if "day" in numbers:
+            return Window(start, start + timedelta(days=1))
+        if "month" in numbers:
+            # 31 days on is in the next month, whichever this is.
+            return Window(start, (start + timedelta(days=31)).replace(day=1))
+        return Window(start, start.replace(year=start.year + 1))
+    except (KeyError, ValueError, OverflowError) as error:
+        raise SourceError(f"window_of: {found[0]!r} in {name!r} is no date: {error}", is_passing=False) from error

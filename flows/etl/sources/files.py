@@ -1,0 +1,227 @@
+"""Files as a source, on a local or a network disk: one request for each, or for each member of an archive.
+
+Everything that touches the disk is done in threads, since a network disk can hang; one that hangs past its time is left
+behind in its thread. A file that changes while it is read is not taken: half of it may be missing. Nobody need wait
+between files, so the source has no name.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import itertools
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import attrs
+import trio
+
+from dataloader.flows.etl.sources import checks
+from dataloader.flows.etl.sources.archives import Archive, list_members
+from dataloader.flows.etl.sources.base import Page, Record, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.content import GIB, Format
+from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
+
+T = TypeVar("T")
+
+THREADS: Final = 4
+"""At work at once for one source; also those that hang."""
+SOURCE_FILE: Final = "source_file"
+"""The field that `record_source` adds."""
+LISTING_S: Final = 600.0
+"""Seconds for a list of files, or of an archive's members, which may mean to unpack it."""
+
+
+def _as_patterns(value: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    several = [value] if isinstance(value, (str, Path)) else value
+    return tuple(os.path.expanduser(path) for path in several)  # noqa: PTH111 - a pattern is no path
+
+
+def _check_patterns(_instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    if not value or not all(value):
+        raise checks.refuse(attribute.name, list(value), "a path, a pattern such as /data/*.csv, or a list of them")
+
+
+@attrs.frozen
+class Files:
+    """Files, in the order of their paths.
+
+    Args:
+        paths: a path, a pattern with `*`, `?`, `[…]` and `**` (folders of any depth), or a list of such.
+        format: what a file is.
+        members: reads each file as an archive (tar, also by gzip or xz, or zip), and of it the members that this
+            pattern takes, each as a file of its own.
+        window_of: to which window a file belongs, or a member; None reads all in each window. See `WindowOf`.
+        record_source: adds to each record `source_file`, the file's name, or the member's path.
+        max_body_bytes: a file, or a member, with more is an error.
+        max_unpacked_bytes: an archive whose members have more, together, is an error.
+    """
+
+    paths: tuple[str, ...] = attrs.field(converter=_as_patterns, validator=_check_patterns)
+    format: Format = attrs.field(kw_only=True)
+    members: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
+    window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
+    record_source: bool = attrs.field(default=True, kw_only=True)
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
+    max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=checks.whole(1))
+
+    @property
+    def name(self) -> None:
+        """None: nobody waits for a turn."""
+
+    @property
+    def needs_answer(self) -> bool:
+        """False: the files are known before the first is read."""
+        return False
+
+    @property
+    def walks_are_segments(self) -> bool:
+        """True: each file, or member, is committed by itself."""
+        return True
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[FilesConnection]:
+        """What keeps an archive open between its members, for the length of a block."""
+        connection = FilesConnection(self)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """One for each file or member of the window.
+
+        Raises `SourceError` if a file that is named is not there, or the folder before a pattern's first star; also
+        for an archive that can't be read.
+        """
+        for path in await _listed(_list_files, self.paths):
+            if self.members is None:
+                if is_wanted(path.name, self.window_of, window):
+                    yield Request(endpoint=str(path))
+                continue
+            for member in await _listed(list_members, path, self.members, self.max_unpacked_bytes):
+                if is_wanted(member, self.window_of, window):
+                    yield Request(endpoint=str(path), key=member)
+
+    def read(self, response: Response) -> Page:
+        """The records of a file. Raises `SourceError`."""
+        content = self.format.parse(io.BytesIO(response.body), None)
+        if self.record_source:
+            file = response.request.key or Path(response.request.endpoint).name
+            note_source(content.records, file)
+        return Page(records=content.records, broken=content.broken)
+
+    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as a source must
+        """None: each file is a walk of its own."""
+        return None
+
+    def hint_s(self, response: Response) -> float:  # noqa: ARG002 - as a source must
+        """0."""
+        return 0.0
+
+
+@attrs.define
+class FilesConnection:
+    """Reads files; keeps the last archive open where it stands."""
+
+    source: Files
+    _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(THREADS))
+    _turn: trio.Lock = attrs.field(factory=trio.Lock)
+    _archive: Archive | None = None
+    _archive_path: str = ""
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """Read a file, or a member of an archive.
+
+        Raises `SourceError`: it can't be read, is not read within `timeout_s`, changes meanwhile (all these pass), or
+        has too many bytes.
+        """
+        began_at = trio.current_time()
+        with trio.move_on_after(timeout_s):
+            body = await (self._read_member(request) if request.key else self._read_file(request))
+            url = f"{request.endpoint}!{request.key}" if request.key else request.endpoint
+            took_s = trio.current_time() - began_at
+            return Response(request=request, url=url, status=200, headers={}, body=body, took_s=took_s)
+        raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s", is_passing=True)
+
+    def close(self) -> None:
+        """Close the archive, if one is open."""
+        if self._archive is not None:
+            self._archive.close()
+        self._archive = None
+
+    async def _read_file(self, request: Request) -> bytes:
+        return await _in_thread(self._threads, _read, Path(request.endpoint), self.source.max_body_bytes)
+
+    async def _read_member(self, request: Request) -> bytes:
+        async with self._turn:
+            if self._archive is None or self._archive_path != request.endpoint:
+                self.close()
+            archive = self._archive or Archive(Path(request.endpoint), max_bytes=self.source.max_unpacked_bytes)
+            # A thread that is left behind keeps its archive; only one that came back is used again.
+            self._archive = None
+            limit = self.source.max_body_bytes
+            body = await _in_thread(self._threads, _read_member, archive, request.key, limit)
+            self._archive, self._archive_path = archive, request.endpoint
+            return body
+
+
+def note_source(records: list[Record], file: str) -> None:
+    """Write the file into each record. They have just been made, and nobody else has them yet."""
+    for record in records:
+        cast("dict[str, Any]", record)[SOURCE_FILE] = file
+
+
+async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
+    """Call it in a thread, which is left behind when this is cancelled. A limiter of our own: hung ones fill it."""
+    return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=threads)
+
+
+async def _listed(function: Callable[..., T], *args: Any) -> T:
+    with trio.move_on_after(LISTING_S):
+        return await _in_thread(trio.CapacityLimiter(1), function, *args)
+    raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s", is_passing=True)
+
+
+def _read_member(archive: Archive, name: str, limit: int) -> bytes:
+    try:
+        return archive.read(name, max_bytes=limit)
+    except BaseException:
+        archive.close()
+        raise
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            before = os.fstat(file.fileno())
+            body = file.read(limit + 1)
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        raise SourceError(f"{path}: can't be read: {error.strerror or error}", is_passing=True) from error
+    if len(body) > limit:
+        raise SourceError(f"{path}: has more than the {limit:,} bytes allowed", is_passing=False)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(body) != after.st_size:
+        raise SourceError(f"{path}: is being written while it is read", is_passing=True)
+    return body
+
+
+def _list_files(patterns: tuple[str, ...]) -> list[Path]:
+    """The files that the patterns take, sorted, each once."""
+    found: set[str] = set()
+    for pattern in patterns:
+        if not glob.has_magic(pattern):
+            if not Path(pattern).is_file():
+                raise SourceError(f"{pattern}: there is no such file", is_passing=True)
+            found.add(pattern)
+            continue
+        parts = Path(pattern).parts
+        folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+        if not folder.is_dir():
+            raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_passing=True)
+        paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no whole pattern
+        found.update(path for path in paths if Path(path).is_file())
+    return [Path(path) for path in sorted(found)]

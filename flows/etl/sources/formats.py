@@ -1,0 +1,249 @@
+"""How a body becomes records: JSON, lines of JSON, CSV.
+
+Nothing is lost on the way, and nothing is guessed: numbers of JSON with a fraction become `Decimal`, cells of CSV stay
+text, and a row that does not fit is named as broken while the rest goes on. XML is in markup.py, archives are in
+packed.py. Formats are values without state, so that a source can be used by many threads at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import IO, Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.flows.etl.sources import checks
+from dataloader.flows.etl.sources.base import SAMPLE, Record, SourceError
+from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up
+from dataloader.jobs.masking import mask_text
+
+_BOM: Final = b"\xef\xbb\xbf"
+# Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
+_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def _check_path(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or (value and not all(value.split("."))):
+        raise checks.refuse(attribute.name, value, "names with dots between them, such as data.items, or nothing")
+
+
+@attrs.frozen
+class Json:
+    """A JSON document.
+
+    Args:
+        path: where in it the records are, names with dots between them (`data.items`); empty if the document is the
+            list. One object in its place is one record, null is none.
+        errors: takes the document, and gives a text if it says that the request failed, though its HTTP status does
+            not; None if all is well. That is a `SourceError` that passes.
+
+    A part of the list that is no object is broken. Numbers with a fraction or an exponent are `Decimal`, others `int`.
+    """
+
+    path: str = attrs.field(default="", validator=_check_path)
+    errors: Callable[[Any], str | None] | None = None
+
+    @property
+    def reports_errors(self) -> bool:
+        """True if there is a function that finds errors in documents."""
+        return self.errors is not None
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
+        document = _decode(_as_utf8(stream.read(), charset))
+        if self.errors is not None and (error := self.errors(document)) is not None:
+            raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_passing=True)
+        found = look_up(document, self.path)
+        if found is MISSING:
+            raise SourceError(f"path: there is no {self.path} in {describe(document)}", is_passing=False)
+        content = Content(document=document)
+        if isinstance(found, dict):
+            content.records.append(found)
+        elif isinstance(found, list):
+            for position, item in enumerate(found, 1):
+                _add(content, f"item {position}", item)
+        elif found is not None:
+            where = f"at {self.path}" if self.path else "as the document"
+            raise SourceError(f"path: {where} stands {describe(found)}, not a list or an object", is_passing=False)
+        return content
+
+
+@attrs.frozen
+class JsonLines:
+    """One JSON object on each line; empty lines count for nothing, a line that is no object is broken."""
+
+    @property
+    def reports_errors(self) -> bool:
+        """Never."""
+        return False
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records of all lines. Raises `SourceError` only if nearly all is broken."""
+        content = Content()
+        for number, raw in enumerate(io.BytesIO(_as_utf8(stream.read(), charset)), 1):
+            if not (line := raw.strip()):
+                continue
+            try:
+                item = _DECODER.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                content.add_broken(f"line {number}", str(error), _sample(line))
+            else:
+                _add(content, f"line {number}", item)
+        return content
+
+
+@attrs.frozen
+class Csv:
+    """Rows of cells; every cell is text, an empty one the empty text.
+
+    Args:
+        delimiter: one character between cells.
+        encoding: None takes the one that the source names, else UTF-8. A byte order mark is no part of the text.
+        columns: names of the columns in a file without a header line; None takes them from its first line. A column
+            without a name must be empty, and is left out.
+        quote: one character around cells that have delimiters or line breaks.
+
+    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded. Blank lines count
+    for nothing. A quote that is never closed breaks what follows it, up to 131,072 characters, then reading goes on.
+    """
+
+    delimiter: str = attrs.field(default=",", validator=checks.one_character)
+    encoding: str | None = attrs.field(default=None, validator=checks.charset_or_none)
+    columns: Sequence[str] | None = attrs.field(default=None)
+    quote: str = attrs.field(default='"', validator=checks.one_character)
+
+    @columns.validator
+    def _check_columns(self, attribute: attrs.Attribute[Any], value: Sequence[str] | None) -> None:
+        allowed = "a list of names, each once, or None for a file that has them in its first line"
+        if value is None:
+            return
+        if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
+            raise checks.refuse(attribute.name, value, allowed)
+        if _repeated(value):
+            raise checks.refuse(attribute.name, value, allowed)
+
+    @property
+    def reports_errors(self) -> bool:
+        """Never."""
+        return False
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records of all rows. Raises `SourceError` if there is no header line, or it names a column twice."""
+        encoding = self.encoding or charset or "utf-8"
+        if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
+            encoding = "utf-8-sig"
+        lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
+        rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
+        try:
+            return self._records(rows, lines)
+        except UnicodeError as error:
+            # Encodings of more than one byte can fail in ways that can't be put off to the row.
+            raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
+
+    def _records(self, rows: Any, lines: _Lines) -> Content:
+        content = Content()
+        columns = _header(rows) if self.columns is None else self.columns
+        lines.is_undecoded = False
+        nameless = [place for place, name in enumerate(columns) if not name]
+        width, add = len(columns), content.records.append
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                content.add_broken(f"line {first}", str(error), _printable(lines.last))
+                lines.is_undecoded = False
+                continue
+            if lines.is_undecoded:
+                text = _printable(self.delimiter.join(row))
+                content.add_broken(f"line {first}", "bytes that are no text in the file's encoding", text)
+                lines.is_undecoded = False
+            elif len(row) != width:
+                if row:
+                    content.add_broken(f"line {first}", f"{len(row)} cells, not {width}", self.delimiter.join(row))
+            elif nameless and any(row[place] for place in nameless):
+                content.add_broken(f"line {first}", "a cell in a column without a name", self.delimiter.join(row))
+            else:
+                add(dict(zip(columns, row)))  # noqa: B905 - of one length, and this loop is what large files wait for
+        if nameless:
+            content.records = [{name: cell for name, cell in record.items() if name} for record in content.records]
+        return content
+
+
+class _Lines:
+    """The lines of a text; remembers the last one, and whether one since the flag was last cleared is undecoded."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self.last = ""
+        self.is_undecoded = False
+        self._text = text
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._text:
+            self.last = line
+            if not line.isascii() and _UNDECODED.search(line):
+                self.is_undecoded = True
+            yield line
+
+
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    try:
+        columns = next(rows, None)
+    except csv.Error as error:
+        raise SourceError(f"the header line can't be read: {error}", is_passing=True) from error
+    if not columns or not any(columns):
+        raise SourceError("there is no header line, and no columns are declared", is_passing=True)
+    if repeated := _repeated(columns):
+        raise SourceError(f"the header line names {repeated!r} more than once", is_passing=False)
+    return columns
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first name that comes twice; empty ones may."""
+    seen: set[str] = set()
+    for name in names:
+        if name and name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _as_utf8(body: bytes, charset: str | None) -> bytes:
+    """The body in the encoding of JSON, without a byte order mark."""
+    if charset and charset.lower().replace("_", "-") not in {"utf-8", "utf8", "us-ascii", "ascii"}:
+        try:
+            body = body.decode(charset).encode()
+        except UnicodeError as error:
+            raise SourceError(f"the text is not {charset}: {error}", is_passing=True) from error
+    return body.removeprefix(_BOM)
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"this is no JSON: {error}; it begins {_sample(body)!r}", is_passing=True) from error
+
+
+def _add(content: Content, key: str, item: Any) -> None:
+    if isinstance(item, dict):
+        record: Record = item
+        content.records.append(record)
+    else:
+        content.add_broken(key, f"{describe(item)}, not an object", _sample(msgspec.json.encode(item)))
+
+
+def _sample(data: bytes) -> str:
+    return mask_text(data[:SAMPLE].decode("utf-8", "replace"))
+
+
+def _printable(text: str) -> str:
+    return _UNDECODED.sub("�", text)

@@ -1,0 +1,88 @@
+"""How long an HTTP service wants to be left alone, by the headers of its answers.
+
+`Retry-After` (RFC 9110, 10.2.3) of an answer that refuses, and the headers that say that a quota is used up:
+`RateLimit` and `RateLimit-Remaining` with `-Reset` of the IETF's drafts, and the `X-RateLimit-…` that most services
+send, whose reset is seconds from now to some and an instant to others. Pure functions. Never more than a day: a longer
+answer is a mistake, and a run that waits for it would look dead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+MAX_HINT_S: Final = 86_400.0
+
+_NUMBER: Final = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*")
+# Both forms of RateLimit: `"default";r=0;t=30` of the later drafts, `limit=100, remaining=0, reset=30` of the earlier.
+_PAIR: Final = re.compile(r"(?:^|[;,\s])([a-z]+)=([0-9]{1,15})(?=$|[;,\s])")
+_YEAR_2001: Final = 1_000_000_000
+"""A reset larger than this is an instant: seconds since 1970; a thousand times larger, milliseconds."""
+
+
+def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
+    """Seconds by `Retry-After`, in either form; None if there is none that can be read.
+
+    Args:
+        headers: of the answer, names in lower case.
+        now: an instant with a time zone; the answer's own `Date` goes before it, since the clocks may differ.
+    """
+    value = headers.get("retry-after", "")
+    if number := _NUMBER.fullmatch(value):
+        return min(float(number[1]), MAX_HINT_S)
+    at = _instant(value)
+    return None if at is None else _until(at, headers, now)
+
+
+def rest_s(headers: Mapping[str, str], *, now: datetime) -> float:
+    """Seconds until a quota that is used up is filled again; 0 if some is left, or nothing is said.
+
+    Takes what `retry_after_s` takes. `Retry-After` counts, too: some services send it with answers that are fine.
+    """
+    hints = [retry_after_s(headers, now=now) or 0.0, _combined_s(headers.get("ratelimit", ""))]
+    for prefix in ("x-ratelimit", "ratelimit", "x-rate-limit"):
+        remaining = _NUMBER.fullmatch(headers.get(f"{prefix}-remaining", ""))
+        if remaining and float(remaining[1]) == 0:
+            hints.append(_reset_s(headers.get(f"{prefix}-reset", ""), headers, now))
+    return max(hints)
+
+
+def _combined_s(value: str) -> float:
+    """Of a `RateLimit` header, the longest reset of the policies of which nothing is left."""
+    longest = 0.0
+    # In the early form the commas stand between the parameters of one policy, in the late form between policies.
+    for policy in value.split(",") if ";" in value else [value]:
+        pairs = {name: float(number) for name, number in _PAIR.findall(policy)}
+        if pairs.get("r", pairs.get("remaining")) == 0:
+            longest = max(longest, pairs.get("t", pairs.get("reset", 0.0)))
+    return min(longest, MAX_HINT_S)
+
+
+def _reset_s(value: str, headers: Mapping[str, str], now: datetime) -> float:
+    number = _NUMBER.fullmatch(value)
+    if number is None:
+        at = _instant(value)
+        return 0.0 if at is None else _until(at, headers, now)
+    reset = float(number[1])
+    if reset < _YEAR_2001:
+        return min(reset, MAX_HINT_S)
+    instant_s = reset / 1_000 if reset > _YEAR_2001 * 1_000 else reset
+    sent_at = _instant(headers.get("date", "")) or now
+    return min(max(instant_s - sent_at.timestamp(), 0.0), MAX_HINT_S)
+
+
+def _until(at: datetime, headers: Mapping[str, str], now: datetime) -> float:
+    sent_at = _instant(headers.get("date", "")) or now
+    return min(max((at - sent_at).total_seconds(), 0.0), MAX_HINT_S)
+
+
+def _instant(value: str) -> datetime | None:
+    """An HTTP date; None for what is none."""
+    try:
+        at = parsedate_to_datetime(value)
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

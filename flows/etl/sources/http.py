@@ -1,0 +1,355 @@
+"""HTTP interfaces as sources: an address, parameters by window, pages, a format.
+
+One request is one answer, whole or not at all: within its time, below its bound, not cut. It is never sent twice from
+here; retries and pauses are the pipeline's. Redirects and links to the next page are followed on the declared host
+alone. Secrets are added below everything that keeps or logs a request: they are in none of ours, nor in an error.
+"""
+
+from __future__ import annotations
+
+import io
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from email.message import Message
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.request import getproxies, proxy_bypass
+
+import attrs
+import httpx2
+import msgspec
+import trio
+
+from dataloader.flows.etl.sources import checks, hints
+from dataloader.flows.etl.sources.base import SAMPLE, Page, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.bodies import Body
+from dataloader.flows.etl.sources.content import Format
+from dataloader.flows.etl.sources.formats import Json
+from dataloader.flows.etl.sources.pages import Pages
+from dataloader.flows.etl.sources.routing import Routing
+from dataloader.flows.etl.sources.secrets import Auth
+
+MIB: Final = 2**20
+MAX_REDIRECTS: Final = 5
+CONNECTIONS: Final = 4
+"""Open at once to one source: one request is in flight, others may still be closing."""
+KEPT_S: Final = 60.0
+"""How long an idle connection is kept: longer than the pauses between requests usually are."""
+_PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
+
+
+def _check_url(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    allowed = "an address such as https://api.example.org/v1, without user, query and fragment"
+    try:
+        url = httpx2.URL(value)
+    except (httpx2.InvalidURL, TypeError):
+        raise checks.refuse(attribute.name, value, allowed) from None
+    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
+        raise checks.refuse(attribute.name, value, allowed)
+    if url.userinfo:
+        raise checks.refuse(attribute.name, value, f"{allowed}; who asks is said by auth=Auth.basic(user, password)")
+
+
+def _as_hosts(value: str | Iterable[str]) -> frozenset[str]:
+    return frozenset((value,) if isinstance(value, str) else value)
+
+
+def _check_headers(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
+    for name in value:
+        if name.lower() in {"authorization", "proxy-authorization", "cookie"}:
+            raise checks.refuse(attribute.name, name, "headers without secrets; those are given by auth=")
+
+
+@attrs.frozen
+class Http:
+    """An HTTP interface.
+
+    Args:
+        url: the address that all endpoints begin with.
+        endpoint: the path after it, or a `Routing` of windows to two of them.
+        params: what is asked for, or a function from a window to that; what is None is left out. Kept with requests
+            that failed and shown in logs, so no secrets. With POST they are the body, a JSON object.
+        pages: how one walks over pages; None if one answer is all.
+        format: what an answer is.
+        headers: sent with each request.
+        auth: who asks; see `Auth`.
+        name: whose turn it is; by default the host.
+        method: GET or POST.
+        timeout_s: seconds for a whole answer, from the connection to the last byte. The smaller of this and `fetch`'s.
+        max_body_bytes: an answer of more, unpacked, is an error.
+        allowed_hosts: other hosts to which redirects and links to the next page may lead. They get no `auth` and none
+            of `headers`.
+        tls: whom to trust, for example for an authority of one's own; by default whom the system trusts.
+
+    A proxy is used if the environment names one (HTTPS_PROXY, NO_PROXY).
+    """
+
+    url: str = attrs.field(validator=_check_url)
+    endpoint: str | Routing = attrs.field(default="", kw_only=True)
+    params: Mapping[str, Any] | Callable[[Window], Mapping[str, Any]] = attrs.field(factory=dict, kw_only=True)
+    pages: Pages | None = attrs.field(default=None, kw_only=True)
+    format: Format = attrs.field(factory=Json, kw_only=True)
+    headers: Mapping[str, str] = attrs.field(
+        factory=dict, kw_only=True, repr=lambda headers: str(list(headers)), validator=_check_headers
+    )
+    auth: Auth = attrs.field(factory=Auth, kw_only=True)
+    name: str = attrs.field(kw_only=True, validator=checks.text)
+    method: str = attrs.field(default="GET", kw_only=True, validator=attrs.validators.in_(("GET", "POST")))
+    timeout_s: float = attrs.field(default=30.0, kw_only=True, validator=checks.seconds)
+    max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=checks.whole(1))
+    allowed_hosts: frozenset[str] = attrs.field(default=frozenset(), converter=_as_hosts, kw_only=True)
+    tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
+
+    @name.default
+    def _host(self) -> str:
+        return httpx2.URL(self.url).host
+
+    @property
+    def needs_answer(self) -> bool:
+        """True with pages, or if an answer can say that it failed."""
+        return self.pages is not None or self.format.reports_errors
+
+    @property
+    def walks_are_segments(self) -> bool:
+        """False: what a window takes is committed together."""
+        return False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[HttpConnection]:
+        """A client with its connections, for the length of a block."""
+        limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
+        tls = self.tls
+        if tls is None:
+            # Reads the system's authorities, which takes a tenth of a second.
+            tls = await trio.to_thread.run_sync(httpx2.create_ssl_context)
+        plain = httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=_proxy(httpx2.URL(self.url)))
+        transport = _Signing(plain, self)
+        headers = {"Accept-Encoding": "gzip", "User-Agent": "dataloader"}
+        # Each request has a deadline of its own, over all of it.
+        async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=None) as client:
+            yield HttpConnection(self, client)
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """The first request of the window's walk, or of its two if it straddles a routing's boundary."""
+        for endpoint, part in self._walks(window):
+            params = dict(self.params(part) if callable(self.params) else self.params)
+            request = Request(
+                endpoint=endpoint, params=params if self.method == "POST" else _query(params), method=self.method
+            )
+            yield request if self.pages is None else self.pages.first(request)
+
+    def read(self, response: Response) -> Page:
+        """The records, and the request for the next page. Raises `SourceError`."""
+        if response.status in _NO_CONTENT:
+            return Page(records=[])
+        content = self.format.parse(io.BytesIO(response.body), _charset(response.headers.get("content-type", "")))
+        following = None if self.pages is None else self.pages.following(response, content, self.auth.params)
+        if following is not None:
+            # Where it leads is said now, not after a pause.
+            self.resolve(following.endpoint)
+        return Page(records=content.records, broken=content.broken, following=following)
+
+    def after_failure(self, request: Request) -> Request | None:
+        """The next request of the walk, where pages are counted."""
+        return None if self.pages is None else self.pages.after_failure(request)
+
+    def hint_s(self, response: Response) -> float:
+        """Seconds until there is a quota again, if the answer says that none is left; at most a day."""
+        return hints.rest_s(response.headers, now=datetime.now(UTC))
+
+    def resolve(self, endpoint: str) -> httpx2.URL:
+        """The URL of an endpoint, or of a link from an answer. Raises `SourceError` if it may not be asked."""
+        own = httpx2.URL(self.url)
+        try:
+            url = httpx2.URL(endpoint)
+        except httpx2.InvalidURL as error:
+            raise SourceError(f"{self.auth.hide(endpoint)[:SAMPLE]!r} is no URL: {error}", is_passing=False) from error
+        if not url.scheme and not url.host:
+            # As text: what is quoted in a path, such as %2F, stays so.
+            return httpx2.URL(f"{self.url.rstrip('/')}/{endpoint.lstrip('/')}") if endpoint else own
+        if url.host == own.host and own.scheme == "https" and url.scheme == "http" and url.port is None:
+            # Services behind a proxy often don't know that they are asked by TLS.
+            url = url.copy_with(scheme="https", port=own.port)
+        may_be_asked = url.host in self.allowed_hosts and url.scheme in {"https", own.scheme}
+        if not is_same_place(url, own) and not may_be_asked:
+            raise SourceError(
+                f"the way leads to {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}, which is "
+                f"not {own.scheme}://{own.netloc.decode('ascii')} and not in allowed_hosts",
+                is_passing=False,
+            )
+        return url
+
+    def _walks(self, window: Window) -> list[tuple[str, Window]]:
+        return [(self.endpoint, window)] if isinstance(self.endpoint, str) else self.endpoint.walks(window)
+
+
+@attrs.frozen
+class HttpConnection:
+    """An open client of a source."""
+
+    source: Http
+    client: httpx2.AsyncClient
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """Ask once, and take the whole answer.
+
+        Raises:
+            SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success, a
+                redirect to another host. Passing: what a network or a busy service does, 408, 425, 429 and 5xx.
+        """
+        limit_s = min(timeout_s, self.source.timeout_s)
+        body = Body()
+        began_at = trio.current_time()
+        try:
+            with trio.move_on_after(limit_s):
+                answer = await self._ask(request, body)
+                return Response(
+                    request=request,
+                    url=str(answer.url),
+                    status=answer.status_code,
+                    headers=dict(answer.headers),
+                    body=body.value(),
+                    took_s=trio.current_time() - began_at,
+                )
+        except httpx2.InvalidURL as error:
+            raise self._error(request, f"no URL: {error}", is_passing=False) from error
+        except httpx2.RequestError as error:
+            raise self._error(request, _words(error), is_passing=not _is_distrust(error)) from error
+        came = f"{len(body):,} bytes came" if len(body) else "nothing came"
+        raise self._error(request, f"no whole answer within {limit_s:g} s; {came}", is_passing=True)
+
+    async def _ask(self, request: Request, body: Body) -> httpx2.Response:
+        """Follow redirects to an answer, and fill in its body."""
+        method, url = request.method, self.source.resolve(request.endpoint)
+        options: dict[str, Any] = {"params": request.params or None}
+        if request.body is not None or method == "POST":
+            sent = request.params if request.body is None else request.body
+            options = {"content": msgspec.json.encode(sent), "headers": {"Content-Type": "application/json"}}
+            options["params"] = None if request.body is None else request.params or None
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self.client.stream(method, url, **options) as answer:
+                if not answer.has_redirect_location:
+                    await self._take(request, answer, body)
+                    return answer
+                if method != "GET":
+                    raise self._error(request, f"status {answer.status_code}: a POST is redirected", is_passing=False)
+                url = self.source.resolve(str(answer.url.join(answer.headers["location"])))
+                options = {}
+        raise self._error(request, f"more than {MAX_REDIRECTS} redirects", is_passing=False)
+
+    async def _take(self, request: Request, answer: httpx2.Response, body: Body) -> None:
+        """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
+        limit = self.source.max_body_bytes if answer.is_success else SAMPLE
+        body.begin(answer.headers.get("content-encoding", ""), limit)
+        async with aclosing(answer.aiter_raw()) as pieces:
+            async for piece in pieces:
+                if not body.add(piece):
+                    # Not just left: the client's own generators would wait for the garbage collector. Of a connection
+                    # that is closed there is no more than what has come.
+                    await answer.aclose()
+                    with suppress(httpx2.RequestError):
+                        async for _ in pieces:
+                            pass
+        body.end()
+        if not answer.is_success:
+            raise self._refused(request, answer, body.value())
+        if body.is_full:
+            raise self._error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
+        if body.damage:
+            raise self._error(request, f"the answer is damaged: {body.damage}", is_passing=True)
+
+    def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
+        status = answer.status_code
+        sample = body.decode(_charset(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
+        return self._error(
+            request,
+            f"status {status}{f': {sample}' if sample else ''}",
+            is_passing=status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR,
+            retry_after_s=hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None,
+            status=status,
+        )
+
+    def _error(self, request: Request, what: str, **fields: Any) -> SourceError:
+        asked = f"{request.method} {request.endpoint or self.source.url}"
+        if request.params:
+            asked += f"?{httpx2.QueryParams(request.params)}"
+        return SourceError(self.source.auth.hide(f"{asked}: {what}"), **fields)
+
+
+class _Signing(httpx2.AsyncBaseTransport):
+    """Adds what only the declared host may see, when all that logs or keeps a request has done so."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, source: Http) -> None:
+        self._inner = inner
+        self._own = httpx2.URL(source.url)
+        self._headers = {**source.headers, **source.auth.headers}
+        self._params = source.auth.params
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if is_same_place(request.url, self._own):
+            headers = request.headers.copy()
+            headers.update(self._headers)
+            url = request.url.copy_merge_params(self._params) if self._params else request.url
+            request = httpx2.Request(
+                request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+            )
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_same_place(url: httpx2.URL, other: httpx2.URL) -> bool:
+    """Tell whether two URLs are of one origin: scheme, host and port."""
+    ports = {"http": 80, "https": 443}
+    return (url.scheme, url.host, url.port or ports.get(url.scheme)) == (
+        other.scheme,
+        other.host,
+        other.port or ports.get(other.scheme),
+    )
+
+
+def _query(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters for a query, without those that are None. Raises `ValueError` for what is neither text nor number."""
+    for name, value in params.items():
+        several = value if isinstance(value, (list, tuple)) else [value]
+        if not all(part is None or isinstance(part, (str, int, float)) for part in several):
+            raise checks.refuse(f"params.{name}", value, "a text, a number, true or false, a list of them, or None")
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _proxy(url: httpx2.URL) -> str | None:
+    """The proxy that the environment names for this address."""
+    if proxy_bypass(url.host):
+        return None
+    proxies = getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+def _charset(content_type: str) -> str | None:
+    """The encoding that a `Content-Type` names, if there is such a one."""
+    message = Message()
+    message["content-type"] = content_type
+    charset = message.get_param("charset")
+    return charset if isinstance(charset, str) and checks.is_charset(charset) else None
+
+
+def _words(error: BaseException) -> str:
+    """The error's name, and what it says, or else what the one says that it came from."""
+    said: BaseException | None = error
+    while said is not None and not str(said):
+        said = said.__cause__ or said.__context__
+    return type(error).__name__ if said is None else f"{type(error).__name__}: {said}"
+
+
+def _is_distrust(error: BaseException) -> bool:
+    """Tell whether a connection failed because the certificate is not trusted: asking again will not help."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -1,0 +1,226 @@
+"""Buckets of S3, and of what speaks its protocol: one request for each object.
+
+By boto3, which knows all the ways in which machines are given credentials, in threads: it is blocking. It comes with
+the extra `s3`; without it, to import this module is a `ConfigError`. Its own retries are off, since the pipeline's
+count. Rejected: asynchronous clients, which need asyncio, and signing requests ourselves, which is short for keys but
+long for roles and sessions that expire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import attrs
+import trio
+
+from dataloader.flows.etl.sources import checks, hints
+from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.content import GIB, Format
+from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
+from dataloader.flows.etl.sources.files import note_source
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.masking import MASKED, mask_text, names_a_secret
+
+try:
+    import boto3  # type: ignore[import-untyped]
+    import botocore.config  # type: ignore[import-untyped]
+    import botocore.exceptions  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ConfigError("S3 needs the extra s3: pip install 'dataloader-supervisor[s3]'") from error
+
+T = TypeVar("T")
+
+THREADS: Final = 4
+CONNECT_S: Final = 10.0
+READ_S: Final = 30.0
+"""Seconds of silence after which a connection is given up; the time for all of an object is `fetch`'s."""
+LISTING_S: Final = 60.0
+"""Seconds for one page of a bucket's list, a thousand names."""
+_PIECE: Final = 256 * 1024
+_PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
+_PASSING_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
+_OF_THE_NETWORK: Final = (
+    botocore.exceptions.ConnectionError,
+    botocore.exceptions.HTTPClientError,
+    botocore.exceptions.IncompleteReadError,
+    botocore.exceptions.ChecksumError,
+    botocore.exceptions.CredentialRetrievalError,
+)
+
+
+@attrs.frozen
+class S3:
+    """The objects of a bucket whose names begin with a prefix, in the order of their names.
+
+    Args:
+        bucket: its name.
+        prefix: how the objects' names begin; empty for all.
+        format: what an object is.
+        pattern: which of them, by a pattern with `*` and `?` for the whole name.
+        window_of: to which window an object belongs, by its name; None reads all in each window. See `WindowOf`.
+        record_source: adds to each record `source_file`, the object's name.
+        name: whose turn it is; None if nobody need wait between objects.
+        max_body_bytes: an object with more is an error.
+        options: for boto3's client, such as endpoint_url, region_name, aws_access_key_id. Without them, all comes from
+            where boto3 looks for it: environment, files, the machine's role.
+    """
+
+    bucket: str = attrs.field(validator=checks.text)
+    prefix: str = ""
+    format: Format = attrs.field(kw_only=True)
+    pattern: str = attrs.field(default="*", kw_only=True, validator=checks.text)
+    window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
+    record_source: bool = attrs.field(default=True, kw_only=True)
+    name: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
+    options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, repr=False)
+
+    @property
+    def needs_answer(self) -> bool:
+        """False: the objects are known before the first is read."""
+        return False
+
+    @property
+    def walks_are_segments(self) -> bool:
+        """True: each object is committed by itself."""
+        return True
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[S3Connection]:
+        """A client, for the length of a block."""
+        connection = await self._connect()
+        try:
+            yield connection
+        finally:
+            connection.client.close()
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """One for each object of the window. Raises `SourceError` if the bucket can't be listed."""
+        connection = await self._connect()
+        try:
+            following: str | None = ""
+            while following is not None:
+                names, following = await connection.names(following)
+                for name in names:
+                    if is_wanted(name, self.window_of, window):
+                        yield Request(endpoint=name)
+        finally:
+            connection.client.close()
+
+    async def _connect(self) -> S3Connection:
+        threads = trio.CapacityLimiter(THREADS)
+        client = await trio.to_thread.run_sync(_client, self.options, limiter=threads)
+        return S3Connection(self, client, threads)
+
+    def read(self, response: Response) -> Page:
+        """The records of an object. Raises `SourceError`."""
+        content = self.format.parse(io.BytesIO(response.body), None)
+        if self.record_source:
+            note_source(content.records, response.request.endpoint)
+        return Page(records=content.records, broken=content.broken)
+
+    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as a source must
+        """None: each object is a walk of its own."""
+        return None
+
+    def hint_s(self, response: Response) -> float:  # noqa: ARG002 - as a source must
+        """0; who is to go slower is refused."""
+        return 0.0
+
+
+@attrs.frozen
+class S3Connection:
+    """An open client; it may be used by several threads at once."""
+
+    source: S3
+    client: Any
+    threads: trio.CapacityLimiter
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """Read an object.
+
+        Raises `SourceError`: there is none, it may not be read, it has too many bytes; passing: it is not read within
+        `timeout_s`, or the service or the network says that it is busy, or fails.
+        """
+        began_at = trio.current_time()
+        what = f"s3://{self.source.bucket}/{request.endpoint}"
+        body = await self._in_thread(what, timeout_s, self._read, request.endpoint, time.monotonic() + timeout_s)
+        took_s = trio.current_time() - began_at
+        return Response(request=request, url=what, status=HTTPStatus.OK, headers={}, body=body, took_s=took_s)
+
+    async def names(self, following: str) -> tuple[list[str], str | None]:
+        """A page of the names that are wanted, and how to ask for the next page; None at the end."""
+        what = f"s3://{self.source.bucket}/{self.source.prefix}"
+        return await self._in_thread(what, LISTING_S, self._list, following)
+
+    async def _in_thread(self, what: str, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
+        try:
+            with trio.move_on_after(timeout_s):
+                return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.threads)
+        except botocore.exceptions.ClientError as error:
+            raise self._refused(what, error) from error
+        except botocore.exceptions.BotoCoreError as error:
+            text = self._hide(f"{what}: {type(error).__name__}: {error}")
+            raise SourceError(text, is_passing=_is_passing(error)) from error
+        raise SourceError(f"{what}: no whole answer within {timeout_s:g} s", is_passing=True)
+
+    def _list(self, following: str) -> tuple[list[str], str | None]:
+        place = {"ContinuationToken": following} if following else {}
+        page = self.client.list_objects_v2(Bucket=self.source.bucket, Prefix=self.source.prefix, **place)
+        # Names that end in a slash are folders, made by consoles; they hold nothing.
+        names = [entry["Key"] for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
+        return fnmatch.filter(names, self.source.pattern), page.get("NextContinuationToken")
+
+    def _read(self, name: str, until: float) -> bytes:
+        answer = self.client.get_object(Bucket=self.source.bucket, Key=name)
+        whole, limit = io.BytesIO(), self.source.max_body_bytes
+        with contextlib.closing(answer["Body"]) as body:
+            while piece := body.read(_PIECE):
+                whole.write(piece)
+                if whole.tell() > limit:
+                    text = f"s3://{self.source.bucket}/{name}: has more than the {limit:,} bytes allowed"
+                    raise SourceError(text, is_passing=False)
+                if time.monotonic() > until:
+                    # Nobody waits for this thread any more, which must not read on for ever.
+                    raise SourceError(f"s3://{self.source.bucket}/{name}: too late", is_passing=True)
+        return whole.getvalue()
+
+    def _refused(self, what: str, error: Any) -> SourceError:
+        about = error.response.get("ResponseMetadata", {})
+        status = about.get("HTTPStatusCode")
+        reason = error.response.get("Error", {})
+        headers = {name.lower(): str(value) for name, value in about.get("HTTPHeaders", {}).items()}
+        is_busy = status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
+        return SourceError(
+            self._hide(f"{what}: {reason.get('Message', '')} ({reason.get('Code', '')})"),
+            is_passing=is_busy or reason.get("Code") in _PASSING_CODES,
+            retry_after_s=hints.retry_after_s(headers, now=datetime.now(UTC)),
+            status=status,
+        )
+
+    def _hide(self, text: str) -> str:
+        for name, value in self.source.options.items():
+            if isinstance(value, str) and value and names_a_secret(name):
+                text = text.replace(value, MASKED)
+        return mask_text(text)
+
+
+def _is_passing(error: botocore.exceptions.BotoCoreError) -> bool:
+    """Tell whether it is the network's fault, or that of whoever gives out credentials."""
+    return isinstance(error, _OF_THE_NETWORK)
+
+
+def _client(options: Mapping[str, Any]) -> Any:
+    """A client without retries of its own. Takes a tenth of a second: it reads the protocol's description."""
+    retries = {"total_max_attempts": 1, "mode": "standard"}
+    config = botocore.config.Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries=retries)
+    # A session of its own: boto3's default one must not be used by several threads.
+    return boto3.session.Session().client("s3", **{"config": config, **options})

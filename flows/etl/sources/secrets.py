@@ -1,0 +1,77 @@
+"""Who asks: the secrets of a source, in one value that shows none of them.
+
+They are given here and nowhere else, so that what is kept and logged of a request (its parameters, its address) can be
+kept and logged as it is. Where they come from, such as a setting or a file, is the business of who declares the source.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.masking import MASKED, mask_text
+
+_VALUE: Final = re.compile(r"[\x20-\x7e]+")
+_SHORTEST: Final = 4
+"""Shorter secrets are not looked for in texts: they would be found everywhere."""
+
+
+def _names(values: Mapping[str, str]) -> str:
+    return f"{{{', '.join(values)}}}"
+
+
+def _check_values(_instance: Any, attribute: attrs.Attribute[Any], values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str) or not _VALUE.fullmatch(value):
+            # Never the value: it is a secret, or what somebody takes for one.
+            raise ValueError(f"{attribute.name}.{name}: *** is not allowed; printable ASCII, at least one character")
+
+
+@attrs.frozen(kw_only=True)
+class Auth:
+    """What a request must carry to be answered, as headers and as parameters; their names can be shown.
+
+    Raises `ValueError` for an empty secret (is the setting there?) or one that no header can hold.
+    """
+
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
+    params: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
+
+    @classmethod
+    def bearer(cls, token: str) -> Auth:
+        """A token in the header `Authorization: Bearer` (RFC 6750)."""
+        return cls(headers={"Authorization": f"Bearer {_given('token', token)}"})
+
+    @classmethod
+    def basic(cls, user: str, password: str) -> Auth:
+        """A user with a password (RFC 7617)."""
+        both = f"{_given('user', user)}:{_given('password', password)}"
+        return cls(headers={"Authorization": f"Basic {base64.b64encode(both.encode()).decode()}"})
+
+    @classmethod
+    def header(cls, name: str, value: str) -> Auth:
+        """A key in a header of its own, such as `X-API-Key`."""
+        return cls(headers={name: value})
+
+    @classmethod
+    def param(cls, name: str, value: str) -> Auth:
+        """A key in the query, such as `api_key`."""
+        return cls(params={name: value})
+
+    def hide(self, text: str) -> str:
+        """The text without these secrets, and without what looks like one."""
+        for value in (*self.headers.values(), *self.params.values()):
+            for part in {value, value.rpartition(" ")[2]}:
+                if len(part) >= _SHORTEST:
+                    text = text.replace(part, MASKED)
+        return mask_text(text)
+
+
+def _given(name: str, value: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name}: it is empty; is the setting there that it comes from?")
+    return value
