@@ -1,1 +1,1 @@
-"""Libraries on top of the queue, for application code. Empty so far: pipelines and processes will live here."""
+"""Libraries on top of the queue, for application code: etl/ (pipelines)."""

@@ -1,0 +1,104 @@
+"""Loads: polite requests, parallel processing, one writer. See docs/etl.md.
+
+The names below are public. They are imported when they are first used: the supervisor reads the settings of pipelines
+without loading what runs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from dataloader.flows.etl.config import PipelineConfig, PipelineSettings
+    from dataloader.flows.etl.dimensions import Dimension, Dimensions
+    from dataloader.flows.etl.flow import Flow, add_dimensions, add_flows
+    from dataloader.flows.etl.load import Detail, History, Load, Target
+    from dataloader.flows.etl.run import add_loads, run_load
+    from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
+    from dataloader.flows.etl.sources.files import Files
+    from dataloader.flows.etl.sources.formats import Csv, Json, JsonLines
+    from dataloader.flows.etl.sources.http import Http
+    from dataloader.flows.etl.sources.markup import Xml
+    from dataloader.flows.etl.sources.packed import Compressed, Zip
+    from dataloader.flows.etl.sources.pages import Cursor, LinkHeader, NextUrl, Offset, PageNumber
+    from dataloader.flows.etl.sources.routing import Routing
+    from dataloader.flows.etl.sources.s3 import S3
+    from dataloader.flows.etl.sources.secrets import Auth
+    from dataloader.flows.etl.token import CancellationToken
+    from dataloader.flows.etl.windows import Windows
+    from dataloader.store.etl_sources import Budget
+
+__all__ = [
+    "S3",
+    "Auth",
+    "Budget",
+    "CancellationToken",
+    "Compressed",
+    "Csv",
+    "Cursor",
+    "Detail",
+    "Dimension",
+    "Dimensions",
+    "Files",
+    "Flow",
+    "History",
+    "Http",
+    "Json",
+    "JsonLines",
+    "LinkHeader",
+    "Load",
+    "NextUrl",
+    "Offset",
+    "Page",
+    "PageNumber",
+    "PipelineConfig",
+    "PipelineSettings",
+    "Record",
+    "Request",
+    "Response",
+    "Routing",
+    "Source",
+    "SourceError",
+    "Target",
+    "Window",
+    "Windows",
+    "Xml",
+    "Zip",
+    "add_dimensions",
+    "add_flows",
+    "add_loads",
+    "run_load",
+]
+
+_NAMES: Final = {
+    "flows.etl.config": "PipelineConfig PipelineSettings",
+    "flows.etl.dimensions": "Dimension Dimensions",
+    "flows.etl.flow": "Flow add_dimensions add_flows",
+    "flows.etl.load": "Detail History Load Target",
+    "flows.etl.run": "add_loads run_load",
+    "flows.etl.sources.base": "Page Record Request Response Source SourceError Window",
+    "flows.etl.sources.files": "Files",
+    "flows.etl.sources.formats": "Csv Json JsonLines",
+    "flows.etl.sources.http": "Http",
+    "flows.etl.sources.markup": "Xml",
+    "flows.etl.sources.packed": "Compressed Zip",
+    "flows.etl.sources.pages": "Cursor LinkHeader NextUrl Offset PageNumber",
+    "flows.etl.sources.routing": "Routing",
+    "flows.etl.sources.s3": "S3",
+    "flows.etl.sources.secrets": "Auth",
+    "flows.etl.token": "CancellationToken",
+    "flows.etl.windows": "Windows",
+    "store.etl_sources": "Budget",
+}
+_WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    module = _WHERE.get(name)
+    if module is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value = globals()[name] = getattr(import_module(module), name)
+    return value

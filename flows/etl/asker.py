@@ -1,0 +1,152 @@
+"""Asks the source, one request after the other, and hands the responses on (E1, E7, E10).
+
+It runs in the job's scope: whatever stops the job stops it at once, in a pause or in a response. A place in the
+processing queue is taken before a request is sent, so a full queue holds up the next request and never a response; and
+a response is handed on before its source's pause begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Final
+
+import attrs
+import stamina
+import trio
+
+from dataloader.flows.etl.belt import Fetched, Shared
+from dataloader.flows.etl.plan import Part, Segment
+from dataloader.flows.etl.sources.base import Connection, Request, SourceError
+from dataloader.flows.etl.turnstile import Turnstile
+
+RETRY_S: Final = (1.0, 30.0)
+"""The first wait between two tries of a request, which doubles, and the longest."""
+
+
+@attrs.frozen(eq=False)
+class Asker:
+    """Asks what the segments take, in their order."""
+
+    shared: Shared
+    turnstile: Turnstile
+
+    async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
+        """Ask for everything; the last response may still be on its way to the writer then."""
+        async with aclosing(segments), AsyncExitStack() as stack:
+            connections: dict[int, Connection] = {}
+            async for segment in segments:
+                self.shared.report.segment = segment.name
+                self.shared.report.segments_planned = segment.planned
+                for table in segment.tables:
+                    if id(table.source) not in connections:
+                        connections[id(table.source)] = await stack.enter_async_context(table.source.open())
+                await self._ask_segment(segment, connections)
+
+    async def _ask_segment(self, segment: Segment, connections: Mapping[int, Connection]) -> None:
+        ids: list[str | int] = []
+        for table in segment.tables:
+            part = Part(segment=segment, table=table, ends_segment=table is segment.tables[-1])
+            self.shared.parts.append(part)
+            connection = connections[id(table.source)]
+            if table.detail is None:
+                async with aclosing(segment.requests()) as requests:
+                    async for first in requests:
+                        await self._walk(part, connection, first)
+            else:
+                for request in (*segment.details, *(table.detail.of(detail) for detail in dict.fromkeys(ids))):
+                    await self._walk(part, connection, request)
+            part.is_asked = True
+            await self.shared.close_if_done(part)
+            if not part.ends_segment:
+                await part.committed.wait()
+                ids = part.ids
+
+    async def _walk(self, part: Part, connection: Connection, request: Request | None) -> None:
+        while request is not None:
+            following = await self._ask(part, connection, request)
+            # Of pages that are counted the run that failed has asked for all others.
+            is_alone = part.segment.is_retry and part.table.source.after_failure(request) is not None
+            request = None if is_alone else following
+
+    async def _ask(self, part: Part, connection: Connection, request: Request) -> Request | None:
+        """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
+        source = part.table.source
+        tries = stamina.retry_context(
+            on=_is_passing,
+            attempts=self.shared.config.attempts,
+            timeout=None,
+            wait_initial=RETRY_S[0],
+            wait_max=RETRY_S[1],
+        )
+        try:
+            async for attempt in tries:
+                with attempt:
+                    fetched = await self._try(part, connection, request)
+                    if source.needs_answer:
+                        await fetched.is_read.wait()
+                        if fetched.error is not None:
+                            raise fetched.error
+        except SourceError as error:
+            self.shared.request_failed(part, request, error)
+            return source.after_failure(request)
+        return fetched.page.following if fetched.page is not None else None
+
+    async def _try(self, part: Part, connection: Connection, request: Request) -> Fetched:
+        """Ask once, when there is a place for the answer and it is this run's turn."""
+        source, report = part.table.source, self.shared.report
+        await self._take_place()
+        is_handed_on = False
+        try:
+            async with self.turnstile.turn(source.name) as slot:
+                began = trio.current_time()
+                try:
+                    response = await connection.fetch(request, timeout_s=self.shared.config.request_timeout)
+                except SourceError as error:
+                    slot.hint_s = error.retry_after_s or 0.0
+                    self.shared.log.warning(
+                        "request failed",
+                        phase="requests",
+                        endpoint=request.endpoint,
+                        status=error.status,
+                        error=str(error),
+                    )
+                    raise
+                finally:
+                    report.phases["requests"].add(trio.current_time() - began)
+                slot.hint_s = source.hint_s(response)
+                fetched = Fetched(part, request, response)
+                part.open += 1
+                self.shared.to_workers.send_nowait(fetched)
+                is_handed_on = True
+                report.queued += 1
+                report.count(requests=1)
+                self.shared.log.info(
+                    "request",
+                    phase="requests",
+                    endpoint=request.endpoint,
+                    status=response.status,
+                    took_s=round(response.took_s, 3),
+                )
+                return fetched
+        finally:
+            if not is_handed_on:
+                self.shared.room.release()
+
+    async def _take_place(self) -> None:
+        try:
+            self.shared.room.acquire_nowait()
+        except trio.WouldBlock:
+            size = self.shared.config.queue_size
+            self.shared.log.warning(
+                "the processing queue is full: the next request waits", phase="requests", queue_size=size
+            )
+            self.shared.report.waiting = {"for": "a place in the processing queue"}
+            try:
+                await self.shared.room.acquire()
+            finally:
+                self.shared.report.waiting = None
+
+
+def _is_passing(error: Exception) -> bool:
+    return isinstance(error, SourceError) and error.is_passing

@@ -1,0 +1,99 @@
+"""What flows between the parts of a pipeline, and what all of them share for one run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.flows.etl.config import PipelineConfig
+from dataloader.flows.etl.plan import Part
+from dataloader.flows.etl.processing import MAX_KEY, brief
+from dataloader.flows.etl.report import Report
+from dataloader.flows.etl.runlog import RunLog
+from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError
+from dataloader.store.etl_runs import Failure
+
+
+@attrs.define(eq=False)
+class Fetched:
+    """A response on its way from the asker to a worker. Once `is_read` is set, `page` is there, or `error`."""
+
+    part: Part
+    request: Request
+    response: Response
+    page: Page | None = None
+    error: SourceError | None = None
+    is_read: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """Rows of one response on their way from a worker to the writer, as lines for the database."""
+
+    part: Part
+    request: Request
+    lines: list[bytes] = attrs.field(repr=False)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Shared:
+    """What the parts of a run's pipeline share.
+
+    `room` has the free places of the processing queue. `parts` are those that are not committed yet, in their order:
+    the asker begins them, the writer ends them. A part itself is sent to the writer when all of its rows are.
+    """
+
+    run_id: UUID
+    token: int
+    load: str
+    config: PipelineConfig
+    report: Report
+    log: RunLog
+    room: trio.Semaphore
+    to_workers: trio.MemorySendChannel[Fetched]
+    to_writer: trio.MemorySendChannel[Rows | Part]
+    parts: deque[Part] = attrs.field(factory=deque)
+
+    def failure(
+        self,
+        part: Part,
+        phase: str,
+        key: str,
+        error: str,
+        *,
+        sample: str | None = None,
+        requests: Sequence[Request] = (),
+    ) -> Failure:
+        """A failure in a part of the run, to be reported."""
+        return Failure(
+            load=self.load,
+            segment=part.segment.name,
+            phase=phase,
+            key=brief(key, MAX_KEY),
+            error=brief(error),
+            sample=sample,
+            requests=[part.table.kept(request) for request in requests],
+        )
+
+    def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
+        """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""
+        phase = "request" if part.table.detail is None else "detail"
+        part.is_whole &= phase == "detail"
+        key = request.key or request.endpoint
+        self.report.failed(self.failure(part, phase, key, str(error), requests=[request]))
+
+    def request_succeeded(self, part: Part) -> None:
+        """A request was answered, and the answer can be read."""
+        self.report.worked()
+        if part.table.detail is not None:
+            self.report.count(details=1)
+
+    async def close_if_done(self, part: Part) -> None:
+        """Send the part to the writer, behind its rows, if nothing of it is under way any more."""
+        if part.is_asked and part.open == 0 and not part.is_closed:
+            part.is_closed = True
+            await self.to_writer.send(part)

@@ -1,0 +1,139 @@
+"""How a pipeline runs: its workers, queues, batches, pauses and limits (E5).
+
+A value can be given in four places; the nearer to the run, the stronger: the defaults here, `DL_PIPELINE__RATE_MIN` and
+`--pipeline-rate-min` for every load of a process, a load's own declaration, `DL_PIPELINE__<LOAD>__RATE_MIN` for this
+load in this process, and the `pipeline` of a job's args for one run. A load that was declared to be gentle with its
+source stays so when somebody makes all others faster.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class PipelineConfig:
+    """The settings of one pipeline. Times are in seconds.
+
+    `workers` read and transform responses; `queue_size` responses wait for them at most. `batch_size` rows, or what
+    has come in `batch_timeout` since the first of them, are written at once. `rate_min` to `rate_max` is the pause
+    between the end of a response and the next request to the same source, drawn evenly. A request is tried `attempts`
+    times, each for `request_timeout` at most. More than `max_failures` failures in a row, of requests, records and
+    batches, end the run. `drain_timeout` is how long a cancelled run goes on with what has come in.
+
+    Raises `ValueError`, which names the setting, its value and what is allowed.
+    """
+
+    workers: int = 2
+    queue_size: int = 100
+    batch_size: int = 100
+    batch_timeout: float = 5.0
+    rate_min: float = 5.0
+    rate_max: float = 20.0
+    attempts: int = 3
+    request_timeout: float = 60.0
+    max_failures: int = 10
+    drain_timeout: float = 20.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in WHOLE:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+                raise _refusal(name, value, f"a whole number from 1 to {MOST:,}")
+        for name in SECONDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LONGEST_S:
+                raise _refusal(name, value, f"a number of seconds from 0 to {LONGEST_S:,}")
+        for name in ("batch_timeout", "request_timeout"):
+            if getattr(self, name) == 0:
+                raise _refusal(name, 0, "a number of seconds greater than 0")
+        if self.rate_min > self.rate_max:
+            raise _refusal(
+                "rate_min", self.rate_min, f"a number of seconds not greater than rate_max ({self.rate_max:g})"
+            )
+
+
+WHOLE: Final = ("workers", "queue_size", "batch_size", "attempts", "max_failures")
+SECONDS: Final = ("batch_timeout", "rate_min", "rate_max", "request_timeout", "drain_timeout")
+MOST: Final = 1_000_000
+LONGEST_S: Final = 86_400
+
+Given = Mapping[str, Any]
+"""Some of a `PipelineConfig`'s settings, by name."""
+
+
+def _refusal(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"pipeline.{name}: {value!r} is not allowed; {allowed}")
+
+
+def check_names(given: Given, where: str) -> None:
+    """Raise `ValueError` if one of the names is no setting of a pipeline; `where` says who gave them."""
+    known = [field.name for field in attrs.fields(PipelineConfig)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{where}: {name!r} is no setting of a pipeline; {', '.join(known)} are")
+
+
+def variable_of(load: str) -> str:
+    """What stands for a load in a variable's name: ecb.rates is ECB_RATES, as in DL_PIPELINE__ECB_RATES__WORKERS."""
+    return re.sub(r"[^A-Z0-9]+", "_", load.upper()).strip("_")
+
+
+@attrs.frozen
+class PipelineSettings:
+    """What a process was told about pipelines: for all loads, and for single ones by `variable_of` their names.
+
+    The values are numbers, or the texts of variables.
+    """
+
+    of_all: Given = attrs.field(factory=dict)
+    of_one: Mapping[str, Given] = attrs.field(factory=dict)
+
+    def config(self, load: str, declared: Given, asked: Given) -> PipelineConfig:
+        """The settings of a run of `load`, whose declaration says `declared` and whose job asks for `asked`.
+
+        Raises `ValueError` for a setting that is not allowed.
+        """
+        check_names(asked, "the job's pipeline")
+        given = {**self.of_all, **declared, **self.of_one.get(variable_of(load), {}), **asked}
+        return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
+
+
+def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
+    """The settings in variables such as `DL_PIPELINE__RATE_MIN` and `DL_PIPELINE__ECB_RATES__RATE_MIN`.
+
+    Raises `ValueError`, one line, for a name that is no setting and a value that is not allowed.
+    """
+    of_all: dict[str, Any] = {}
+    of_one: dict[str, dict[str, Any]] = {}
+    for variable, text in texts.items():
+        if not variable.startswith(PREFIX) or not text.strip():
+            continue
+        *load, name = variable.removeprefix(PREFIX).split("__")
+        name = name.lower()
+        check_names({name: text}, variable)
+        if len(load) > 1:
+            raise ValueError(f"{variable}: is not allowed; {PREFIX}<SETTING> or {PREFIX}<LOAD>__<SETTING>")
+        (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number(name, text)
+    for given in (of_all, *({**of_all, **one} for one in of_one.values())):
+        PipelineConfig(**given)
+    return PipelineSettings(of_all, of_one)
+
+
+PREFIX: Final = "DL_PIPELINE__"
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number out of a variable's text; what is none comes back as it is, and is refused by name."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = int(value) if name in WHOLE else float(value)
+    except ValueError:
+        return value
+    return value if math.isnan(number) else number

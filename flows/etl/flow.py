@@ -1,0 +1,142 @@
+"""Several loads in order and in layers as one run: ODS → DWD → DWS → … (E12).
+
+    nightly = Flow(name="nightly", layers={"ods": [rates, countries], "dwd": [stars]})
+    add_flows(tasks, nightly)
+
+The tasks of a run go one after the other, in the order of their registration, so that of all their requests one is in
+flight at a time. A layer begins when the one before it has succeeded. A run that is tried again goes on with the tasks
+that have not succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date
+from functools import partial
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.config import PipelineConfig, PipelineSettings
+from dataloader.flows.etl.dimensions import Dimensions, TablesFailed, run_dimensions
+from dataloader.flows.etl.jobrun import JobRun, TaskEnd
+from dataloader.flows.etl.load import Load
+from dataloader.flows.etl.loading import run_one
+from dataloader.flows.etl.segments import Asked, read_args
+from dataloader.flows.etl.token import CancellationToken
+from dataloader.jobs.errors import BadRequest, TargetError
+from dataloader.jobs.job import Job
+from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.outcomes import Canceled, GiveUp
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.etl_runs import RunState
+
+
+@attrs.frozen(kw_only=True)
+class Flow:
+    """A run of several tasks: `layers` are their names with their loads and dimensions, in order.
+
+    Raises `ValueError`, which names the field, its value and what is allowed.
+    """
+
+    name: str
+    layers: Mapping[str, Sequence[Load | Dimensions]]
+    description: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME:
+            raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
+        names = [task.name for _, task in self.tasks]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"layers: {', '.join(names) or 'none'} is not allowed; one or more tasks, each name once")
+
+    @property
+    def tasks(self) -> list[tuple[str, Load | Dimensions]]:
+        """All tasks with their layers, in order."""
+        return [(layer, task) for layer, tasks in self.layers.items() for task in tasks]
+
+
+def add_flows(tasks: Tasks, *flows: Flow) -> None:
+    """Register each flow as a task of its name. Raises `ValueError` for a name that is taken."""
+    for flow in flows:
+        handler = partial(run_flow, flow)
+        handler.__doc__ = flow.description or f"Run {', '.join(flow.layers)}."
+        tasks.task(flow.name)(handler)
+
+
+def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
+    """Register each set of dimensions as a task of its name. Raises `ValueError` for a name that is taken."""
+    for dimensions in sets:
+        handler = partial(run_flow, Flow(name=dimensions.name, layers={"": [dimensions]}))
+        handler.__doc__ = dimensions.description or f"Merge {', '.join(d.table for d in dimensions.tables)}."
+        tasks.task(dimensions.name)(handler)
+
+
+async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None) -> object:
+    """Run a flow as a job: the handler of its task. Its args are those of a load, for all, and `as_of`, a date."""
+    try:
+        as_of, asked = _read_args(job.args)
+        settings = job.resource(PipelineSettings)
+        configs = {
+            task.name: settings.config(task.name, task.pipeline, asked.pipeline)
+            for _, task in flow.tasks
+            if isinstance(task, Load)
+        }
+    except ValueError as error:
+        return GiveUp(str(error))
+    run = JobRun(job=job, name=flow.name, cancel=cancel or CancellationToken())
+    state = await run.begin("flow", [(layer, task.name) for layer, task in flow.tasks])
+    day = as_of or state.started_at.astimezone(UTC).date()
+    async with run.noted():
+        reasons = await _Layers(run, configs, asked, state, day).run(flow)
+    if run.cancel.is_cancelled:
+        return Canceled("the run's cancellation token was cancelled")
+    return GiveUp("; ".join(reasons)) if reasons else run.summary("succeeded")
+
+
+@attrs.frozen(eq=False)
+class _Layers:
+    """A flow under way. `configs` are those of its loads, `day` is the date as of which dimensions are asked."""
+
+    job_run: JobRun
+    configs: Mapping[str, PipelineConfig]
+    asked: Asked
+    state: RunState
+    day: date
+
+    async def run(self, flow: Flow) -> list[str]:
+        """Run the layers, up to the first in which something fails; why it did, for each task that did."""
+        reasons: list[str] = []
+        for tasks in flow.layers.values():
+            for task in tasks:
+                if self.job_run.cancel.is_cancelled:
+                    return reasons
+                reasons += await self._task(task)
+            if reasons:
+                break
+        return reasons
+
+    async def _task(self, task: Load | Dimensions) -> list[str]:
+        """Run a task unless an earlier attempt has; why it failed, if it did."""
+        run, name = self.job_run, task.name
+        if self.state.statuses[name] == "succeeded":
+            run.ended[name] = TaskEnd("succeeded", self.state.summaries[name])
+            return []
+        try:
+            if isinstance(task, Load):
+                loaded = await run_one(run, task, self.configs[name], self.asked, self.state)
+                return [f"{name}: {loaded.reason}"] if loaded.end == "failed" else []
+            await run_dimensions(run, task, self.day, self.state.summaries[name] or {})
+        except (TargetError, BadRequest, TablesFailed) as error:
+            return [f"{name}: {error}"]
+        return []
+
+
+def _read_args(args: Mapping[str, Any]) -> tuple[date | None, Asked]:
+    rest = dict(args)
+    text = rest.pop("as_of", None)
+    try:
+        as_of = None if text is None else date.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"args.as_of: {text!r} is not allowed; a day, such as 2026-01-31") from None
+    return as_of, read_args(rest)

@@ -1,0 +1,162 @@
+"""What a data engineer declares: a `Load` says where records come from and which table they go to.
+
+    rates = Load(
+        name="ecb.rates",
+        source=Http("https://api.example.org", "/rates", params=days, pages=PageNumber(size=500), format=Json("items")),
+        windows=Windows(start=date(1999, 1, 4), column="day"),
+        transform=to_row,
+        target=Target("ecb_rate", key=("day", "currency")),
+    )
+    add_loads(tasks, rates)
+
+Nothing here runs: run.py makes a task of a load.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol
+
+import attrs
+
+from dataloader.flows.etl.config import Given, PipelineConfig, check_names
+from dataloader.flows.etl.sources.base import Record, Request, Source, Window
+from dataloader.flows.etl.windows import Windows
+from dataloader.jobs.model import MAX_NAME
+from dataloader.store.etl_sources import Budget
+from dataloader.store.etl_tables import as_names
+
+Row = Mapping[str, Any]
+"""A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""
+
+_NOTHING: Final[Given] = MappingProxyType({})
+
+
+class Snapshot(Protocol):
+    """What is known of a segment: its `name` (of a file its path, of an archive's member both) and its `window`."""
+
+    name: str
+    window: Window
+
+
+@attrs.frozen(kw_only=True)
+class History:
+    """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
+
+    Each segment is a snapshot, as of the beginning of its window, or of what `as_of` makes of the segment's name and
+    window. `complete`: a key that is not in the snapshot is closed.
+    """
+
+    tracked: tuple[str, ...] = attrs.field(converter=as_names)
+    complete: bool = True
+    as_of: Callable[[Snapshot], date] | None = None
+    valid_from: str = "valid_from"
+    valid_to: str = "valid_to"
+    is_current: str = "is_current"
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """The table that rows go to; its columns are read from the database.
+
+    `key` are the columns of a unique index. `mode`: `upsert` inserts and updates by the key and leaves unchanged rows
+    alone; `insert` only adds. Rows are unchanged by their `content_hash`, where the table has such a column, which is
+    made of all values but those of `hash_without`; else by comparing the columns. `delete_missing` names the column
+    (`deleted_at` or a boolean) that marks rows which the source no longer has, within the window or, without windows,
+    in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled where the table has
+    them.
+    """
+
+    table: str
+    key: tuple[str, ...] = attrs.field(default=(), converter=as_names)
+    mode: Literal["upsert", "insert"] = "upsert"
+    delete_missing: str | None = None
+    hash_without: tuple[str, ...] = attrs.field(default=(), converter=as_names)
+    history: History | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode not in {"upsert", "insert"}:
+            raise ValueError(f"mode: {self.mode!r} is not allowed; upsert or insert")
+        for name, needed in (
+            ("mode", self.mode == "upsert"),
+            ("delete_missing", self.delete_missing),
+            ("history", self.history),
+        ):
+            if needed and not self.key:
+                raise ValueError(f"key: is missing; {name} of table {self.table} needs it")
+        if self.history is not None and self.delete_missing is not None:
+            raise ValueError(
+                "delete_missing: is not allowed with history; a key that is gone has its last version closed"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class Detail:
+    """For each record of a list a request of its own, after the list is written (E7).
+
+    `id` gives what is asked for, or None for a record that has no details; `request` makes the request of it. `source`
+    reads the answers: another one than the list's when the format is another. `transform` makes a row of the id, as
+    text, and a record of the answer, or None to leave it out.
+    """
+
+    id: Callable[[Record], str | int | None]
+    request: Callable[[str | int], Request]
+    source: Source
+    target: Target
+    transform: Callable[[str, Record], Row | Sequence[Row] | None]
+
+    def of(self, detail: str | int) -> Request:
+        """The request for what has this id, known by it."""
+        return attrs.evolve(self.request(detail), key=str(detail))
+
+
+@attrs.frozen(kw_only=True)
+class Load:
+    """One table's load (E6). Its `name` is the task's.
+
+    `transform` makes a row of a raw record, a list of rows, or None to leave it out; it runs in threads, or in
+    `processes` if it takes much time and is a function of a module. `pipeline` are settings of `PipelineConfig` for
+    this load. `budgets` limit the requests to its source on top of the pause. `timeout_s` stops a run.
+
+    Raises `ValueError`, which names the field, its value and what is allowed.
+    """
+
+    name: str
+    source: Source
+    target: Target
+    transform: Callable[[Record], Row | Sequence[Row] | None] = dict
+    windows: Windows | None = None
+    detail: Detail | None = None
+    budgets: tuple[Budget, ...] = ()
+    pipeline: Given = _NOTHING
+    processes: bool = False
+    timeout_s: float | None = None
+    description: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME:
+            raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
+        check_names(self.pipeline, f"load {self.name}: pipeline")
+        # Only what both ends of the pause say together can be judged; one end alone is when the run begins.
+        if not {"rate_min", "rate_max"} & self.pipeline.keys() or {"rate_min", "rate_max"} <= self.pipeline.keys():
+            PipelineConfig(**self.pipeline)
+        if self.target.history is not None and self.windows is None and self.target.history.as_of is None:
+            raise ValueError(f"load {self.name}: windows: is missing; history needs an instant for each snapshot")
+        if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:
+            raise ValueError(
+                f"load {self.name}: windows.column: is missing; by it rows of {self.target.table} that the source has "
+                "no more in a window are found"
+            )
+        for function in self._functions() if self.processes else ():
+            try:
+                pickle.dumps(function)
+            except Exception:  # noqa: BLE001 - whatever pickle says of it
+                raise ValueError(
+                    f"load {self.name}: {function!r} can't be sent to another process; a function of a module can"
+                ) from None
+
+    def _functions(self) -> list[Callable[..., Any]]:
+        return [self.transform] if self.detail is None else [self.transform, self.detail.transform, self.detail.id]

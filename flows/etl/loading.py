@@ -1,0 +1,229 @@
+"""Runs one load within a job's run: its tables and their stages, its segments, its pipeline, its progress."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.flows.etl.config import PipelineConfig
+from dataloader.flows.etl.jobrun import CLEAN_UP_S, JobRun
+from dataloader.flows.etl.load import Load, Target
+from dataloader.flows.etl.metrics import EtlMetrics
+from dataloader.flows.etl.pipeline import End, Pipeline
+from dataloader.flows.etl.plan import Segment, Table
+from dataloader.flows.etl.processing import Recipe
+from dataloader.flows.etl.report import Report
+from dataloader.flows.etl.rows import LineEncoder
+from dataloader.flows.etl.runlog import RunLog
+from dataloader.flows.etl.segments import Asked, new_segments, retried_segments
+from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, Turnstile
+from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
+from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_prepare
+
+SHOW_S: Final = 1.0
+"""How often the progress is shown."""
+
+
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """What came of a load: how it ended, and the sentence to say why, where it did not succeed."""
+
+    end: End
+    reason: str
+    report: Report
+
+
+async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked, state: RunState) -> Loaded:
+    """Run `load` to its end, from where an earlier attempt of the job has left it.
+
+    Raises `TargetError` if its table is not as it says, and what stops the job.
+    """
+    report = Report(load=load.name, max_failures=config.max_failures, telemetry=run.job.resource(EtlMetrics).count)
+    async with run.task(load.name) as noted:
+        try:
+            end: End = "canceled"
+            if not run.cancel.is_cancelled:
+                end = await _Loading(run, load, config, asked, report).run(state)
+        except BaseExceptionGroup as group:
+            raise _alone(group) from None
+        else:
+            noted.status = end
+        finally:
+            noted.summary = report.summary(noted.status or run.status_of_stop())
+    return Loaded(end=end, reason=_reason(end, report), report=report)
+
+
+CANCELED: Final = "the run's cancellation token was cancelled"
+
+
+def _reason(end: End, report: Report) -> str:
+    match end:
+        case "failed":
+            last = report.failures[-1]
+            row = f"{report.max_failures + 1} failures in a row"
+            return f"{row}; the last one was {last.phase} {last.key}: {last.error}"
+        case "canceled":
+            return CANCELED
+        case _:
+            return ""
+
+
+@attrs.frozen(eq=False)
+class _Loading:
+    """One load, under way."""
+
+    run_of_job: JobRun
+    load: Load
+    config: PipelineConfig
+    asked: Asked
+    report: Report
+
+    async def run(self, state: RunState) -> End:
+        """Do it all; what had failed before and was tried again is noted so."""
+        run = self.run_of_job
+        retried: list[int] = []
+        async with self._tables() as tables:
+            end = await self._shown(self._pipeline(), self._segments(state, tables, retried))
+        if end == "succeeded" and retried:
+            await run.database.write(aio_solve, retried)
+        return end
+
+    def _pipeline(self) -> Pipeline:
+        run, config = self.run_of_job, self.config
+        return Pipeline(
+            run_id=run.claimed.job_id,
+            token=run.claimed.token,
+            load=self.load.name,
+            config=config,
+            report=self.report,
+            log=RunLog(run.job.log, self.load.name),
+            turnstile=Turnstile(
+                database=run.database,
+                holder=run.claimed.token,
+                report=self.report,
+                rate_min=config.rate_min,
+                rate_max=config.rate_max,
+                lease_s=config.request_timeout + LEASE_MARGIN_S,
+                budgets=self.load.budgets,
+                draw=random.Random(),  # noqa: S311 - pauses, not secrets
+            ),
+            database=run.database,
+            transactions=run.transactions,
+            cancel=run.cancel,
+            drain_s=partial(run.drain_s, config.drain_timeout),
+            in_processes=self.load.processes,
+        )
+
+    async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> End:
+        """Run the pipeline; how far it is, is the job's progress meanwhile."""
+        job = self.run_of_job.job
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show)
+            try:
+                end = await pipeline.run(segments)
+            finally:
+                nursery.cancel_scope.cancel()
+                # Not through a checkpoint: the job may be stopped, and the last word counts.
+                job.show(self.report.snapshot())
+        return end
+
+    async def _show(self) -> None:
+        while True:
+            self.run_of_job.job.show(self.report.snapshot())
+            await trio.sleep(SHOW_S)
+
+    async def _segments(
+        self, state: RunState, tables: list[Table], retried: list[int]
+    ) -> AsyncGenerator[Segment, None]:
+        """What is to be done, in order, without what this run has committed before.
+
+        The numbers of the failures that are tried again are put into `retried`.
+        """
+        run, load = self.run_of_job, self.load
+        done = state.segments.get(load.name, {})
+        for counts in done.values():
+            # Not by `count`: the process's metrics have them, or those of the process that wrote them.
+            self.report.counts.update({**counts, "segments": 1})
+        if self.asked.failures is not None:
+            kept = await run.database.run(aio_open_failures, load.name, self.asked.failures or None)
+            retried += [number for number, requests in kept.items() if requests]
+            segments = retried_segments(kept, tables)
+        else:
+            cursor, moved_by = await run.database.run(aio_cursor, load.name)
+            if moved_by == run.claimed.job_id:
+                # The run goes on behind what it has done, which has been looked back from already.
+                load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
+            segments = new_segments(load, self.asked, tables, cursor=cursor, now=state.started_at)
+        number = 0
+        async with aclosing(segments):
+            async for segment in segments:
+                number += 1
+                if segment.name not in done:
+                    segment.number = number
+                    yield segment  # noqa: ASYNC119 - the asker closes us, too
+
+    @asynccontextmanager
+    async def _tables(self) -> AsyncIterator[list[Table]]:
+        """The tables of the load, each with a stage, for the length of a block."""
+        load, transactions = self.load, self.run_of_job.transactions
+        tables = [await self._table(load.target, is_detail=False)]
+        if load.detail is not None:
+            tables.append(await self._table(load.detail.target, is_detail=True))
+        try:
+            yield tables
+        finally:
+            with trio.move_on_after(CLEAN_UP_S, shield=True):
+                for table in tables:
+                    await transactions.run(aio_drop, table.stage)
+
+    async def _table(self, target: Target, *, is_detail: bool) -> Table:
+        transactions, load = self.run_of_job.transactions, self.load
+        info = await transactions.run(aio_describe, target.table)
+        columns = loaded_columns(info, target)
+        for name in target.key:
+            info.column(name)
+        if target.history is None and target.key:
+            info.check_key(target.key)
+        stage = stage_name(self.run_of_job.claimed.job_id, self.run_of_job.claimed.token, int(is_detail))
+        await transactions.run(aio_prepare, info, stage, columns, target.key)
+        detail = load.detail if is_detail else None
+        return Table(
+            info=info,
+            stage=stage,
+            target=target,
+            source=load.source if detail is None else detail.source,
+            recipe=Recipe(
+                transform=load.transform if detail is None else detail.transform,
+                encoder=LineEncoder(columns, {name for name in columns if info.column(name).is_array}),
+                key=target.key,
+                hash_without=frozenset(target.hash_without),
+                defaulted=frozenset(column.name for column in info.columns if column.has_default),
+                takes_id=is_detail,
+                identify=load.detail.id if load.detail is not None and not is_detail else None,
+            ),
+            scope_column=None if load.windows is None or is_detail else load.windows.column,
+            detail=detail,
+        )
+
+
+def loaded_columns(info: TableInfo, target: Target) -> list[str]:
+    """The columns of a table that a load may bring: not what the database writes, nor what the merge does."""
+    ours = {target.delete_missing}
+    if target.history is not None:
+        ours |= {target.history.valid_from, target.history.valid_to, target.history.is_current}
+    return [column.name for column in info.columns if not column.generated and column.name not in ours]
+
+
+def _alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error in the groups of nurseries; the group if there are several."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

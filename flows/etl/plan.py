@@ -1,0 +1,147 @@
+"""What a run is going to do: its segments, the tables they go to, and how each record becomes a row.
+
+A segment is what is committed together: a window, or a file. It has a part for each table: the list's, then the
+details'.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from dataloader.flows.etl.load import Detail, History, Target
+from dataloader.flows.etl.processing import Recipe
+from dataloader.flows.etl.sources.base import Request, Source, Window
+from dataloader.store.etl_history import HistoryMerge
+from dataloader.store.etl_merge import Merge, Mode, Scope
+from dataloader.store.etl_tables import Segment as Staged
+from dataloader.store.etl_tables import TableInfo
+
+log = structlog.get_logger(__name__)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Table:
+    """Where rows of one kind come from and go to. `detail` is None for the list."""
+
+    info: TableInfo
+    stage: str
+    target: Target
+    source: Source
+    recipe: Recipe
+    scope_column: str | None
+    detail: Detail | None = None
+
+    @property
+    def name(self) -> str:
+        """The target's name."""
+        return self.target.table
+
+    def kept(self, request: Request) -> dict[str, Any]:
+        """A request as it is kept with a failure: all that is needed to make it again."""
+        return {"of": "list" if self.detail is None else "detail", **attrs.asdict(request)}
+
+
+@attrs.define(eq=False, kw_only=True)
+class Segment:
+    """Something that is loaded whole or not at all. `is_whole` until something of it fails for good.
+
+    `planned` segments are in the run, if that is known before. `is_retry`: it is made of single requests that had
+    failed, `details` those for details.
+    """
+
+    name: str
+    window: Window
+    tables: list[Table]
+    requests: Callable[[], AsyncGenerator[Request, None]]
+    details: Sequence[Request] = ()
+    is_retry: bool = False
+    moves_cursor: bool = False
+    planned: int | None = None
+    number: int = 0
+    is_whole: bool = True
+
+
+@attrs.define(eq=False, kw_only=True)
+class Part:
+    """The rows of a segment for one table, as far as they have come.
+
+    `lacks_records` when some could not be made rows.
+    `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
+    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for.
+    """
+
+    segment: Segment
+    table: Table
+    ends_segment: bool
+    open: int = 0
+    is_asked: bool = False
+    is_closed: bool = False
+    is_ready: bool = False
+    is_whole: bool = True
+    lacks_records: bool = False
+    staged: int = 0
+    columns: frozenset[str] = frozenset()
+    ids: list[str | int] = attrs.field(factory=list)
+    committed: trio.Event = attrs.field(factory=trio.Event)
+
+    def staged_as(self, token: int) -> Staged:
+        """How the part's rows are known in the stage."""
+        return Staged(self.table.stage, token, self.segment.number)
+
+    def merges(self, token: int, *, is_complete: bool) -> list[Merge | HistoryMerge]:
+        """What becomes of the rows, if there are any. `is_complete`: what is not among them is gone from the source.
+
+        A source that has nothing at all is taken for a broken one: nothing is marked as gone, or closed.
+        """
+        is_complete &= not self.segment.is_retry
+        target, info, window = self.table.target, self.table.info, self.segment.window
+        columns = [name for name in self.table.recipe.encoder.columns if name in self.columns]
+        if not self.staged and (not is_complete or target.delete_missing is None or window.start is None):
+            if is_complete and (target.delete_missing is not None or target.history is not None):
+                log.warning("the source has no record at all: nothing is taken for deleted", table=target.table)
+            return []
+        if target.history is not None:
+            return [self._history(target.history, columns, token, is_complete=is_complete)]
+        scope = None
+        if target.delete_missing is not None and is_complete:
+            scope = Scope(self.table.scope_column, window.start, window.end) if window.start is not None else Scope()
+        return [
+            Merge(
+                table=info,
+                segment=self.staged_as(token),
+                rows=self.staged,
+                columns=columns if self.staged else target.key,
+                key=target.key,
+                mode=Mode(target.mode),
+                deleted=target.delete_missing,
+                scope=scope,
+            )
+        ]
+
+    def _history(self, history: History, columns: Sequence[str], token: int, *, is_complete: bool) -> HistoryMerge:
+        info, window = self.table.info, self.segment.window
+        as_of: dt.date | None = window.start if history.as_of is None else history.as_of(self.segment)
+        if as_of is None:
+            raise ValueError(f"table {info.sql}: the snapshot {self.segment.name} has no instant")
+        if isinstance(as_of, dt.datetime) and info.column(history.valid_from).type == "date":
+            as_of = as_of.date()
+        known = {*self.table.target.key, *history.tracked}
+        return HistoryMerge(
+            table=info,
+            segment=self.staged_as(token),
+            rows=self.staged,
+            key=self.table.target.key,
+            tracked=[name for name in history.tracked if name in columns],
+            others=[name for name in columns if name not in known],
+            as_of=as_of,
+            complete=history.complete and is_complete,
+            valid_from=history.valid_from,
+            valid_to=history.valid_to,
+            is_current=history.is_current,
+        )

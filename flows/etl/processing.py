@@ -1,0 +1,181 @@
+"""What a worker makes of a page: rows as lines for the database, and the failures of single records (E2, E10).
+
+Runs in a thread, or in another process: all it is given is in a `Recipe`, and it touches nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.flows.etl.load import Row
+from dataloader.flows.etl.rows import DEFAULT, LineEncoder
+from dataloader.flows.etl.sources.base import Page, Record
+from dataloader.jobs.masking import mask_text
+from dataloader.jobs.text import storable_text
+
+HASH_VERSION: Final = "1"
+PAYLOAD: Final = "payload"
+HASH: Final = "content_hash"
+MAX_SAMPLE: Final = 1_000
+MAX_KEY: Final = 200
+MAX_DIGITS: Final = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """How records become rows of one table: `encoder` has the columns that may be written, in order.
+
+    `defaulted` are those that the database has a default for, where a row has no value. `takes_id`: the transform is a
+    detail's, and gets what was asked for as well.
+    """
+
+    transform: Callable[..., Row | Sequence[Row] | None]
+    encoder: LineEncoder
+    key: tuple[str, ...]
+    hash_without: frozenset[str]
+    defaulted: frozenset[str]
+    takes_id: bool = False
+    identify: Callable[[Record], str | int | None] | None = None
+
+
+@attrs.frozen
+class Refused:
+    """A record that became no row: its place in the page, its key or what stands for it, why, and its beginning."""
+
+    index: int
+    key: str
+    error: str
+    sample: str
+
+
+@attrs.frozen(kw_only=True)
+class Processed:
+    """What became of a page of `records` records: `lines` of rows, the `columns` that any of them brings.
+
+    `left_out` records gave no row; `ids` are what details are to be asked for, `without_id` had none.
+    """
+
+    records: int
+    lines: list[bytes] = attrs.field(repr=False)
+    columns: frozenset[str]
+    left_out: int
+    refused: list[Refused]
+    ids: list[str | int]
+    without_id: int
+
+
+def process(recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any]) -> Processed:
+    """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all."""
+    names = recipe.encoder.columns
+    known = frozenset(names)
+    metadata = {name: value for name, value in metadata.items() if name in known}
+    # COPY refuses to be asked for a default where there is none.
+    absent = [(name, DEFAULT if name in recipe.defaulted else None) for name in names]
+    lines: list[bytes] = []
+    refused: list[Refused] = []
+    ids: list[str | int] = []
+    columns: set[str] = set()
+    left_out = without_id = 0
+    for index, record in enumerate(page.records):
+        try:
+            made = recipe.transform(key, record) if recipe.takes_id else recipe.transform(record)
+            made_rows = [made] if made is None or isinstance(made, Mapping) else made
+            rows = [_complete(recipe, known, row, metadata) for row in made_rows if row is not None]
+            encoded = [recipe.encoder.encode([row.get(name, value) for name, value in absent]) for row in rows]
+            left_out += not rows
+            if recipe.identify is not None:
+                detail = recipe.identify(record)
+                if detail is None:
+                    without_id += 1
+                else:
+                    ids.append(detail)
+        except Exception as error:  # noqa: BLE001 - whatever a transform raises is this record's failure
+            refused.append(_refusal(recipe, index, record, error))
+        else:
+            lines += encoded
+            columns.update(*rows)
+    return Processed(
+        records=len(page.records),
+        lines=lines,
+        columns=frozenset(columns),
+        left_out=left_out,
+        refused=refused,
+        ids=ids,
+        without_id=without_id,
+    )
+
+
+def _complete(recipe: Recipe, known: frozenset[str], row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with its payload, hash and metadata, as far as the table has columns for them."""
+    complete = dict(row)
+    unknown = complete.keys() - known
+    if unknown:
+        rest = {name: complete.pop(name) for name in sorted(unknown)}
+        if PAYLOAD in known and PAYLOAD not in complete:
+            complete[PAYLOAD] = rest
+    for name in recipe.key:
+        if complete.get(name) is None:
+            raise ValueError(f"column {name} of the key has no value")
+    if HASH in known and HASH not in complete:
+        complete[HASH] = content_hash(complete, recipe.hash_without)
+    for name, value in metadata.items():
+        complete.setdefault(name, value)
+    return complete
+
+
+def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
+    """A digest of a row's values but for those `without`, behind the version of the way it is made.
+
+    The same for the same contents: keys in any order, 1.10 and 1.1, composed and decomposed letters.
+    """
+    canonical = _canonical({name: value for name, value in row.items() if name not in without})
+    text = msgspec.json.encode(canonical, order="sorted")
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.decode()).encode()
+    return f"{HASH_VERSION}:{hashlib.sha256(text).hexdigest()}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
+            return str(value)
+        digits = format(value, "f")
+        digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+        return "0" if digits == "-0" else digits
+    if isinstance(value, Mapping):
+        return {unicodedata.normalize("NFC", str(name)): _canonical(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value
+
+
+def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> Refused:
+    values: Sequence[object] = [record[name] for name in recipe.key if name in record] or list(record.values())[:3]
+    key = ", ".join(map(str, values))
+    return Refused(index, brief(key, MAX_KEY), brief(f"{type(error).__name__}: {error}"), sample_of(record))
+
+
+def sample_of(value: object) -> str:
+    """The beginning of a value as JSON, masked, for people."""
+    try:
+        return brief(msgspec.json.encode(value, enc_hook=str).decode())
+    except Exception:  # noqa: BLE001 - a record that is no JSON is shown all the same
+        return brief(repr(value))
+
+
+def brief(text: str, limit: int = MAX_SAMPLE) -> str:
+    """The beginning of a text, masked before it is cut: of a secret that a cut goes through a part would stay."""
+    return storable_text(mask_text(mask_text(text[:20_000])[:limit]))
+
+
+def metadata_of(*, endpoint: str, url: str, is_file: bool, fetched_at: datetime) -> dict[str, Any]:
+    """The columns that say where a row came from."""
+    return {"source_file": endpoint if is_file else None, "source_endpoint": url, "fetched_at": fetched_at}

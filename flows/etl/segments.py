@@ -1,0 +1,117 @@
+"""The segments of a run: what is new, what was asked for, or only what failed before (E6, E10)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, date, datetime
+from functools import partial
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.load import Load
+from dataloader.flows.etl.plan import Segment, Table
+from dataloader.flows.etl.sources.base import Request, Window
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What a job's args ask of a load: `from` and `to` instead of what is new, settings of the pipeline.
+
+    `failures`: only what failed before is tried again, all (an empty tuple) or the failures of these numbers.
+    """
+
+    since: date | datetime | None = None
+    until: date | datetime | None = None
+    pipeline: Mapping[str, Any] = attrs.field(factory=dict)
+    failures: tuple[int, ...] | None = None
+
+
+def read_args(args: Mapping[str, Any]) -> Asked:
+    """The args of a load's job. Raises `ValueError`, which names the field, its value and what is allowed."""
+    for name in args:
+        if name not in {"from", "to", "pipeline", "failures"}:
+            raise ValueError(f"args.{name}: is not allowed; from, to, pipeline and failures are")
+    pipeline = args.get("pipeline") or {}
+    if not isinstance(pipeline, Mapping):
+        raise ValueError(  # noqa: TRY004 - as for all args
+            f"args.pipeline: {pipeline!r} is not allowed; an object with settings such as rate_min"
+        )
+    failures = args.get("failures")
+    if failures == "all":
+        failures = ()
+    elif failures is not None and (
+        not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
+    ):
+        raise ValueError(f'args.failures: {failures!r:.80} is not allowed; "all", or a list of failures\' numbers')
+    return Asked(
+        since=_instant(args, "from"),
+        until=_instant(args, "to"),
+        pipeline=pipeline,
+        failures=None if failures is None else tuple(failures),
+    )
+
+
+def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
+    text = args.get(name)
+    if text is None:
+        return None
+    for kind in (date, datetime):
+        try:
+            return kind.fromisoformat(text)
+        except (TypeError, ValueError):
+            continue
+    raise ValueError(f"args.{name}: {text!r} is not allowed; a day or an instant, such as 2026-01-31")
+
+
+async def new_segments(
+    load: Load, asked: Asked, tables: list[Table], *, cursor: datetime | None, now: datetime
+) -> AsyncGenerator[Segment, None]:
+    """What is new since `cursor`, until `now`, or what was asked for, in order."""
+    windows, moves = [Window()], False
+    if load.windows is not None:
+        windows = load.windows.plan(cursor=cursor, now=now.astimezone(UTC), since=asked.since, until=asked.until)
+        # The cursor says that all before it is loaded: what begins behind it leaves out what lies between.
+        loaded_to = cursor or load.windows.begin()
+        moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
+    for window in windows:
+        if load.source.walks_are_segments:
+            async with aclosing(load.source.requests(window)) as requests:
+                async for request in requests:
+                    name = f"{request.endpoint} {request.key}".strip()
+                    made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
+                    yield made  # noqa: ASYNC119 - loading.py closes us, too
+        else:
+            yield Segment(
+                name=str(window),
+                window=window,
+                tables=tables,
+                requests=partial(load.source.requests, window),
+                moves_cursor=moves,
+                planned=len(windows),
+            )
+
+
+async def retried_segments(
+    kept: Mapping[int, Sequence[Mapping[str, Any]]], tables: list[Table]
+) -> AsyncGenerator[Segment, None]:
+    """One segment of the requests that are kept with failures, by the failures' numbers."""
+    requests: dict[str, list[Request]] = {"list": [], "detail": []}
+    for request in (request for kept_of_one in kept.values() for request in kept_of_one):
+        made = Request(**{name: value for name, value in request.items() if name != "of"})
+        if made not in requests[request["of"]]:
+            requests[request["of"]].append(made)
+    yield Segment(
+        name="failures",
+        window=Window(),
+        tables=tables,
+        requests=partial(_these, requests["list"]),
+        details=requests["detail"],
+        is_retry=True,
+    )
+
+
+async def _these(requests: Sequence[Request]) -> AsyncGenerator[Request, None]:
+    for request in requests:
+        yield request

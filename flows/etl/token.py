@@ -1,0 +1,62 @@
+"""`CancellationToken`: asks a pipeline to stop, from any thread (E4).
+
+A job needs none: whoever cancels the job cancels its pipeline. It is for programs that run a load themselves, and for
+loads that should stop by themselves after some time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import trio
+
+
+class CancellationToken:
+    """Stops the requests of every run that has it; what has come in by then is still processed and written.
+
+    `timeout` seconds after it was made it cancels itself. Raises `ValueError` for a timeout that is not greater than 0.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        if timeout is not None and not timeout > 0:
+            message = f"timeout: {timeout!r} is not allowed; a number of seconds greater than 0"
+            raise ValueError(message)
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._scopes: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once somebody has called `cancel`, or the time is over. From any thread."""
+        return self._cancelled or time.monotonic() >= self._deadline
+
+    def cancel(self) -> None:
+        """Stop the requests of all runs that have this token. From any thread, any number of times; returns at once."""
+        with self._lock:
+            self._cancelled = True
+            scopes = list(self._scopes)
+        for loop, scope in scopes:
+            with suppress(trio.RunFinishedError):
+                loop.run_sync_soon(scope.cancel)
+
+    @contextmanager
+    def scope(self) -> Iterator[trio.CancelScope]:
+        """A cancel scope that ends when the token is cancelled, for the length of a block in a Trio task."""
+        with trio.CancelScope() as scope:
+            entry = (trio.lowlevel.current_trio_token(), scope)
+            with self._lock:
+                self._scopes.append(entry)
+            try:
+                if self.is_cancelled:
+                    scope.cancel()
+                elif self._deadline < math.inf:
+                    scope.deadline = trio.current_time() + self._deadline - time.monotonic()
+                yield scope
+            finally:
+                with self._lock:
+                    self._scopes.remove(entry)

@@ -1,0 +1,102 @@
+"""Reads responses and makes rows of them, several at once, off the event loop (E2, E10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import trio
+
+from dataloader.flows.etl.belt import Fetched, Rows, Shared
+from dataloader.flows.etl.processing import Processed, metadata_of, process
+from dataloader.flows.etl.sources.base import Page, SourceError
+
+
+@attrs.frozen(eq=False)
+class Workers:
+    """The workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
+
+    shared: Shared
+    fetched: trio.MemoryReceiveChannel[Fetched]
+    in_processes: bool
+    limiter: trio.CapacityLimiter = attrs.field(init=False)
+
+    @limiter.default
+    def _one_thread_each(self) -> trio.CapacityLimiter:
+        return trio.CapacityLimiter(self.shared.config.workers)
+
+    async def run(self) -> None:
+        """Work until no more responses come."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.shared.config.workers):
+                nursery.start_soon(self._work)
+
+    async def _work(self) -> None:
+        report = self.shared.report
+        async for fetched in self.fetched:
+            self.shared.room.release()
+            report.queued -= 1
+            report.active += 1
+            began = trio.current_time()
+            try:
+                await self._process(fetched)
+            finally:
+                report.active -= 1
+                report.phases["processing"].add(trio.current_time() - began)
+
+    async def _process(self, fetched: Fetched) -> None:
+        part = fetched.part
+        try:
+            fetched.page = await self._in_thread(part.table.source.read, fetched.response)
+        except Exception as error:  # noqa: BLE001 - whatever a format raises, it is this response that can't be read
+            fetched.error = error if isinstance(error, SourceError) else _unreadable(error)
+        fetched.is_read.set()
+        # Before its records: their failures are a row that a request which was answered earlier does not end.
+        if fetched.error is None:
+            self.shared.request_succeeded(part)
+        # If the asker waits for what was read, it tries again, or tells of it.
+        elif not part.table.source.needs_answer:
+            self.shared.request_failed(part, fetched.request, fetched.error)
+        if fetched.page is not None:
+            await self._make_rows(fetched, fetched.page)
+        part.open -= 1
+        await self.shared.close_if_done(part)
+
+    async def _make_rows(self, fetched: Fetched, page: Page) -> None:
+        part, report = fetched.part, self.shared.report
+        metadata = metadata_of(
+            endpoint=fetched.request.endpoint,
+            url=fetched.response.url,
+            is_file=part.table.source.walks_are_segments,
+            fetched_at=datetime.now(UTC),
+        )
+        run = self._in_process if self.in_processes else self._in_thread
+        made: Processed = await run(process, part.table.recipe, page, fetched.request.key, metadata)
+        report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
+        part.lacks_records |= bool(page.broken or made.refused)
+        part.columns |= made.columns
+        part.ids += made.ids
+        if made.lines:
+            report.count(rows=len(made.lines))
+            report.unwritten += len(made.lines)
+            waiting = self.shared.to_writer.statistics().current_buffer_used
+            if waiting > 2 * self.shared.config.queue_size:
+                self.shared.log.warning(
+                    "the writer lags behind", phase="processing", responses=waiting, rows=report.unwritten
+                )
+            await self.shared.to_writer.send(Rows(part, fetched.request, made.lines))
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""
+        return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.limiter)
+
+    async def _in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        import trio_parallel  # noqa: PLC0415 - an extra
+
+        return await trio_parallel.run_sync(function, *args, kill_on_cancel=True, limiter=self.limiter)
+
+
+def _unreadable(error: Exception) -> SourceError:
+    return SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_passing=False)

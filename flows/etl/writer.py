@@ -1,0 +1,164 @@
+"""Writes rows, the only one that does (E3): batches into staging tables, segments into their targets.
+
+A batch is one statement: the database takes it or not. A segment's end is one transaction, in which its staged rows are
+merged, its record is written and the load's cursor moves; segments end in their order. Must never move a cursor over a
+segment that may lack rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import trio
+
+from dataloader.flows.etl.belt import Rows, Shared
+from dataloader.flows.etl.plan import Part
+from dataloader.flows.etl.processing import brief
+from dataloader.flows.etl.sources.base import Request
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.store.database import Database
+from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
+from dataloader.store.etl_tables import aio_stage
+from dataloader.store.transaction import Transactions
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Rows of one part that are written at once, and the requests that brought them."""
+
+    lines: list[bytes] = attrs.field(factory=list)
+    requests: list[Request] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class Writer:
+    """The writer of a run."""
+
+    shared: Shared
+    processed: trio.MemoryReceiveChannel[Rows | Part]
+    database: Database
+    transactions: Transactions
+    _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
+    _oldest: float = attrs.field(init=False, default=math.inf)
+    _is_whole_so_far: bool = attrs.field(init=False, default=True)
+
+    async def run(self) -> None:
+        """Write until no more rows come, then what is left: of a run that was stopped half a segment."""
+        while True:
+            message: Rows | Part | None = None
+            with trio.CancelScope(deadline=self._oldest) as scope:
+                try:
+                    message = await self.processed.receive()
+                except trio.EndOfChannel:
+                    break
+            if scope.cancelled_caught:
+                await self._flush_all()
+            elif isinstance(message, Rows):
+                await self._add(message)
+            elif message is not None:
+                message.is_ready = True
+                await self._commit_ready()
+        await self._flush_all()
+        await self._commit_rest()
+        await self.save_failures()
+
+    async def _add(self, rows: Rows) -> None:
+        position = 0
+        while position < len(rows.lines):
+            batch = self._batches.setdefault(rows.part, Batch())
+            taken = rows.lines[position : position + self.shared.config.batch_size - len(batch.lines)]
+            batch.lines += taken
+            batch.requests.append(rows.request)
+            position += len(taken)
+            self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
+            if len(batch.lines) == self.shared.config.batch_size:
+                await self._flush(rows.part)
+
+    async def _flush_all(self) -> None:
+        for part in list(self._batches):
+            await self._flush(part)
+
+    async def _flush(self, part: Part) -> None:
+        """Write a part's batch into its staging table: all of it, or none."""
+        batch = self._batches.pop(part)
+        if not self._batches:
+            self._oldest = math.inf
+        began = trio.current_time()
+        table, number = part.table, len(batch.lines)
+        columns = table.recipe.encoder.columns
+        try:
+            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, b"".join(batch.lines))
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError as error:
+            part.is_whole = False
+            self.shared.log.warning(
+                "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
+            )
+            key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
+            sample = brief(batch.lines[0].decode(errors="replace"))
+            failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
+            self.shared.report.failed(failure, times=number)
+        else:
+            part.staged += number
+            self.shared.report.worked()
+        finally:
+            self.shared.report.unwritten -= number
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+        await self.save_failures()
+
+    async def _commit_ready(self) -> None:
+        """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""
+        while self.shared.parts and self.shared.parts[0].is_ready:
+            part = self.shared.parts.popleft()
+            if part in self._batches:
+                await self._flush(part)
+            await self._commit(part, is_done=True)
+
+    async def _commit_rest(self) -> None:
+        """What a cancelled run has by now: its rows are merged, but the segment is not done, and nothing is deleted."""
+        await self._commit_ready()
+        while self.shared.parts:
+            part = self.shared.parts.popleft()
+            if part.staged:
+                await self._commit(part, is_done=False)
+
+    async def _commit(self, part: Part, *, is_done: bool) -> None:
+        segment, began = part.segment, trio.current_time()
+        segment.is_whole &= part.is_whole
+        ends_segment = is_done and part.ends_segment
+        if ends_segment:
+            self._is_whole_so_far &= segment.is_whole
+        commit = SegmentCommit(
+            run_id=self.shared.run_id,
+            token=self.shared.token,
+            task=self.shared.load,
+            # What is not whole is asked for again when the run goes on: else the cursor would go over it then.
+            segment=segment.name if ends_segment and segment.is_whole else None,
+            merges=part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records),
+            cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
+        )
+        try:
+            counts = await self.transactions.run(aio_commit_segment, commit)
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError as error:
+            segment.is_whole = self._is_whole_so_far = False
+            self.shared.log.warning(
+                "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
+            )
+            self.shared.report.failed(self.shared.failure(part, "segment", segment.name, str(error)))
+        else:
+            self.shared.report.count(**counts, segments=int(ends_segment))
+            self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
+        finally:
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+            part.committed.set()
+        await self.save_failures()
+
+    async def save_failures(self) -> None:
+        """Put what has failed since the last time on record."""
+        failures = self.shared.report.take_unsaved()
+        if failures:
+            await self.database.write(aio_note_failures, self.shared.run_id, failures)

@@ -1,0 +1,271 @@
+"""What fails is named, counted and kept, and the rest goes on, unless too much fails in a row (E9, E10)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from etl.etl_tasks import item, items_load
+
+from dataloader import Tasks
+from dataloader.flows.etl import add_loads
+from dataloader.testing import run_task
+
+pytestmark = pytest.mark.requirement("E10")
+
+
+@pytest.fixture
+def failures(raw):
+    """The failures on record: phase, key, error."""
+
+    async def failures(columns="phase, key, error"):
+        return [tuple(row) for row in await raw.fetch(f"SELECT {columns} FROM dl_etl_failures ORDER BY failure_id")]
+
+    return failures
+
+
+async def test_a_request_is_tried_three_times_and_the_rest_goes_on(items, counts_of, failures, soon, table):
+    items.records = [item(number, number) for number in range(1, 4)]
+    items.service.misbehave("from=2026-01-02", times=None, status=503)
+    counts = await counts_of(items_load(items.service.url), to="2026-01-04")
+    assert items.asked() == ["2026-01-01", *["2026-01-02"] * 3, "2026-01-03"]
+    assert (counts["requests_failed"], counts["requests"], counts["inserted"]) == (1, 2, 2)
+    [(phase, key, error, segment, sample, requests)] = await failures(
+        "phase, key, error, left(segment, 10), sample, requests"
+    )
+    assert (phase, key, segment, sample) == ("request", "/items", "2026-01-02", None)
+    assert "status 503" in error
+    [request] = json.loads(requests)
+    assert (request["of"], request["params"]["from"]) == ("list", "2026-01-02")
+    assert await table("id") == ["1", "3"]
+
+
+async def test_a_request_that_succeeds_at_its_third_try_is_no_failure(items, counts_of, failures, soon):
+    items.records = [item(1)]
+    items.service.misbehave(times=2, cut_at=5)
+    counts = await counts_of(items_load(items.service.url, windows=None))
+    assert (counts["requests"], counts["inserted"], len(items.service.requests)) == (1, 1, 3)
+    assert await failures() == []
+
+
+async def test_a_request_that_trying_again_can_not_help_is_sent_once(items, counts_of, failures, soon):
+    items.service.misbehave(times=None, status=404)
+    assert (await counts_of(items_load(items.service.url, windows=None)))["requests_failed"] == 1
+    assert len(items.service.requests) == 1
+    assert "status 404" in (await failures())[0][2]
+
+
+async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(items, counts_of, failures, soon, table):
+    items.records = [item(number) for number in range(7)]
+    items.service.misbehave("page=2", times=None, status=500)
+    counts = await counts_of(items_load(items.service.url, windows=None, page_size=2))
+    assert (counts["requests_failed"], counts["inserted"]) == (1, 5)
+    assert await table("id") == ["0", "1", "4", "5", "6"]
+    assert [phase for phase, _, _ in await failures()] == ["request"]
+
+
+async def test_an_answer_that_takes_too_long_is_a_failed_request(items, counts_of, failures, soon):
+    items.service.misbehave(times=None, delay_s=30)
+    load = items_load(items.service.url, windows=None, pipeline={"request_timeout": 0.1, "attempts": 2})
+    assert (await counts_of(load))["requests_failed"] == 1
+    assert len(items.service.requests) == 2
+    assert "no whole answer within 0.1 s" in (await failures())[0][2]
+
+
+async def test_an_answer_that_can_not_be_read_is_a_failed_request(items, counts_of, failures, soon):
+    items.service.misbehave(body=b'{"items": 7}')
+    assert (await counts_of(items_load(items.service.url, windows=None)))["requests_failed"] == 1
+    assert (await failures())[0][:2] == ("request", "/items")
+
+
+async def test_a_record_that_fails_is_named_and_the_others_of_its_response_go_on(items, outcome_of, failures, table):
+    items.records = [item(1), item(2, value="password=sesame"), item(3)]
+
+    def transform(record):
+        if record["id"] == 2:
+            raise ZeroDivisionError("no such value: 2")
+        return record
+
+    outcome = await outcome_of(items_load(items.service.url, windows=None, transform=transform))
+    assert outcome.status == "succeeded"
+    counts = {"inserted": 2, "records": 3, "records_failed": 1, "requests": 1, "segments": 1}
+    assert outcome.result["counts"].items() >= counts.items()
+    [(phase, key, error, sample)] = await failures("phase, key, error, sample")
+    assert (phase, key, error) == ("record", "2", "ZeroDivisionError: no such value: 2")
+    assert '"id":2' in sample
+    assert "sesame" not in sample
+    assert await table("id") == ["1", "3"]
+    [listed] = outcome.result["failures"]
+    assert listed == {"segment": "everything", "phase": "record", "item": "2", "error": error}
+
+
+async def test_a_batch_that_the_database_refuses_is_rolled_back_and_the_others_are_written(
+    items, outcome_of, failures, table
+):
+    items.records = [item(number) for number in range(5)]
+    items.records[2]["day"] = "2026-01-01x"
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 2}))
+    assert (outcome.result["counts"]["rows_failed"], outcome.result["counts"]["inserted"]) == (2, 3)
+    [(phase, key, error, sample)] = await failures("phase, key, error, sample")
+    assert (phase, key) == ("batch", "2 rows of /items")
+    assert "2026-01-01x" in error
+    assert sample.startswith("2\t2026-01-01x")
+    assert await table("id") == ["0", "1", "4"]
+    [line] = [line for line in outcome.log if line.message == "a batch was refused and is rolled back"]
+    assert (line.level, line.fields["rows"], "2026-01-01x" in line.fields["error"]) == ("warning", 2, True)
+
+
+async def test_a_row_may_lack_columns_that_others_have(items, counts_of, failures, raw, table):
+    await raw.execute("ALTER TABLE item ADD note text")
+    items.records = [item(1), {**item(2), "note": "x"}]
+    assert (await counts_of(items_load(items.service.url, windows=None)))["inserted"] == 2
+    assert await failures() == []
+    assert await table() == ["(1,2026-01-01,a,)", "(2,2026-01-01,a,x)"]
+
+
+async def test_a_segment_that_its_table_refuses_is_rolled_back_whole_and_the_next_one_goes_on(
+    items, counts_of, failures, raw, table
+):
+    await raw.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a')")
+    await raw.execute("ALTER TABLE item ADD FOREIGN KEY (value) REFERENCES known")
+    items.records = [item(1, 1), item(2, 2), item(3, 2, value="unknown"), item(4, 3)]
+    counts = await counts_of(items_load(items.service.url), to="2026-01-04")
+    assert (counts["segments_failed"], counts["inserted"], counts["segments"]) == (1, 2, 2)
+    assert await table("id") == ["1", "4"]
+    [(phase, key, error)] = await failures()
+    assert (phase, key[:10]) == ("segment", "2026-01-02")
+    assert "item_value_fkey" in error
+    upto = await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+    assert upto == "02"
+
+
+@pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
+async def test_ten_records_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
+    items, outcome_of, failures, number, status
+):
+    items.records = [{**item(n), "id": None} for n in range(number)] + [item(99)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert outcome.status == status
+    assert outcome.result["status"] == status
+    assert outcome.result["counts"]["records_failed"] == number
+    assert len(await failures()) == number
+
+
+@pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
+async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
+    items, outcome_of, failures, raw, soon, number, status
+):
+    items.service.misbehave(times=number, status=404)
+    outcome = await outcome_of(items_load(items.service.url, page_size=2), to="2026-01-15")
+    assert outcome.status == status
+    assert len(await failures()) == outcome.result["counts"]["requests_failed"] == number
+    if status == "failed":
+        assert outcome.error.startswith("11 failures in a row; the last one was request /items: ")
+        assert len(items.service.requests) == 11
+        assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
+        assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
+
+
+@pytest.mark.parametrize(("refused", "status"), [(3, "succeeded"), (8, "failed")])
+async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, status):
+    # A page with a part that is no record and six records that fail, then pages that are refused.
+    page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))]}).encode()
+    items.service.misbehave(body=page)
+    items.service.misbehave(times=refused, status=404)
+    outcome = await outcome_of(items_load(items.service.url, windows=None, page_size=7))
+    assert outcome.status == status
+    phases = [phase for phase, _, _ in await failures()]
+    assert phases.count("record") == 7
+    assert phases.count("request") == (refused if status == "succeeded" else 11 - 7)
+
+
+async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
+    items.records = [{**item(n), "id": None if n % 10 else n} for n in range(60)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert (outcome.status, outcome.result["counts"]["records_failed"]) == ("succeeded", 54)
+
+
+async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
+    items.service.misbehave("from=2026-01-(0|10|1[2-9]|2[01])", times=None, status=404)
+    outcome = await outcome_of(items_load(items.service.url, pipeline={"workers": 1}), to="2026-01-22")
+    assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("succeeded", 20)
+
+
+async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
+    items.service.misbehave(times=None, status=404)
+    outcome = await outcome_of(items_load(items.service.url, pipeline={"max_failures": 2}), to="2026-01-31")
+    assert outcome.error.startswith("3 failures in a row")
+    assert len(items.service.requests) == 3
+
+
+@pytest.mark.requirement("E9")
+async def test_the_summary_has_time_and_counts_of_each_phase_and_the_progress_the_depths_of_the_queues(
+    items, outcome_of, soon
+):
+    items.records = [item(n, 1 + n // 10) for n in range(20)]
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
+    result = outcome.result
+    assert (result["status"], result["failures"]) == ("succeeded", [])
+    assert result["counts"].items() >= {"inserted": 20, "records": 20, "requests": 2, "segments": 2}.items()
+    assert result["phases"].keys() == {"requests", "processing", "writing"}
+    for phase in result["phases"].values():
+        assert phase["began_at"] <= phase["ended_at"]
+        assert 0 < phase["busy_s"] <= result["seconds"]
+    first, last = outcome.progress[0], outcome.progress[-1]
+    assert {"queued": 0, "active_workers": 0, "unwritten": 0}.items() <= first.items()
+    assert (last["inserted"], last["requests"], last["queued"], last["unwritten"]) == (20, 2, 0, 0)
+    assert last["segment"].startswith("2026-01-02")
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E9")
+async def test_counters_of_each_load_are_in_the_metrics(items, serve, add, row_when, client_of):
+    items.records = [item(1), item(2), {**item(3), "id": None}]
+    service = await serve(tasks="etl.etl_tasks:tasks", environment={"ITEMS_URL": items.service.url})
+    await row_when(await add("items", {"to": "2026-01-03"}), "succeeded")
+    async with client_of(service) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    for count, number in (("requests", 2), ("records", 3), ("inserted", 2), ("records_failed", 1), ("segments", 2)):
+        assert f'dataloader_etl_total{{count="{count}",load="items"}} {number:.1f}' in lines
+
+
+async def test_what_failed_can_be_tried_again_alone(items, outcome_of, counts_of, failures, soon, table):
+    items.records = [item(number, number) for number in range(1, 4)]
+    items.service.misbehave("from=2026-01-02", times=None, status=500)
+    load = items_load(items.service.url)
+    await counts_of(load, to="2026-01-04")
+    items.service.behave()
+    asked = len(items.service.requests)
+    counts = await counts_of(load, failures="all")
+    assert items.asked()[asked:] == ["2026-01-02"]
+    assert counts["inserted"] == 1
+    assert await table("id") == ["1", "2", "3"]
+    assert await failures("solved_at IS NOT NULL") == [(True,)]
+    assert (await counts_of(load, failures="all")) == {"segments": 1}
+
+
+async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of, raw):
+    await raw.execute("DROP TABLE item")
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert outcome.status == "failed"
+    assert "item" in outcome.error
+    assert items.service.requests == []
+    assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"until": "2026-01-01"}, "args.until: is not allowed"),
+        ({"from": "yesterday"}, "args.from: 'yesterday' is not allowed"),
+        ({"pipeline": {"worker": 1}}, "'worker' is no setting of a pipeline"),
+        ({"pipeline": {"rate_min": 3, "rate_max": 2}}, "pipeline.rate_min: 3 is not allowed"),
+        ({"failures": "some"}, "args.failures: 'some' is not allowed"),
+    ],
+)
+async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
+    tasks = Tasks()
+    add_loads(tasks, items_load(items.service.url))
+    outcome = await run_task(tasks, "items", args, dsn=database.dsn)
+    assert (outcome.status, said in outcome.error) == ("failed", True)
+    assert items.service.requests == []

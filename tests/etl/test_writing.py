@@ -1,0 +1,226 @@
+"""What becomes of rows in their table: inserted, updated, left alone, marked as gone; where the cursor goes (E6)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+import trio
+from etl.etl_tasks import item, items_load
+
+from dataloader import Tasks
+from dataloader.flows.etl import Target, add_loads
+from dataloader.testing import run_task
+
+pytestmark = pytest.mark.requirement("E6")
+DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
+
+
+@pytest.fixture
+async def deleting(items, raw):
+    """A load by days that marks rows as gone."""
+    await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
+    return items_load(items.service.url, target=DELETING, page_size=2)
+
+
+@pytest.fixture
+async def deleting_all(items, deleting):
+    """A load of everything that marks rows as gone."""
+    return items_load(items.service.url, target=DELETING, windows=None, page_size=2)
+
+
+@pytest.fixture
+def gone(raw):
+    """The items that are marked as gone."""
+
+    async def gone():
+        return [row["id"] for row in await raw.fetch("SELECT id FROM item WHERE deleted_at IS NOT NULL ORDER BY 1")]
+
+    return gone
+
+
+@pytest.fixture
+def cursor(raw):
+    """The day that the load has come to."""
+
+    async def cursor():
+        upto = await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'items'")
+        return None if upto is None else f"{upto.astimezone(UTC):%d}"
+
+    return cursor
+
+
+async def test_rows_are_inserted_updated_or_left_alone(items, counts_of, table):
+    load = items_load(items.service.url, windows=None)
+    items.records = [item(1), item(2)]
+    assert (await counts_of(load))["inserted"] == 2
+    items.records = [item(1, value="b"), item(2), item(3)]
+    counts = await counts_of(load)
+    assert (counts["inserted"], counts["updated"], counts["unchanged"]) == (1, 1, 1)
+    assert await table("(id, value)") == ["(1,b)", "(2,a)", "(3,a)"]
+
+
+async def test_a_rerun_with_the_same_input_writes_no_row(items, counts_of, raw):
+    load = items_load(items.service.url)
+    items.records = [item(number, 1 + number % 3) for number in range(9)]
+    args = {"from": "2026-01-01", "to": "2026-01-04"}
+    await counts_of(load, **args)
+    before = await raw.fetch("SELECT id, xmin::text FROM item ORDER BY id")
+    counts = await counts_of(load, **args)
+    assert counts["unchanged"] == 9
+    assert not counts.keys() & {"inserted", "updated", "deleted"}
+    assert await raw.fetch("SELECT id, xmin::text FROM item ORDER BY id") == before
+
+
+async def test_two_runs_of_one_load_at_the_same_time_leave_one_of_each_row(items, database, table):
+    items.records = [item(number, 1 + number // 50) for number in range(200)]
+    tasks = Tasks()
+    add_loads(tasks, items_load(items.service.url))
+    outcomes = []
+
+    async def run():
+        outcomes.append(await run_task(tasks, "items", {"to": "2026-01-05"}, dsn=database.dsn))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            nursery.start_soon(run)
+    assert [outcome.status for outcome in outcomes] == ["succeeded"] * 2
+    assert await table("id") == sorted(map(str, range(200)))
+    counts = [outcome.result["counts"] for outcome in outcomes]
+    assert sum(count.get("inserted", 0) for count in counts) == 200
+    assert items.service.most_at_once() == 1
+
+
+async def test_a_load_that_only_inserts_leaves_rows_that_are_there(items, counts_of, table):
+    load = items_load(items.service.url, windows=None, target=Target(table="item", key=("id",), mode="insert"))
+    items.records = [item(1)]
+    await counts_of(load)
+    items.records = [item(1, value="b"), item(2)]
+    counts = await counts_of(load)
+    assert (counts["inserted"], counts["unchanged"]) == (1, 1)
+    assert await table("(id, value)") == ["(1,a)", "(2,a)"]
+
+
+async def test_rows_that_a_window_has_no_more_are_marked_as_gone_and_others_are_not(items, counts_of, deleting, gone):
+    items.records = [item(1, 1), item(2, 1), item(3, 2), item(4, 3)]
+    await counts_of(deleting, to="2026-01-04")
+    items.records = [item(2, 1)]
+    counts = await counts_of(deleting, **{"from": "2026-01-01", "to": "2026-01-03"})
+    assert (counts["deleted"], counts["unchanged"]) == (2, 1)
+    # The fourth lies behind the windows.
+    assert await gone() == [1, 3]
+
+
+async def test_a_row_that_comes_back_loses_its_mark(items, counts_of, deleting_all, gone):
+    items.records = [item(1), item(2)]
+    await counts_of(deleting_all)
+    items.records = [item(2)]
+    assert (await counts_of(deleting_all))["deleted"] == 1
+    assert await gone() == [1]
+    assert (await counts_of(deleting_all)).get("deleted") is None
+    items.records = [item(1), item(2)]
+    counts = await counts_of(deleting_all)
+    assert (counts["updated"], counts["unchanged"]) == (1, 1)
+    assert await gone() == []
+
+
+async def test_an_answer_without_any_record_marks_nothing_in_the_whole_table(items, counts_of, deleting_all, gone):
+    items.records = [item(1), item(2)]
+    await counts_of(deleting_all)
+    items.records = []
+    assert (await counts_of(deleting_all)).get("deleted") is None
+    assert await gone() == []
+
+
+async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
+    items, counts_of, deleting, gone, cursor, table, soon
+):
+    items.records = [item(number, 1 + number // 5) for number in range(15)]
+    await counts_of(deleting, to="2026-01-04")
+    assert await cursor() == "04"
+    items.records = [item(number, 1 + number // 5) for number in range(15, 30)]
+    items.service.misbehave("from=2026-01-05.*page=2", times=None, status=500)
+    counts = await counts_of(deleting, to="2026-01-07")
+    assert (counts["requests_failed"], counts["inserted"], counts["segments"]) == (1, 13, 3)
+    # A day that came whole behind one that did not is no reason to pass that over.
+    assert await cursor() == "05"
+    assert len(await table("id")) == 28
+
+    items.service.behave()
+    counts = await counts_of(deleting, to="2026-01-07")
+    assert items.asked()[-6:-3] == ["2026-01-05/1", "2026-01-05/2", "2026-01-05/3"]
+    assert (counts["inserted"], counts["unchanged"], counts.get("deleted")) == (2, 8, None)
+    assert await cursor() == "07"
+
+    items.records = [item(27, 6)]
+    items.service.misbehave("page=1", times=None, status=500)
+    await counts_of(deleting, **{"from": "2026-01-05", "to": "2026-01-07"})
+    assert await gone() == []
+
+
+async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, deleting_all, gone):
+    items.records = [item(1), item(2), item(3)]
+    await counts_of(deleting_all)
+    items.records = [item(1), {**item(2), "id": None}]
+    counts = await counts_of(deleting_all)
+    assert (counts["records_failed"], counts.get("deleted")) == (1, None)
+    # The second may well be what could not be read.
+    assert await gone() == []
+
+
+async def test_a_batch_that_was_refused_marks_nothing_and_moves_no_cursor(items, counts_of, deleting, gone, cursor):
+    items.records = [item(1, 1), item(2, 1)]
+    await counts_of(deleting, to="2026-01-02")
+    items.records = [{**item(1, 1), "day": "2026-01-01x"}]
+    counts = await counts_of(deleting, **{"from": "2026-01-01", "to": "2026-01-02"})
+    assert counts["rows_failed"] == 1
+    assert (await gone(), await cursor()) == ([], "02")
+    items.records = [{**item(3, 2), "day": "2026-01-02x"}]
+    assert (await counts_of(deleting, to="2026-01-03"))["rows_failed"] == 1
+    assert await cursor() == "02"
+
+
+async def test_a_run_begins_where_the_last_one_has_come_to(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, to="2026-01-03")
+    await counts_of(load, to="2026-01-05")
+    assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
+    assert await cursor() == "05"
+    assert (await counts_of(load, to="2026-01-05")) == {}
+    assert len(items.service.requests) == 4
+
+
+async def test_a_run_over_days_long_past_does_not_move_the_cursor_back(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, to="2026-01-05")
+    await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-03"})
+    assert await cursor() == "05"
+
+
+async def test_a_run_over_days_to_come_does_not_move_the_cursor_over_those_in_between(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, **{"from": "2026-01-07", "to": "2026-01-09"})
+    assert await cursor() is None
+    await counts_of(load, to="2026-01-03")
+    await counts_of(load, **{"from": "2026-01-05", "to": "2026-01-06"})
+    assert await cursor() == "03"
+    # What begins before the cursor and ends behind it leaves nothing out.
+    await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-05"})
+    assert await cursor() == "05"
+
+
+async def test_a_run_s_segments_and_its_cursor_are_on_record(items, counts_of, raw):
+    items.records = [item(1, 1), item(2, 2), item(3, 2)]
+    await counts_of(items_load(items.service.url), to="2026-01-03")
+    run = await raw.fetchrow("SELECT run_id, name, kind, status, finished_at IS NOT NULL, summary FROM dl_etl_runs")
+    assert tuple(run)[1:5] == ("items", "load", "succeeded", True)
+    segments = await raw.fetch("SELECT segment, counts->>'inserted' AS rows FROM dl_etl_segments ORDER BY segment")
+    assert [tuple(row) for row in segments] == [
+        ("2026-01-01T00:00:00+0000 to 2026-01-02T00:00:00+0000", "1"),
+        ("2026-01-02T00:00:00+0000 to 2026-01-03T00:00:00+0000", "2"),
+    ]
+    cursor = await raw.fetchrow("SELECT load, upto, run_id FROM dl_etl_cursors")
+    assert tuple(cursor) == ("items", datetime(2026, 1, 3, tzinfo=UTC), run["run_id"])
+    task = await raw.fetchrow("SELECT task, status, started_at <= finished_at FROM dl_etl_tasks")
+    assert tuple(task) == ("items", "succeeded", True)
