@@ -13,6 +13,7 @@ from uuid import UUID
 import trio
 
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 
 BULK: Final = 1_000
@@ -63,6 +64,18 @@ class Client(Protocol):
 
     async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
         """What operators did, latest first, from before the entry `before`."""
+
+    async def loads(self, *, limit: int, after: str | None) -> LoadPage:
+        """A page of the loads that have run, by name; `after` is the `next` of the page before."""
+
+    async def load(self, name: str) -> LoadRecord:
+        """How far a load has come. `LoadNotFound` if it has never run."""
+
+    async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
+        """What failed in a run, oldest first, from behind the failure `after`. `RunNotFound` if there is none."""
+
+    async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
+        """What failed in any run of a load and is not solved, in the same way. `LoadNotFound` if it has never run."""
 
 
 async def wait_for_end(

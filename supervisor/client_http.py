@@ -20,6 +20,7 @@ import msgspec
 from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound, StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, Client
 
@@ -109,6 +110,21 @@ class HttpClient(Client):
         page = {"limit": limit} if before is None else {"limit": limit, "before": before}
         return await self._list(AuditRecord, "audit", "/audit", params=page)
 
+    async def loads(self, *, limit: int, after: str | None) -> LoadPage:
+        page = {"limit": limit} if after is None else {"limit": limit, "after": after}
+        return await self._ask(LoadPage, "GET", "/loads", params=page)
+
+    async def load(self, name: str) -> LoadRecord:
+        return await self._ask(LoadRecord, "GET", f"/loads/{_segment(name)}")
+
+    async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
+        page = {"after": after, "limit": limit}
+        return await self._list(FailureLine, "failures", f"/runs/{run_id}/failures", params=page)
+
+    async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
+        page = {"after": after, "limit": limit}
+        return await self._list(FailureLine, "failures", f"/loads/{_segment(name)}/failures", params=page)
+
     async def _all(self, path: str, wanted: JobFilter) -> int:
         """Repeat a bulk request, which is bounded, until it finds no more."""
         count = 0
@@ -147,9 +163,10 @@ class HttpClient(Client):
         except msgspec.DecodeError:
             problem = {}
         detail = str(problem.get("detail") or f"{answer.status_code} {answer.reason_phrase}")
+        room = answer.request.url.path.removeprefix(self.connection.base_url.path).partition("/")[0]
         match answer.status_code:
-            case HTTPStatus.NOT_FOUND if answer.request.url.path.startswith(f"{self.connection.base_url.path}jobs/"):
-                return JobNotFound(detail)
+            case HTTPStatus.NOT_FOUND if room in _NOT_FOUND:
+                return _NOT_FOUND[room](detail.rstrip("."))
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
                 return ConfigError(f"--token: {self.shown_url} refuses it: {detail}")
             case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("errors"):
@@ -159,6 +176,10 @@ class HttpClient(Client):
                 return StoreUnavailable(f"{self.shown_url}: {detail}")
             case _:
                 return DataloaderError(f"{self.shown_url}: {detail}")
+
+
+_NOT_FOUND: Final = {"jobs": JobNotFound, "runs": RunNotFound, "loads": LoadNotFound}
+"""What is missing where a path's first word leads."""
 
 
 def _criteria(wanted: JobFilter) -> dict[str, Any]:

@@ -19,10 +19,11 @@ import trio
 
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
-from dataloader.store import control, reads
+from dataloader.store import control, etl_reads, reads
 from dataloader.store.control import Actor
 from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
+from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, Client
 from dataloader.supervisor.settings import Settings
@@ -36,7 +37,7 @@ ALIVE_WITHIN_S: Final = 60.0
 async def open_store_client(settings: Settings) -> AsyncIterator[Client]:
     """A client of the settings' database for the length of a block. Nothing is connected before the first question."""
     async with open_database(database_options(settings)) as database:
-        yield StoreClient(database, Actor(_account()), settings)
+        yield StoreClient(database, Actor(account()), settings)
 
 
 def database_options(settings: Settings) -> DatabaseOptions:
@@ -53,7 +54,8 @@ def database_options(settings: Settings) -> DatabaseOptions:
     )
 
 
-def _account() -> str:
+def account() -> str:
+    """Who runs this command, and where, as the audit has it."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as containers have it
@@ -122,3 +124,15 @@ class StoreClient(Client):
 
     async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
         return await reads.list_audit(self.database, limit=limit, before=before)
+
+    async def loads(self, *, limit: int, after: str | None) -> LoadPage:
+        return await etl_reads.list_loads(self.database, limit=limit, after=after or "")
+
+    async def load(self, name: str) -> LoadRecord:
+        return await etl_reads.get_load(self.database, name)
+
+    async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
+        return await etl_reads.list_failures_of_run(self.database, run_id, after=after, limit=limit)
+
+    async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
+        return await etl_reads.list_failures_of_load(self.database, name, after=after, limit=limit)

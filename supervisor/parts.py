@@ -31,6 +31,8 @@ from dataloader.actors.releaser import Releaser
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run, Runs
 from dataloader.actors.stager import Stager
+from dataloader.flows.etl.config import PipelineSettings
+from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Status
@@ -181,11 +183,18 @@ def _make(
     registry = CollectorRegistry()
     telemetry = Telemetry(registry)
     to_recorder, to_record = open_channel(sum(slots.values()))
+    transactions = Transactions(database)
     workshop = Workshop(
         to_recorder=to_recorder,
-        transactions=Transactions(database),
+        transactions=transactions,
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
+        resources={
+            Database: database,
+            Transactions: transactions,
+            EtlMetrics: EtlMetrics(registry),
+            PipelineSettings: settings.pipeline,
+        },
     )
     dispatchers = {
         queue: Dispatcher(

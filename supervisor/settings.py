@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 import attrs
 from dotenv.parser import parse_stream
 
+from dataloader.flows.etl.config import PREFIX, PipelineSettings
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.masking import MASKED
 from dataloader.supervisor import values
@@ -204,6 +205,13 @@ class Settings:
         default=attrs.Factory(socket.gethostname),
         optional="the name of the host",
     )
+    pipeline: PipelineSettings = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
+        f"{PREFIX}…",
+        values.PIPELINE,
+        "How pipelines run, all of them or one: docs/etl.md has the settings.",
+        default=attrs.Factory(PipelineSettings),
+        optional="those of docs/etl.md",
+    )
 
     def __attrs_post_init__(self) -> None:
         """Replace texts by values, and refuse all that is not allowed at once."""
@@ -216,6 +224,8 @@ class Settings:
                 object.__setattr__(self, field.name, field.metadata["kind"].read(value))
             except Refused as refused:
                 problems.append(_refusal(field, value, refused))
+            except ValueError as error:  # the pipelines' own, which names the variable
+                problems.append(str(error))
         if self.lock_dsn is None:
             object.__setattr__(self, "lock_dsn", self.db_dsn)
         problems = problems or self._contradictions()
@@ -263,7 +273,8 @@ def load_settings(
     Args:
         env: the environment; by default that of the process.
         directory: where `.env` and `.env.local` are looked for; by default the current one.
-        overrides: values from the command line by field name (`port`); `None` means not given.
+        overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` are
+            variables, which override single ones of the other layers.
 
     Raises:
         ConfigError: one line for each bad value, or for a line in a file that can't be read.
@@ -293,13 +304,13 @@ def explain(
 def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path | None = None) -> list[str]:
     """Return a sentence for each `DL_…` variable that is no setting, with the nearest name.
 
-    `DL_PIPELINE__…` belongs to pipelines and is passed over. Arguments as `load_settings`.
+    Names that begin with `DL_PIPELINE__` are checked when the settings are read. Arguments as `load_settings`.
     """
     known = [field.metadata["name"] for field in attrs.fields(Settings)]
     warnings = []
     for source, layer in _layers(env, directory):
         for name in layer:
-            if name.startswith("DL_") and not name.startswith("DL_PIPELINE__") and name not in known:
+            if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 warnings.append(f"{quoted(name)[1:-1]} ({source}) is no setting" + (f"; {near[0]} is" if near else ""))
     return warnings
@@ -336,12 +347,23 @@ def _given(
     """Return what was set, by field: the value of the highest layer that has one, and the layer."""
     given: dict[str, tuple[object, str]] = {}
     fields = {field.metadata["name"]: field.name for field in attrs.fields(Settings)}
-    for source, layer in _layers(env, directory):
+    pipeline: dict[str, str] = {}
+    layers = _layers(env, directory)
+    if isinstance(variables := overrides.get("pipeline"), Mapping):
+        layers.append(("command line", variables))
+    for source, layer in layers:
         for name, field in fields.items():
             # `DL_DB_DSN=` and compose's `${DL_DB_DSN:-}` mean "not set", not a wrong value.
             if value := layer.get(name, "").strip():
                 given[field] = (value, source)
-    given |= {field: (value, "command line") for field, value in overrides.items() if value is not None}
+        if variables := {name: text for name, text in layer.items() if name.startswith(PREFIX)}:
+            pipeline |= variables
+            given["pipeline"] = (pipeline, source)
+    given |= {
+        field: (value, "command line")
+        for field, value in overrides.items()
+        if value is not None and field != "pipeline"
+    }
     return given
 
 

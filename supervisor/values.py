@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import attrs
 import msgspec
 
+from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.masking import MASKED, mask_text
 
 Role = Literal["read", "operate", "admin"]
@@ -260,6 +261,22 @@ def _show_tokens(tokens: tuple[ApiToken, ...]) -> str:
     return msgspec.json.encode([{**attrs.asdict(token), "token": MASKED} for token in tokens]).decode()
 
 
+def _read_pipeline(value: object) -> PipelineSettings:
+    if isinstance(value, PipelineSettings):
+        return value
+    if not isinstance(value, Mapping):
+        raise Refused(PIPELINE.allowed)
+    return read_settings(value)
+
+
+def _show_pipeline(settings: PipelineSettings) -> str:
+    given = {PREFIX + name.upper(): value for name, value in settings.of_all.items()}
+    for load, one in settings.of_one.items():
+        given |= {f"{PREFIX}{load}__{name.upper()}": value for name, value in one.items()}
+    return " ".join(f"{name}={value}" for name, value in given.items())
+
+
+PIPELINE = Kind("variables such as DL_PIPELINE__RATE_MIN", _read_pipeline, _show_pipeline)
 FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
 LINE = Kind("a text of 1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)

@@ -25,14 +25,14 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.masking import mask_text
-from dataloader.web import jobs, queues, system
+from dataloader.web import etl, jobs, queues, system
 from dataloader.web.openapi import description_routes
 from dataloader.web.routes import Route, problem_response, serve
 from dataloader.web.services import Services
 
 log = structlog.get_logger(__name__)
 
-_WORK: Final = (*jobs.routes, *queues.routes, *system.routes)
+_WORK: Final = (*jobs.routes, *etl.routes, *queues.routes, *system.routes)
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
 """All there is."""
 

@@ -135,9 +135,9 @@ def _refusals(route: Route) -> set[int]:
         statuses |= {401, 403, 503}
     if route.path == "/ready":
         statuses |= {503}
-    if "<job_id>" in route.path:
+    if any(part in route.path for part in ("<job_id>", "<run_id>", "<path:load>")):
         statuses |= {404}
-    if route.query is not None or "<path:queue>" in route.path:
+    if route.query is not None or "<path:" in route.path:
         statuses |= {422}
     if route.body is not None:
         statuses |= {400, 413, 415, 422}
@@ -152,7 +152,7 @@ def _tag(path: str) -> str:
 
 
 def _path_part(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "format": "uuid"} if name == "job_id" else {"type": "string"}
+    schema = {"type": "string", "format": "uuid"} if name in {"job_id", "run_id"} else {"type": "string"}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

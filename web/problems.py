@@ -25,6 +25,7 @@ from dataloader.jobs.errors import (
     StoreUnavailable,
     Unstorable,
 )
+from dataloader.store.etl_reads import LoadNotFound, RunNotFound
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 5
@@ -95,13 +96,15 @@ def unavailable(detail: str, kind: str) -> ProblemError:
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind=kind, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-def problem_of(error: Exception) -> ProblemError | None:  # noqa: PLR0911 - a table
+def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 - a table
     """The answer to an error of ours or of Quart's, None for one that nobody expected."""
     match error:
         case ProblemError():
             return error
         case BadRequest():
             return unprocessable([FieldError(error.field, error.message)])
+        case RunNotFound() | LoadNotFound():
+            return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case JobNotFound():
             return ProblemError(
                 HTTPStatus.NOT_FOUND, "No job has this id: it never existed, or was deleted after its time."

@@ -1,9 +1,9 @@
 """What a route is, and the one way in which each request is served: who, what, by when, and how the answer goes out.
 
-Rooms of routes (jobs.py, queues.py, system.py) declare plain async functions with typed requests and answers; they
-know neither Quart nor status codes for errors, they raise. The same declarations make /openapi.json. `serve` is the
-pipe every request goes through: authorize → decode → run under a deadline → encode. It opens no nursery: Quart would
-see only one member of an exception group.
+Rooms of routes (jobs.py, etl.py, queues.py, system.py) declare plain async functions with typed requests and answers;
+they know neither Quart nor status codes for errors, they raise. The same declarations make /openapi.json. `serve` is
+the pipe every request goes through: authorize → decode → run under a deadline → encode. It opens no nursery: Quart
+would see only one member of an exception group.
 
 Rejected: quart-schema. It reports the first bad field only, wraps each view once for each of its decorators, and
 knows nothing of our problems and roles; what we need of it is this file and openapi.py.
@@ -104,8 +104,8 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     name = ""
     if route.role is not None:
         name = authorize(services.settings.tokens, request.method, request.headers, route.role)
-    if "job_id" in parts:
-        parts["job_id"] = _job_id(parts["job_id"])
+    for part in parts.keys() & {"job_id", "run_id"}:
+        parts[part] = _job_id(parts[part])
     if route.query is not None:
         parts["query"] = decode_query(dict(request.args.lists()), route.query)
     if route.body is not None:

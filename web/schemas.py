@@ -37,7 +37,7 @@ from dataloader.store.reads import MAX_PAGE, AuditRecord, JobFilter
 
 MAX_BATCH: Final = 1_000
 """Jobs in one batch."""
-_MAX_ID: Final = 2**63 - 1
+MAX_ID: Final = 2**63 - 1
 MAX_WAIT_S: Final = 60.0
 """The longest that a status request may wait."""
 
@@ -183,14 +183,14 @@ class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 class EventsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """A page of a job's journal, oldest first."""
 
-    after: Annotated[int, Meta(ge=0, le=_MAX_ID, description="The last `event_id` seen.")] = 0
+    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="The last `event_id` seen.")] = 0
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
 
 
 class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """A page of the operators' actions, newest first."""
 
-    before: Annotated[int, Meta(ge=0, le=_MAX_ID, description="The smallest `audit_id` seen.")] | None = None
+    before: Annotated[int, Meta(ge=0, le=MAX_ID, description="The smallest `audit_id` seen.")] | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
 
 

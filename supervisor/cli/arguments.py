@@ -9,7 +9,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,17 @@ def _instant(text: str, sign: int) -> datetime:
         allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
         raise click.BadParameter(f"{text!r} is not allowed; {allowed}")
     return instant
+
+
+def day_or_instant(text: str) -> str:
+    """The text itself, if it is a day or an instant; what has no time zone is in that of the load's windows."""
+    for kind in (date, datetime):
+        try:
+            kind.fromisoformat(text)
+        except ValueError:
+            continue
+        return text
+    raise click.BadParameter(f"{text!r} is not allowed; a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z")
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dataloader.jobs.states import Status
 from dataloader.supervisor.cli.entry import FAILED
 from dataloader.supervisor.cli.output import print_json, print_table, visible
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
-from dataloader.supervisor.demo import WORKERS, Load, Watcher, load, queue_of
+from dataloader.supervisor.demo import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
 from dataloader.supervisor.demo_tasks import Contents, tasks
 from dataloader.supervisor.settings import Settings, load_settings
 from dataloader.supervisor.supervisor import Supervisor
@@ -106,7 +106,7 @@ class _Lines(_Screen):
     def changed(self, job: JobRecord) -> None:
         """Say how a year ended."""
         if job.status.is_final:
-            click.echo(f"{job.args['year']}  {job.status}  {_seconds(job)} s", err=True)
+            click.echo(f"{year_of(job)}  {job.status}  {_seconds(job)} s", err=True)
 
 
 class _Bars(_Screen):
@@ -154,7 +154,7 @@ class _Bars(_Screen):
         """Move the bars."""
         self._jobs[job.job_id] = job
         queue = [job_ for job_ in self._jobs.values() if job_.queue == job.queue]
-        running = sorted(job_.args["year"] for job_ in queue if job_.status is Status.RUNNING)
+        running = sorted(year_of(job_) for job_ in queue if job_.status is Status.RUNNING)
         self._progress.update(
             self._queues[job.queue],
             completed=sum(job_.status.is_final for job_ in queue),
@@ -164,8 +164,8 @@ class _Bars(_Screen):
 
     def _done(self, job: JobRecord) -> int:
         if job.status is Status.SUCCEEDED:
-            return self._contents.rates[job.args["year"]]
-        return int(job.progress.get("rates", 0)) if job.status is Status.RUNNING else 0
+            return self._contents.rates[year_of(job)]
+        return int(job.progress.get("rows", 0)) if job.status is Status.RUNNING else 0
 
 
 def _plan(contents: Contents, left: int) -> str:
@@ -195,14 +195,14 @@ def _print_results(run: Load, *, as_json: bool) -> None:
         errors.append(run.failed)
     for job in errors:
         summary = (job.error or "").partition("\n")[0]
-        click.echo(f"{job.task} {job.args.get('year', '')}: {visible(summary)}", err=True)
+        click.echo(f"{job.task} {job.args.get('from', '')[:4]}: {visible(summary)}", err=True)
     if not as_json:
         click.echo(_verdict(run))
 
 
 def _row(job: JobRecord) -> tuple[str, ...]:
-    counts = (f"{job.result[count]:>9,}" if job.result else "" for count in COUNTS)
-    return str(job.args["year"]), str(job.status), str(job.attempt), *counts, f"{_seconds(job):>7}"
+    counts = ("" if (number := count_of(job, count)) is None else f"{number:>9,}" for count in COUNTS)
+    return str(year_of(job)), str(job.status), str(job.attempt), *counts, f"{_seconds(job):>7}"
 
 
 def _verdict(run: Load) -> str:
@@ -235,11 +235,11 @@ def _as_json(run: Load) -> dict[str, Any]:
 def _job_as_json(job: JobRecord) -> dict[str, Any]:
     seconds = _seconds(job)
     return {
-        "year": job.args["year"],
+        "year": year_of(job),
         "job_id": job.job_id,
         "status": job.status,
         "attempt": job.attempt,
-        **{count: (job.result or {}).get(count) for count in COUNTS},
+        **{count: count_of(job, count) for count in COUNTS},
         "seconds": float(seconds) if seconds else None,
         "error": job.error,
     }

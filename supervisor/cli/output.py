@@ -27,9 +27,10 @@ def visible(text: str) -> str:
     return text.translate(_ESCAPES).encode("utf-8", "replace").decode()
 
 
-def print_json(value: object) -> None:
-    """Print one JSON document: a record, or a list or dictionary of them; secrets masked."""
-    click.echo(msgspec.json.encode(mask(msgspec.to_builtins(value))))
+def print_json(value: object, *, is_masked: bool = False) -> None:
+    """Print one JSON document: a record, or a list or dictionary of them; secrets masked, unless they are already."""
+    plain = msgspec.to_builtins(value)
+    click.echo(msgspec.json.encode(plain if is_masked else mask(plain)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, nothing: str) -> None:

@@ -14,6 +14,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json, print_table
+from dataloader.supervisor.cli.pipeline import as_variables, pipeline_options
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
 from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
 
@@ -28,15 +29,17 @@ DEFAULT_WORKERS: Final = (Worker("default", 10),)
 @click.option("--drain-timeout", "drain_timeout_s", metavar="SECONDS", help="After SIGTERM, how long jobs may go on.")
 @click.option("--log-format", help="console, json or auto.")
 @click.option("--log-level", help="debug, info, warning, error or critical.")
+@pipeline_options
 @data_dir_option
-def serve(where: str | None, **overrides: Any) -> int:
+def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
     Without WORKERS_JSON it serves one queue, "default", ten jobs at once. Without DL_DB_DSN it starts a PostgreSQL of
-    its own in the data directory, or joins the one that runs there.
+    its own in the data directory, or joins the one that runs there. --pipeline-… override DL_PIPELINE__… for all loads
+    that say nothing of their own.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
-    settings = load_settings(overrides=overrides)
+    settings = load_settings(overrides=overrides | {"pipeline": as_variables(pipeline)})
     if settings.workers and where is None:
         raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
     if where is None:

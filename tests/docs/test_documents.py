@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from dataloader.flows.etl.config import PREFIX, PipelineConfig
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
 from dataloader.store import database
 from dataloader.supervisor import tree
@@ -50,7 +51,9 @@ def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
 def test_settings_that_a_document_names_exist(path):
     named = set(re.findall(r"\b(?:DL_[A-Z_]*[A-Z]|WORKERS_JSON)\b(?!__|…)", path.read_text()))
     known = {field.metadata["name"] for field in attrs.fields(Settings)} | {"DL_TOKEN", "DL_PIPELINE"}
-    assert named <= known
+    known |= {PREFIX + field.name.upper() for field in attrs.fields(PipelineConfig)}
+    # A load's own has the load's name in its middle.
+    assert {re.sub(rf"^{PREFIX}\w+__", PREFIX, name) for name in named} <= known
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)

@@ -60,7 +60,7 @@ def start(tmp_path):
     started = []
 
     def start(
-        *arguments: object, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **settings: str
+        *arguments: object, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **settings: str
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "-m", "dataloader", *map(str, arguments)],
@@ -68,7 +68,7 @@ def start(tmp_path):
             env={name: value for name, value in os.environ.items() if not name.startswith(OURS)} | settings,
             stdin=stdin,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         started.append(process)

@@ -10,6 +10,7 @@ import attrs
 import pytest
 from dotenv import dotenv_values
 
+from dataloader.flows.etl.config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.settings import (
     ApiToken,
@@ -278,6 +279,43 @@ def test_every_explained_value_can_be_set_again(tmp_path: Path) -> None:
     assert load_settings(rows, directory=tmp_path) == Settings()
 
 
+@pytest.mark.requirement("E5")
+def test_each_layer_overrides_single_settings_of_pipelines(tmp_path: Path) -> None:
+    names = [PREFIX + name for name in ("WORKERS", "QUEUE_SIZE", "BATCH_SIZE", "MAX_FAILURES", "ECB_RATES__WORKERS")]
+    (tmp_path / ".env").write_text("".join(f"{name}=11\n" for name in names))
+    (tmp_path / ".env.local").write_text("".join(f"{name}=12\n" for name in names[:3]))
+    layers = {"env": dict.fromkeys(names[:2], "13"), "directory": tmp_path}
+    overrides = {"pipeline": dict.fromkeys(names[:1], "14"), "port": None}
+    settings = load_settings(**layers, overrides=overrides).pipeline
+    config = settings.config("other", {}, {})
+    assert (config.workers, config.queue_size, config.batch_size, config.max_failures) == (14, 13, 12, 11)
+    # What is for one load is nearer to it than any value for all.
+    assert settings.config("ecb.rates", {}, {}).workers == 11
+    sources = {row.name: row.source for row in explain(**layers, overrides=overrides)}
+    assert sources[f"{PREFIX}…"] == "command line"
+    assert {row.name: row.source for row in explain(**layers)}[f"{PREFIX}…"] == "environment"
+
+
+@pytest.mark.requirement("E5")
+def test_pauses_that_contradict_each_other_are_refused_across_layers(tmp_path: Path) -> None:
+    overrides = {"pipeline": {f"{PREFIX}RATE_MIN": "9"}}
+    with pytest.raises(ConfigError, match=r"rate_min: 9\.0 is not allowed"):
+        load_settings({f"{PREFIX}RATE_MAX": "3"}, directory=tmp_path, overrides=overrides)
+    assert load_settings({f"{PREFIX}RATE_MAX": "9"}, directory=tmp_path, overrides=overrides).pipeline.of_all == {
+        "rate_min": 9.0,
+        "rate_max": 9.0,
+    }
+
+
+@pytest.mark.requirement("E5")
+def test_the_document_has_every_setting_of_pipelines_with_its_default() -> None:
+    text = (ROOT / "docs" / "etl.md").read_text("utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
+    told: dict[str, str] = {}
+    for names, defaults in re.findall(r"^\| (`.+?`) \| (.+?) \|", text, re.MULTILINE):
+        told |= zip(re.findall(r"`(\w+)`", names), defaults.split(", "), strict=True)
+    assert told == {name: f"{value:g}" for name, value in attrs.asdict(PipelineConfig()).items()}
+
+
 def test_the_document_has_the_table_of_the_code() -> None:
     document = (ROOT / "docs" / "settings.md").read_text("utf-8")
     table = re.search(r"<!-- settings -->\n(.*)<!-- /settings -->", document, re.DOTALL)
@@ -290,11 +328,17 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     text = (ROOT / ".env.example").read_text("utf-8")
     assert dotenv_values(stream=io.StringIO(text)) == {}, "an example sets nothing until somebody decides"
     examples = re.findall(r"^#([A-Z_]+)=(.*)$", text, re.MULTILINE)
+    pipeline = {name: value for name, value in examples if name.startswith(PREFIX)}
+    assert pipeline == {PREFIX + name.upper(): f"{value:g}" for name, value in attrs.asdict(PipelineConfig()).items()}
+    assert (
+        load_settings(pipeline, directory=ROOT / "no such directory").pipeline.config("x", {}, {}) == PipelineConfig()
+    )
+    examples = [(name, value) for name, value in examples if name not in pipeline]
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
-    assert {name for name, _ in examples} == set(rows)
+    assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
     only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_INSTANCE"}
     assert {name: value for name, value in examples if name not in only_examples} == {
-        name: value for name, value in rows.items() if name not in only_examples
+        name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }
     assert sum(name == "WORKERS_JSON" for name, _ in examples) > 1
     for name, value in examples:

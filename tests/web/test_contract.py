@@ -29,11 +29,15 @@ CHECKS = (
     "ensure_resource_availability",
 )
 CONFIGURATION = """
+[parameters]
+"path.run_id" = "{run_id}"
+"path.load" = "rates"
+
 [[operations]]
-include-path = "/api/v1/jobs/{job_id}/status"
-parameters = { wait = 0.05 }
+include-path = "/api/v1/jobs/{{job_id}}/status"
+parameters = {{ wait = 0.05 }}
 """
-"""Else many a request waits for a minute, as it asks for."""
+"""There is no other way to a run or a load; and many a status would wait for a minute, as it was asked to."""
 HEADERS = {
     "content-security-policy": r"default-src 'none'(;.*)?",
     "x-content-type-options": "nosniff",
@@ -78,7 +82,17 @@ def judge(status, headers, body, where):
 async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_when, raw, client_of, tmp_path):
     service = await serve({"load.cbr": 2, "q": 2})
     # So that there is something to be shown in every way that there is.
-    await row_when(await add("quick", {"answer": {"rows": 3}}), "succeeded")
+    run_id = await add("quick", {"answer": {"rows": 3}})
+    await row_when(run_id, "succeeded")
+    await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'rates', 'load')", run_id)
+    await raw.execute(
+        "INSERT INTO dl_etl_tasks (run_id, ordinal, task, status) VALUES ($1, 1, 'rates', 'failed')", run_id
+    )
+    await raw.execute(
+        "INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error)"
+        " VALUES ($1, 'rates', 'all', 'record', 'x', 'x')",
+        run_id,
+    )
     await row_when(await add("log", {"password": "sesame"}, max_attempts=1), "failed")
     await row_when(await add("sleep", {"s": 3_600}), "running")
     await add("no such task", lock_key="k")
@@ -86,7 +100,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         "UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE job_id = $1", await add("x", queue="x")
     )
     configuration, report = tmp_path / "schemathesis.toml", tmp_path / "report.har"
-    configuration.write_text(CONFIGURATION)
+    configuration.write_text(CONFIGURATION.format(run_id=run_id))
     program = shutil.which("schemathesis", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     assert program, "schemathesis comes with the extra dev"
     command = [
@@ -134,16 +148,27 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         database.psql(
             f"UPDATE dl_jobs SET error = $kn${text}$kn$, progress = args, result = args, status = 'failed';"
             f" INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT job_id, queue, 'log', args FROM dl_jobs;"
+            f" INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, task, 'load' FROM dl_jobs;"
+            " INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task, started_at, summary)"
+            "   SELECT job_id, 1, task, task, now(), jsonb_build_object('counts', args) FROM dl_jobs;"
+            " INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample)"
+            "   SELECT job_id, task, task, task, task, task, task FROM dl_jobs;"
             f" INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), $kn${text}$kn$, 't', 'k')"
         )
         paths = (await web.client.get("/openapi.json")).json()["paths"]
         wrong = []
-        for path in (path.replace("{job_id}", job_id) for path, methods in paths.items() if "get" in methods):
+        parts = {"job_id": job_id, "run_id": job_id, "load": quote(text, safe="")}
+        for path in (path.format(**parts) for path, methods in paths.items() if "get" in methods):
             answer = await web.client.get(path)
             wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)
         shown = (await web.client.get(f"/api/v1/jobs/{job_id}")).json()
         assert {name: shown[name] for name in fields} == fields
         assert shown["args"] == shown["progress"] == shown["result"] == {text: [text]}
+        [failure] = (await web.client.get(f"/api/v1/runs/{job_id}/failures")).json()["failures"]
+        assert {failure[name] for name in ("load", "segment", "phase", "key", "error", "sample")} == {text}
+        [run] = (await web.client.get("/api/v1/runs", params={"name": text})).json()["runs"]
+        [task] = (await web.client.get(f"/api/v1/runs/{run['run_id']}/timeline")).json()["tasks"]
+        assert (run["name"], task["task"], task["counts"]) == (text, text, {text: [text]})
         assert (await web.client.get("/api/v1/jobs", params={"queue": text})).json()["jobs"][-1]["job_id"] == job_id
         paused = await web.client.post(f"/api/v1/queues/{quote(text, safe='')}/pause")
         wrong += judge(paused.status_code, paused.headers.items(), paused.content, "pause")

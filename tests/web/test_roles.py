@@ -19,6 +19,13 @@ LEAST_ROLE = {
     ("GET", "/api/v1/jobs/<job_id>"): "read",
     ("GET", "/api/v1/jobs/<job_id>/status"): "read",
     ("GET", "/api/v1/jobs/<job_id>/events"): "read",
+    ("GET", "/api/v1/jobs/<job_id>/logs"): "read",
+    ("GET", "/api/v1/runs"): "read",
+    ("GET", "/api/v1/runs/<run_id>/timeline"): "read",
+    ("GET", "/api/v1/runs/<run_id>/failures"): "read",
+    ("GET", "/api/v1/loads"): "read",
+    ("GET", "/api/v1/loads/<path:load>"): "read",
+    ("GET", "/api/v1/loads/<path:load>/failures"): "read",
     ("GET", "/api/v1/queues"): "read",
     ("GET", "/api/v1/workers"): "read",
     ("GET", "/status"): "read",
@@ -61,7 +68,7 @@ UNKNOWN_JOB = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 
 
 def address(rule):
-    return rule.replace("<job_id>", UNKNOWN_JOB).replace("<path:queue>", "q")
+    return re.sub(r"<(?:path:)?(\w+)>", lambda part: UNKNOWN_JOB if part[1].endswith("_id") else "q", rule)
 
 
 def described(rule):

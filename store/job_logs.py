@@ -1,0 +1,100 @@
+"""The lines that a job has logged (E11): its events of kind `log`, in order, by load and by how serious they are.
+
+A page looks at so many lines of the journal at most, whatever it is asked for: what a filter does not find there, the
+next page goes on to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.store.database import Database
+from dataloader.store.reads import MAX_PAGE, aio_get_job
+
+Level = Literal["info", "warning", "error"]
+LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
+"""From the least serious to the most."""
+MAX_SCANNED: Final = 10_000
+"""Events of a job that one page looks at."""
+
+_EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
+# No index serves what is in a line, so one text for all filters costs none.
+_LINES: Final = f"""
+SELECT event_id, ts, payload FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
+WHERE kind = 'log'
+  AND ($3::text[] IS NULL OR payload ->> 'level' = ANY ($3))
+  AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
+ORDER BY event_id LIMIT $5
+"""
+_LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1"
+
+
+@attrs.frozen(kw_only=True)
+class LogLine:
+    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`."""
+
+    event_id: int
+    ts: datetime
+    level: str | None
+    message: str
+    fields: dict[str, Any]
+
+
+@attrs.frozen
+class LogPage:
+    """Lines in their order. `next` is what to go on behind when there is more; None when there is no more yet."""
+
+    lines: list[LogLine]
+    next: int | None
+
+
+async def list_log(
+    database: Database,
+    job_id: UUID,
+    *,
+    after: int = 0,
+    limit: int = 200,
+    level: Level | None = None,
+    load: str | None = None,
+) -> LogPage:
+    """The lines that a job has logged, in order, behind the event_id `after`: at most `limit` (1 to 1,000).
+
+    `level` leaves out what is less serious, `load` what is not about this load of a flow.
+
+    Raises `JobNotFound`, and `BadRequest` for a `limit` or a `load` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    if load is not None:
+        check_text("load", load, MAX_NAME)
+    levels = None if level is None else LEVELS[LEVELS.index(level) :]
+    return await database.run(_aio_list, job_id, after, (levels, load), limit)
+
+
+async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int) -> LogPage:
+    rows = await connection.fetch(_LINES, job_id, after, *wanted, limit + 1)
+    lines = [_line(row) for row in rows[:limit]]
+    if len(rows) > limit:
+        return LogPage(lines, lines[-1].event_id)
+    if not rows:
+        await aio_get_job(connection, job_id)
+    return LogPage(lines, await connection.fetchval(_LAST_SCANNED, job_id, after))
+
+
+def _line(row: Mapping[str, Any]) -> LogLine:
+    """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
+    payload = row["payload"]
+    ours = payload if isinstance(payload, dict) and isinstance(payload.get("message"), str) else {}
+    level, fields = ours.get("level"), ours.get("fields", {}) if ours else {"payload": payload}
+    return LogLine(
+        event_id=row["event_id"],
+        ts=row["ts"],
+        level=level if isinstance(level, str) else None,
+        message=ours.get("message", ""),
+        fields=fields if isinstance(fields, dict) else {"fields": fields},
+    )

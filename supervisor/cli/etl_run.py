@@ -1,0 +1,215 @@
+"""The commands that start pipelines: `etl run`, `etl retry`, `etl flow`.
+
+Each adds a job for a running service, and waits for it; or, with `--tasks`, runs it in this process. Of one load one
+job runs at a time, by its lock_key.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import click
+
+from dataloader.jobs.errors import ConfigError, DataloaderError
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.cli.arguments import day_or_instant
+from dataloader.supervisor.cli.entry import INTERRUPTED, NOT_SUCCEEDED
+from dataloader.supervisor.cli.etl_screen import Screen, open_screen, print_summary
+from dataloader.supervisor.cli.loading import load_tasks
+from dataloader.supervisor.cli.output import print_json
+from dataloader.supervisor.cli.pipeline import pipeline_options
+from dataloader.supervisor.cli.target import Target, asks_queue, provide_database
+from dataloader.supervisor.client import Client, wait_for_end
+from dataloader.supervisor.settings import load_settings
+
+QUEUE: Final = "default"
+PRODUCER: Final = "dataloader etl"
+
+tasks_option = click.option("--tasks", "where", metavar="MODULE:ATTR", help="Run it here, without a service.")
+
+
+@attrs.frozen(kw_only=True)
+class _How:
+    """Where a job is to run, and whether it is waited for."""
+
+    target: Target
+    queue: str | None
+    wait: bool | None
+    where: str | None
+    as_json: bool
+
+
+def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say where its job runs; it gets them first, as `_How`."""
+
+    @functools.wraps(command)
+    def with_how(
+        target: Target, *, queue: str | None, wait: bool | None, where: str | None, as_json: bool, **options: Any
+    ) -> Any:
+        if where is not None and (queue is not None or wait is not None or target.url is not None):
+            raise click.UsageError("--tasks runs it here: it goes without --queue, --wait, --no-wait and --url")
+        return command(_How(target=target, queue=queue, wait=wait, where=where, as_json=as_json), **options)
+
+    decorated: Callable[..., Any] = with_how
+    for decorate in (
+        asks_queue,
+        tasks_option,
+        click.option(
+            "--wait/--no-wait", default=None, help="Wait until it has ended; exit 3 unless it succeeded.  [wait]"
+        ),
+        click.option("--queue", help=f"The queue of a service that has it among its tasks.  [default: {QUEUE}]"),
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--from` and `--to`; it gets those that were given as `windows`, by these names."""
+
+    @functools.wraps(command)
+    def with_windows(*args: Any, since: str | None, until: str | None, **options: Any) -> Any:
+        windows = {name: text for name, text in (("from", since), ("to", until)) if text is not None}
+        return command(*args, windows=windows, **options)
+
+    until = click.option("--to", "until", type=day_or_instant, metavar="DATE", help="Not what is from then on.")
+    since = click.option(
+        "--from", "since", type=day_or_instant, metavar="DATE", help="From then on.  [default: what is new]"
+    )
+    return since(until(with_windows))
+
+
+@click.command()
+@click.argument("load")
+@windows_options
+@pipeline_options
+@_starts_a_job
+def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+    """Load what is new, or what lies between --from and --to.
+
+    Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
+    here, in this process, and ^C cancels it: what has come in is still written.
+    """
+    return _start(how, load, f"load:{load}", _args(windows, pipeline))
+
+
+@click.command()
+@click.argument("load")
+@click.option(
+    "--failure", "numbers", type=int, multiple=True, metavar="ID", help="Only this one; repeat it for several."
+)
+@pipeline_options
+@_starts_a_job
+def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
+    """Try again what failed in LOAD.
+
+    All that is not solved, or single failures by --failure; else as `dataloader etl run`.
+    """
+    return _start(how, load, f"load:{load}", {"failures": list(numbers) or "all"} | _args({}, pipeline))
+
+
+@click.command()
+@click.argument("name")
+@windows_options
+@pipeline_options
+@_starts_a_job
+def flow(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+    """Run the flow NAME.
+
+    Its loads run in order, layer after layer, as one run; else as `dataloader etl run`.
+    """
+    return _start(how, name, f"flow:{name}", _args(windows, pipeline))
+
+
+def _args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(windows) | ({"pipeline": dict(pipeline)} if pipeline else {})
+
+
+def _start(how: _How, name: str, lock_key: str, args: dict[str, Any]) -> int:
+    new = NewJob(queue=how.queue or QUEUE, task=name, args=args, lock_key=lock_key, producer=PRODUCER)
+    if how.where is not None:
+        return _run_here(how, new, load_tasks(how.where))
+    if how.wait is False:
+        return _add(how, new)
+    added: list[Enqueued] = []
+    screen = open_screen(name, as_json=how.as_json)
+    try:
+        with screen:
+            job = how.target.ask(functools.partial(_add_and_wait, new, added, screen))
+    except click.Abort:
+        for one in added:
+            click.echo(f"the job goes on; `dataloader cancel {one.job_id}` ends it", err=True)
+        raise
+    return _show_end(how, job)
+
+
+def _add(how: _How, new: NewJob) -> int:
+    async def question(client: Client) -> tuple[Enqueued, str | None]:
+        return await client.trigger(new), await _unserved(client, new.queue)
+
+    enqueued, warning = how.target.ask(question)
+    if how.as_json:
+        print_json(enqueued)
+    else:
+        click.echo(f"{enqueued.job_id}  {enqueued.status}")
+    if warning is not None:
+        click.echo(f"the job waits: {warning}", err=True)
+    return 0
+
+
+async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, client: Client) -> JobRecord:
+    if reason := await _unserved(client, new.queue):
+        raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
+    added.append(await client.trigger(new))
+    job = await client.job(added[0].job_id)
+    screen.changed(job)
+    return await wait_for_end(client, job, timeout_s=float("inf"), on_change=screen.changed)
+
+
+async def _unserved(client: Client, queue: str) -> str | None:
+    """Why nobody would take a job of the queue, None if somebody would."""
+    served = {name for worker in await client.workers() for name in worker.queues}
+    if queue in served:
+        return None
+    others = f"; served are {', '.join(sorted(served))} (--queue)" if served else ""
+    return (
+        f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
+    )
+
+
+def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
+    import trio  # noqa: PLC0415 - not for --help
+
+    from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+    from dataloader.supervisor.one_job import run_job  # noqa: PLC0415
+
+    check_known(new.task, tasks, how.where)
+    settings = load_settings(overrides={"data_dir": how.target.data_dir})
+    with provide_database(settings, create=True) as provided:
+        screen = open_screen(new.task, as_json=how.as_json)
+        with screen:
+            # The job's own lines are kept with it.
+            configure_logging(settings.log_format, "warning")
+            outcome = trio.run(functools.partial(run_job, on_change=screen.changed), provided, tasks, new)
+    if outcome.job is None:
+        return INTERRUPTED
+    code = _show_end(how, outcome.job)
+    return INTERRUPTED if outcome.interrupted else code
+
+
+def check_known(name: str, tasks: Tasks, where: str | None) -> None:
+    """Refuse a name that is no task's, with those that are."""
+    if name not in tasks:
+        raise ConfigError(f"--tasks: {where} has no task {name!r}; it has {', '.join(sorted(tasks)) or 'none'}")
+
+
+def _show_end(how: _How, job: JobRecord) -> int:
+    if how.as_json:
+        print_json(job)
+    else:
+        print_summary(job)
+    return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED

@@ -1,0 +1,237 @@
+"""How a load that is waited for looks: a bar on a terminal, lines in a pipe, and the summary at its end (E9).
+
+All of it is read from the job: its status, its progress and its result, as flows/etl makes them. What the job says of
+itself goes to stderr, the summary to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import click
+
+from dataloader.jobs.model import JobRecord
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.supervisor.cli.output import cell, print_fields, print_job, print_table, state_of
+
+LINE_S: Final = 5.0
+"""Between two lines about one state of a job."""
+MAX_FAILURES: Final = 10
+"""Failures that a summary shows."""
+_ROWS: Final = ("inserted", "updated", "changed", "closed", "deleted", "unchanged")
+PHASES: Final = {
+    "requests": ("requests", "requests_failed", "details", "details_failed", "details_skipped", "segments"),
+    "processing": ("records", "records_failed", "left_out", "rows", "duplicates"),
+    "writing": (*_ROWS, "rows_failed", "segments_failed"),
+}
+"""The counts of each phase, in the order in which they are shown; others stand with the last one."""
+
+
+class Screen(Protocol):
+    """Shows a job that is waited for, for the length of a block."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *_: object) -> None: ...
+    def changed(self, job: JobRecord) -> None:
+        """Show how the job stands now."""
+
+
+def open_screen(name: str, *, as_json: bool) -> Screen:
+    """A bar if somebody watches, else lines; with `--json` no lines."""
+    if sys.stderr.isatty():
+        return _Bar(name)
+    return _Lines(name, is_quiet=as_json)
+
+
+class _Lines(Screen):
+    """A line for each state of the job and each long wait, and one in a while as it goes on."""
+
+    def __init__(self, name: str, *, is_quiet: bool) -> None:
+        self._name = name
+        self._is_quiet = is_quiet
+        self._state = self._wait = ""
+        self._said_at = 0.0
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clean up."""
+
+    def changed(self, job: JobRecord) -> None:
+        """Say it, unless it is too soon."""
+        state, wait, now = state_of(job), _long_wait(job), time.monotonic()
+        is_new = state != self._state or wait not in {"", self._wait}
+        if self._is_quiet or (now < self._said_at + LINE_S and not is_new):
+            return
+        self._state, self._wait, self._said_at = state, wait, now
+        click.echo("  ".join(filter(None, (cell(self._name), state, *described(job)))), err=True)
+
+
+class _Bar(Screen):
+    """One bar: the segment, rows and rows/s, requests, and what is waited for."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only where there is a terminal
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.table import Column  # noqa: PLC0415
+
+        # While it is shown sys.stderr goes through it: log lines come above the bar.
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+            console=Console(stderr=True, highlight=False),
+            expand=True,
+        )
+        self._bar = self._progress.add_task(cell(name), total=None, text="")
+        self._first: tuple[float, int] | None = None
+
+    def __enter__(self) -> None:
+        """Begin to show."""
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bar as it is."""
+        self._progress.stop()
+
+    def changed(self, job: JobRecord) -> None:
+        """Move the bar."""
+        text = [] if job.status is Status.RUNNING else [state_of(job)]
+        if job.status.is_final:
+            self._progress.update(self._bar, total=1, completed=1)
+        self._progress.update(self._bar, text="  ".join([*text, *described(job, per_s=self._per_s(job))]))
+
+    def _per_s(self, job: JobRecord) -> float | None:
+        """Rows per second since the job was seen running first."""
+        if job.status is not Status.RUNNING or not isinstance(job.progress, dict):
+            return None
+        now, rows = time.monotonic(), _rows_in(job.progress)
+        self._first = self._first or (now, rows)
+        seconds = now - self._first[0]
+        return (rows - self._first[1]) / seconds if seconds else None
+
+
+def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
+    """What a job says of itself, in words: what it waits for in the queue, or its progress."""
+    if job.waits_for is WaitsFor.TASK:
+        return [f"no process that serves the queue {cell(job.queue)} knows this task"]
+    if job.waits_for is WaitsFor.LOCK:
+        return ["another job of the same name runs"]
+    progress = job.progress
+    if job.status is Status.QUEUED:
+        return [cell(job.error)] if job.error else []
+    if not isinstance(progress, dict):
+        return []
+    if "tables" in progress:
+        return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
+    said = [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
+    said.append(f"requests {_number(progress, 'requests'):,}")
+    said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
+    failed = sum(_number(progress, name) for name in progress if name.endswith("_failed"))
+    if failed:
+        said.append(f"failed {failed:,}")
+    if job.status is Status.RUNNING and isinstance(waiting := progress.get("waiting"), dict):
+        said.append(_waiting(waiting))
+    return said
+
+
+def _long_wait(job: JobRecord) -> str:
+    """What a job waits for that outlasts a line about it, so that no other may come; else the empty text."""
+    waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
+    if job.status is not Status.RUNNING or not isinstance(waiting, dict):
+        return ""
+    try:
+        until = datetime.fromisoformat(waiting["until"])
+        is_long = until > datetime.now(UTC) + timedelta(seconds=LINE_S)
+    except (KeyError, TypeError, ValueError):
+        is_long = True
+    return f"{waiting.get('for')} {waiting.get('source')}" if is_long else ""
+
+
+def _waiting(waiting: Mapping[str, Any]) -> str:
+    """What a run waits for, and until when."""
+    words = f"waits for {cell(waiting.get('for'))}"
+    if waiting.get("source"):
+        words += f" of {cell(waiting['source'])}"
+    try:
+        return f"{words} until {cell(datetime.fromisoformat(waiting['until'])).partition(' ')[2]}"
+    except (KeyError, TypeError, ValueError):
+        return words
+
+
+def _number(counts: Mapping[str, Any], name: str) -> int:
+    value = counts.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _rows_in(progress: Mapping[str, Any]) -> int:
+    """The rows that records have become: they are in their table once their segment is complete."""
+    return _number(progress, "rows")
+
+
+def print_summary(job: JobRecord) -> None:
+    """Print how a load or a flow ended: what it has done, and its failures; of another job, what there is."""
+    result = job.result if isinstance(job.result, dict) else {}
+    fields: dict[str, object] = {"job_id": job.job_id, "status": state_of(job)}
+    if job.error:
+        fields["error"] = job.error.partition("\n")[0]
+    if isinstance(counts := result.get("counts"), dict):
+        fields["seconds"] = result.get("seconds")
+        print_fields(fields | _by_phase(counts, result.get("phases")))
+        _print_failures(job, [result])
+    elif isinstance(tasks := result.get("tasks"), dict):
+        print_fields(fields)
+        click.echo()
+        rows = [
+            row for name in sorted(tasks, key=lambda name: _began(tasks[name])) for row in _task_rows(name, tasks[name])
+        ]
+        print_table(("TASK", "STATUS", "SECONDS", "COUNTS"), rows, nothing="no task has begun")
+        _print_failures(job, list(tasks.values()))
+    else:
+        print_job(job, all_fields=False)
+
+
+def _began(summary: Mapping[str, Any]) -> str:
+    """When a task was at work first: the database keeps no order of names."""
+    parts = {**summary.get("phases", {}), **summary.get("tables", {})}
+    return min((part["began_at"] for part in parts.values() if part.get("began_at")), default="")
+
+
+def _task_rows(name: str, summary: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """A task of a flow, or each table of a set of dimensions."""
+    if isinstance(tables := summary.get("tables"), dict):
+        return [(f"{name}: {table}", one.get("status"), None, one.get("counts")) for table, one in tables.items()]
+    return [(name, summary.get("status"), summary.get("seconds"), summary.get("counts"))]
+
+
+def _by_phase(counts: Mapping[str, Any], phases: object) -> dict[str, object]:
+    known = {name for names in PHASES.values() for name in names}
+    found: dict[str, object] = {}
+    for phase, names in PHASES.items():
+        listed = [*names, *(() if phase != "writing" else sorted(counts.keys() - known))]
+        said = [f"{name.replace('_', ' ')} {cell(counts[name])}" for name in listed if counts.get(name)]
+        times = phases.get(phase) if isinstance(phases, dict) else None
+        if isinstance(times, dict) and times.get("busy_s"):
+            said.append(f"busy {cell(times['busy_s'])} s")
+        found[phase] = ", ".join(said) or "nothing"
+    return found
+
+
+def _print_failures(job: JobRecord, summaries: Sequence[Mapping[str, Any]]) -> None:
+    failures = [failure for summary in summaries for failure in summary.get("failures", [])]
+    if not failures:
+        return
+    shown = failures[:MAX_FAILURES]
+    columns = ("segment", "phase", "item", "error")
+    click.echo()
+    print_table(
+        [name.upper() for name in columns], ([failure.get(name) for name in columns] for failure in shown), nothing=""
+    )
+    if len(failures) > len(shown):
+        click.echo(f"all of them: dataloader etl failures --run {job.job_id}", err=True)

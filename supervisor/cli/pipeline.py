@@ -1,0 +1,50 @@
+"""The options that say how pipelines run (E5): `--pipeline-rate-min` and its like, for a process or for one run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import click
+
+_OPTIONS: Final[dict[str, tuple[type, str]]] = {
+    "workers": (int, "Workers that read and transform responses."),
+    "batch_size": (int, "Rows that are written at once."),
+    "rate_min": (float, "The shortest pause between two requests to a source, in seconds."),
+    "rate_max": (float, "The longest one."),
+}
+
+
+def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options; it gets those that were given as `pipeline`, by the names of `PipelineConfig`."""
+
+    @functools.wraps(command)
+    def with_pipeline(*args: Any, **options: Any) -> Any:
+        given = {name: value for name in _OPTIONS if (value := options.pop(f"pipeline_{name}")) is not None}
+        if given:
+            _check(given)
+        return command(*args, pipeline=given, **options)
+
+    for name, (kind, about) in reversed(_OPTIONS.items()):
+        add = click.option(f"--pipeline-{name.replace('_', '-')}", type=kind, metavar="NUMBER", help=about)
+        with_pipeline = add(with_pipeline)
+    return with_pipeline
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse what no load could have, whatever else is set where it runs."""
+    from dataloader.flows.etl.config import PipelineConfig  # noqa: PLC0415 - not for --help
+
+    pauses = {"rate_min": 0.0, "rate_max": given.get("rate_min", 0.0)}
+    try:
+        PipelineConfig(**{**pauses, **given})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def as_variables(pipeline: Mapping[str, Any]) -> dict[str, str]:
+    """What was given as the variables that say the same, for `load_settings`."""
+    from dataloader.flows.etl.config import PREFIX  # noqa: PLC0415 - not for --help
+
+    return {PREFIX + name.upper(): str(value) for name, value in pipeline.items()}

@@ -1,0 +1,84 @@
+"""Runs one job in this process, and ends with it: for `dataloader etl run --tasks`, where nobody serves the queue.
+
+A supervisor like any other, whose queue has a name that is used once: nobody else takes the job, and no other job comes
+here. The job has one attempt, since after a crash nobody would look into its queue again.
+
+The first SIGINT or SIGTERM cancels the job, and its end is waited for; the second one stops it at once.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.model import JobRecord, NewJob
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.control import Actor
+from dataloader.supervisor.client import Client, wait_for_end
+from dataloader.supervisor.client_store import StoreClient, account
+from dataloader.supervisor.settings import Settings, Worker
+from dataloader.supervisor.supervisor import open_supervisor
+
+LAST_WORD_S: Final = 5.0
+"""How long a job that is left alone may take to be cancelled."""
+
+
+@attrs.define
+class OneJob:
+    """What became of it: `job` as it was seen last, None if it came to none; `interrupted` by a signal."""
+
+    job: JobRecord | None = None
+    interrupted: bool = False
+
+
+async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: Callable[[JobRecord], Any]) -> OneJob:
+    """Run `new`, whose queue, attempts and lease are given here, to its end. The settings must have a database.
+
+    Raises what a supervisor raises that can't start.
+    """
+    queue = f"one job {uuid7()}"
+    task = tasks[new.task]
+    new = attrs.evolve(new, queue=queue, max_attempts=1, lease_ttl_sec=task.lease_ttl_sec)
+    outcome, begun = OneJob(), trio.Event()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            canceling = trio.Event()
+            nursery.start_soon(_obey, signals, outcome, begun, canceling, nursery.cancel_scope)
+            async with open_supervisor(attrs.evolve(settings, workers=(Worker(queue, 1),)), tasks) as supervisor:
+                client = StoreClient(supervisor.database, Actor(account()), settings)
+                [enqueued] = await supervisor.trigger_many([new])
+                begun.set()
+                nursery.start_soon(_cancel_when, canceling, client, enqueued.job_id)
+                try:
+                    outcome.job = await client.job(enqueued.job_id)
+                    on_change(outcome.job)
+                    outcome.job = await wait_for_end(client, outcome.job, timeout_s=math.inf, on_change=on_change)
+                except BaseException:
+                    # Else it would go back to a queue that nobody serves.
+                    with trio.move_on_after(LAST_WORD_S, shield=True):
+                        outcome.job = await client.cancel(enqueued.job_id)
+                    raise
+            nursery.cancel_scope.cancel()
+    return outcome
+
+
+async def _obey(
+    signals: AsyncIterator[int], outcome: OneJob, begun: trio.Event, canceling: trio.Event, all_of_it: trio.CancelScope
+) -> None:
+    async for _ in signals:
+        if outcome.interrupted or not begun.is_set():
+            all_of_it.cancel()
+        outcome.interrupted = True
+        canceling.set()
+
+
+async def _cancel_when(canceling: trio.Event, client: Client, job_id: UUID) -> None:
+    await canceling.wait()
+    await client.cancel(job_id)
