@@ -27,6 +27,8 @@ from dataloader.actors import runner
 from dataloader.actors.messages import Ended, ToRecord
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run
+from dataloader.flows.etl.config import PipelineSettings
+from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob
@@ -171,12 +173,19 @@ async def _open_worker(dsn: str) -> AsyncIterator[_Worker]:
 
 
 async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> Outcome:
-    recorder = _Recorder()
+    recorder, registry = _Recorder(), CollectorRegistry()
+    resources: dict[type, Any] = {
+        EtlMetrics: EtlMetrics(registry),
+        PipelineSettings: PipelineSettings({"rate_min": 0, "rate_max": 0}),
+    }
+    if database is not None:
+        resources |= {Database: database, Transactions: transactions}
     workshop = Workshop(
         to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
         transactions=transactions,
-        telemetry=Telemetry(CollectorRegistry()),
+        telemetry=Telemetry(registry),
         max_lines=1_000_000,
+        resources=resources,
     )
     run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
     run.open_scope(math.inf)

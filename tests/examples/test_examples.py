@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import trio
 import trio_asyncio
+from etl.source_app import Answer, open_source_app
 
 from dataloader.testing import run_task
 
@@ -25,7 +28,7 @@ def load(name: str):
 
 
 def test_every_example_has_a_test():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding", "earthquakes"}
 
 
 async def test_the_ten_line_task_counts_and_shows_it():
@@ -55,3 +58,43 @@ def test_embedding_runs_as_a_script_on_a_database_of_its_own(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "6 words in 3 jobs\n" in done.stdout
     assert done.stdout.endswith("drained\n")
+
+
+QUAKES = {
+    "us1": {"mag": 6.5, "time": 1_767_312_000_000, "place": "near the coast", "felt": 12, "alert": "green"},
+    "us2": {"mag": 4.6, "time": 1_767_398_400_000, "place": None, "felt": None, "alert": None},
+}
+
+
+def quakes_of_a_day(seen):
+    """As the USGS answers: a day's list, or one quake."""
+    features = {
+        name: {
+            "id": name,
+            "properties": {**quake, "products": {"origin": [], "shakemap": []}},
+            "geometry": {"coordinates": [1.5, 2.5, 10]},
+        }
+        for name, quake in QUAKES.items()
+    }
+    if "eventid" in seen.query:
+        return Answer(json.dumps(features[seen.query["eventid"]]).encode())
+    start, end = (datetime.fromisoformat(seen.query[name]).timestamp() for name in ("starttime", "endtime"))
+    found = [one for one in features.values() if start <= one["properties"]["time"] / 1000 < end]
+    return Answer(json.dumps({"features": found}).encode())
+
+
+@pytest.mark.requirement("E6", "E7")
+async def test_the_earthquakes_of_a_week_and_the_details_of_the_strong_one(database, raw, monkeypatch):
+    await raw.execute((EXAMPLES / "earthquakes.sql").read_text())
+    with open_source_app() as usgs:
+        usgs.put("/fdsnws/event/1/query", quakes_of_a_day)
+        monkeypatch.setenv("USGS_URL", usgs.url)
+        asked = {"from": "2026-01-01", "to": "2026-01-08", "pipeline": {"rate_min": 0, "rate_max": 0}}
+        outcome = await run_task(load("earthquakes").tasks, "usgs.quakes", asked, dsn=database.dsn)
+    assert outcome.status == "succeeded", outcome.error
+    assert outcome.result["counts"]["segments"] == 7
+    assert (outcome.result["counts"]["details"], outcome.result["counts"]["details_skipped"]) == (1, 1)
+    rows = await raw.fetch("SELECT id, at::date::text, magnitude::text, fetched_at IS NOT NULL FROM quake ORDER BY id")
+    assert [tuple(row) for row in rows] == [("us1", "2026-01-02", "6.5", True), ("us2", "2026-01-03", "4.6", True)]
+    shaking = await raw.fetchrow("SELECT * FROM quake_shaking")
+    assert tuple(shaking) == ("us1", 12, "green", ["origin", "shakemap"])

@@ -1,0 +1,55 @@
+"""Earthquakes of the USGS: a list by days, and for each strong one its details, into two tables.
+
+createdb quakes && psql quakes -f examples/earthquakes.sql
+DL_DB_DSN=postgresql:///quakes dataloader etl run usgs.quakes --tasks earthquakes:tasks --from 2026-01-01
+"""
+
+import os
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from dataloader import Tasks
+from dataloader.flows.etl import Detail, Http, Json, Load, Record, Request, Target, Window, Windows, add_loads
+
+API = os.environ.get("USGS_URL", "https://earthquake.usgs.gov")
+STRONG = 6.0
+
+
+def days(window: Window) -> dict[str, Any]:
+    span = {"starttime": f"{window.start:%Y-%m-%d}", "endtime": f"{window.end:%Y-%m-%d}"}
+    return {"format": "geojson", "minmagnitude": 4.5, **span}
+
+
+def quake(feature: Record) -> dict[str, Any]:
+    longitude, latitude, depth = feature["geometry"]["coordinates"]
+    about = feature["properties"]
+    at = datetime.fromtimestamp(int(about["time"]) / 1000, UTC)
+    place = {"latitude": latitude, "longitude": longitude, "depth_km": depth}
+    return {"id": feature["id"], "at": at, "magnitude": about["mag"], "place": about["place"], **place}
+
+
+def shaking(quake_id: str, feature: Record) -> dict[str, Any]:
+    about = feature["properties"]
+    return {"id": quake_id, "felt": about["felt"], "alert": about["alert"], "sources": list(about["products"])}
+
+
+quakes = Load(
+    name="usgs.quakes",
+    source=Http(API, endpoint="/fdsnws/event/1/query", params=days, format=Json("features")),
+    windows=Windows(start=date(2026, 1, 1), segment="day", look_back=timedelta(days=7), column="at"),
+    transform=quake,
+    target=Target(table="quake", key=("id",), delete_missing="deleted_at"),
+    detail=Detail(
+        id=lambda feature: feature["id"] if feature["properties"]["mag"] >= STRONG else None,
+        request=lambda quake_id: Request(
+            endpoint="/fdsnws/event/1/query", params={"format": "geojson", "eventid": quake_id}
+        ),
+        source=Http(API, format=Json()),
+        transform=shaking,
+        target=Target(table="quake_shaking", key=("id",)),
+    ),
+    pipeline={"rate_min": 1, "rate_max": 3},
+)
+
+tasks = Tasks()
+add_loads(tasks, quakes)
