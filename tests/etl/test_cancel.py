@@ -20,7 +20,7 @@ from dataloader.jobs.errors import LeaseLost
 from dataloader.store.control import Actor, cancel
 from dataloader.store.etl_runs import stage_name
 
-pytestmark = pytest.mark.requirement("E4")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
 OPERATOR = Actor("test", None)
 NEVER_S = 3_600
 DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")

@@ -11,7 +11,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import add_loads
 from dataloader.testing import run_task
 
-pytestmark = pytest.mark.requirement("E10")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
 
 
 @pytest.fixture

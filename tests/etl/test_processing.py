@@ -14,6 +14,8 @@ from structlog.testing import capture_logs
 from dataloader.flows.etl import Target, writer
 from dataloader.flows.etl.processing import HASH_VERSION, content_hash
 
+pytestmark = pytest.mark.slow
+
 WATCHDOG_S = 20
 
 

@@ -14,7 +14,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import Budget, add_loads, asker, loading
 from dataloader.testing import run_task
 
-pytestmark = pytest.mark.requirement("E1")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E1")]
 PAUSED = {"rate_min": 0.2, "rate_max": 0.2}
 
 

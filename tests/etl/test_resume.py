@@ -17,7 +17,7 @@ from dataloader.flows.etl import Windows, run_load
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.testing import work_off
 
-pytestmark = pytest.mark.requirement("E6", "E10")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6", "E10")]
 NEVER_S = 3_600
 
 

@@ -12,7 +12,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import Target, add_loads
 from dataloader.testing import run_task
 
-pytestmark = pytest.mark.requirement("E6")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
 DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
 
 

@@ -16,6 +16,8 @@ from dataloader.store.etl_history import HistoryCounts
 from dataloader.store.etl_tables import Segment, quote
 from dataloader.store.transaction import Transactions
 
+pytestmark = pytest.mark.slow
+
 D1, D2, D3, D4 = (dt.date(2020, 1, n) for n in range(1, 5))
 
 

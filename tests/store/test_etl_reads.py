@@ -11,6 +11,8 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.store import etl_reads, job_logs
 from dataloader.store.reads import Cursor
 
+pytestmark = pytest.mark.slow
+
 # 20,000 runs of 20 loads, a failure in each; 30,000 log lines of one job, and as many of the others.
 HISTORY = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status)

@@ -22,7 +22,7 @@ from dataloader.flows.etl.sources.pages import Cursor, LinkHeader, NextUrl, Page
 from dataloader.flows.etl.sources.routing import Routing
 from dataloader.flows.etl.sources.secrets import Auth
 
-pytestmark = pytest.mark.requirement("S7")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("S7")]
 
 OK = Answer(b'[{"id": 1}]')
 TOKEN = "s3cr3t-t0ken-42"

@@ -17,7 +17,7 @@ from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pages import Cursor, LinkHeader, NextUrl, Offset, PageNumber
 from dataloader.flows.etl.sources.walks import links
 
-pytestmark = pytest.mark.requirement("S7")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("S7")]
 
 LIST = "/factbook/2025-01-22/countries"
 

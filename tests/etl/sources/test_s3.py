@@ -26,7 +26,7 @@ from dataloader.flows.etl.sources.formats import Csv, JsonLines  # noqa: E402
 from dataloader.flows.etl.sources.packed import Compressed  # noqa: E402
 from dataloader.flows.etl.sources.s3 import S3  # noqa: E402
 
-pytestmark = pytest.mark.requirement("S7")
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("S7")]
 
 CSV = Csv(columns=["n"])
 SECRET = "s3cr3t/k3y/of/the/bucket"
