@@ -193,7 +193,7 @@ def _make(
             Database: database,
             Transactions: transactions,
             EtlMetrics: EtlMetrics(registry),
-            PipelineSettings: settings.pipeline,
+            PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
     )
     dispatchers = {

@@ -205,6 +205,12 @@ class Settings:
         default=attrs.Factory(socket.gethostname),
         optional="the name of the host",
     )
+    tables_at_once: int = _setting(
+        "DL_DWD__PARALLEL_WORKERS",
+        values.whole(1, 100),
+        "How many tables of a set of dimensions are merged at once.",
+        4,
+    )
     pipeline: PipelineSettings = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         f"{PREFIX}…",
         values.PIPELINE,

@@ -88,11 +88,13 @@ def variable_of(load: str) -> str:
 class PipelineSettings:
     """What a process was told about pipelines: for all loads, and for single ones by `variable_of` their names.
 
-    The values are numbers, or the texts of variables.
+    The values are numbers, or the texts of variables. `tables_at_once`: so many tables of a set of dimensions are
+    merged at the same time, if the set does not say otherwise.
     """
 
     of_all: Given = attrs.field(factory=dict)
     of_one: Mapping[str, Given] = attrs.field(factory=dict)
+    tables_at_once: int = 4
 
     def config(self, load: str, declared: Given, asked: Given) -> PipelineConfig:
         """The settings of a run of `load`, whose declaration says `declared` and whose job asks for `asked`.

@@ -22,11 +22,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import trio
 
+from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.jobrun import JobRun
 from dataloader.flows.etl.load import History
 from dataloader.flows.etl.processing import brief
@@ -38,8 +39,6 @@ from dataloader.store.etl_history import HistoryMerge
 from dataloader.store.etl_merge import Merge
 from dataloader.store.etl_runs import stage_name
 from dataloader.store.etl_tables import Segment, TableInfo, as_names
-
-PARALLEL: Final = 4
 
 
 class TablesFailed(DataloaderError):  # noqa: N818 - says what has
@@ -66,20 +65,22 @@ class Dimension:
 
 @attrs.frozen(kw_only=True)
 class Dimensions:
-    """Tables that are merged together, `parallel` at a time; each takes a connection of the transactions' pool.
+    """Tables that are merged together, `parallel` at a time, or as many as the setting DL_DWD__PARALLEL_WORKERS says.
+
+    Each takes a connection of the transactions' pool.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
 
     name: str
     tables: tuple[Dimension, ...]
-    parallel: int = PARALLEL
+    parallel: int | None = None
     description: str = ""
 
     def __attrs_post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_NAME:
             raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
-        if isinstance(self.parallel, bool) or not isinstance(self.parallel, int) or not 1 <= self.parallel <= 100:
+        if self.parallel is not None and (type(self.parallel) is not int or not 1 <= self.parallel <= 100):
             raise ValueError(f"parallel: {self.parallel!r} is not allowed; a whole number from 1 to 100")
         names = [dimension.table for dimension in self.tables]
         if not names or len(set(names)) < len(names):
@@ -94,8 +95,9 @@ async def run_dimensions(run: JobRun, dimensions: Dimensions, as_of: dt.date, do
     tables: dict[str, dict[str, Any]] = {
         name: table for name, table in done.get("tables", {}).items() if table["status"] == "succeeded"
     }
+    parallel = dimensions.parallel or run.job.resource(PipelineSettings).tables_at_once
     async with run.task(dimensions.name) as noted:
-        merging = _Merging(run, dimensions, as_of, tables, trio.CapacityLimiter(dimensions.parallel))
+        merging = _Merging(run, dimensions, as_of, tables, trio.CapacityLimiter(parallel))
         try:
             async with trio.open_nursery() as nursery:
                 for dimension in dimensions.tables:

@@ -105,6 +105,8 @@ class _Bar(Screen):
         text = [] if job.status is Status.RUNNING else [state_of(job)]
         if job.status.is_final:
             self._progress.update(self._bar, total=1, completed=1)
+        elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
+            self._progress.update(self._bar, total=planned, completed=_number(job.progress, "segments"))
         self._progress.update(self._bar, text="  ".join([*text, *described(job, per_s=self._per_s(job))]))
 
     def _per_s(self, job: JobRecord) -> float | None:
@@ -115,6 +117,10 @@ class _Bar(Screen):
         self._first = self._first or (now, rows)
         seconds = now - self._first[0]
         return (rows - self._first[1]) / seconds if seconds else None
+
+
+_MIDNIGHT: Final = "T00:00:00+0000"
+"""What a day's segments need not say."""
 
 
 def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
@@ -130,15 +136,19 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
         return []
     if "tables" in progress:
         return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
-    said = [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
-    said.append(f"requests {_number(progress, 'requests'):,}")
+    # What a narrow terminal cuts off is what one can do without.
+    said = []
+    if job.status is Status.RUNNING and isinstance(waiting := progress.get("waiting"), dict):
+        said.append(_waiting(waiting))
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
+    said.append(f"requests {_number(progress, 'requests'):,}")
     failed = sum(_number(progress, name) for name in progress if name.endswith("_failed"))
     if failed:
         said.append(f"failed {failed:,}")
-    if job.status is Status.RUNNING and isinstance(waiting := progress.get("waiting"), dict):
-        said.append(_waiting(waiting))
-    return said
+    if planned := _number(progress, "segments_planned"):
+        said.append(f"segments {_number(progress, 'segments'):,} of {planned:,}")
+    said += [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
+    return [text.replace(_MIDNIGHT, "") for text in said]
 
 
 def _long_wait(job: JobRecord) -> str:

@@ -103,13 +103,29 @@ async def spill_all(client, raw):
     return ids
 
 
+async def fail_to_load(raw, ids):
+    """What a run of a load keeps of what failed, as if somebody had put it there who masks nothing."""
+    told = f"password={CANARY} refused by https://u:{CANARY}@h/"
+    for job_id in ids:
+        await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'spill', 'load')", job_id)
+        await raw.execute("INSERT INTO dl_etl_tasks (run_id, ordinal, task) VALUES ($1, 1, 'spill')", job_id)
+        await raw.execute(
+            "INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample)"
+            " VALUES ($1, 'spill', 's', 'record', 'k', $2, $3)",
+            job_id,
+            told,
+            json.dumps(canaries("sample")),
+        )
+
+
 async def crawl(client, ids):
     """Every page that can be read, by its address, with its headers."""
     paths = (await client.get("/openapi.json")).json()["paths"]
     addresses = ["/openapi.json", "/docs"]
     for path, methods in paths.items():
         if "get" in methods:
-            addresses += [path.replace("{job_id}", job_id) for job_id in ids] if "{job_id}" in path else [path]
+            page = path.replace("{load}", "spill").replace("{run_id}", "{job_id}")
+            addresses += [page.replace("{job_id}", job_id) for job_id in ids] if "{job_id}" in page else [page]
     assert not [address for address in addresses if "{" in address]
     pages = {}
     for address in addresses:
@@ -161,6 +177,7 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_comes_out_anywher
             cancel = f"/api/v1/jobs/{ids['snooze']}/cancel"
             await client.post(cancel, headers=bearer("operate"))
             await client.post("/api/v1/jobs/retry", json={"status": ["canceled"]}, headers=bearer("admin"))
+            await fail_to_load(raw, ids.values())
             said |= await crawl(client, ids.values())
             shown = (await client.get(f"/api/v1/jobs/{ids['return']}", headers=bearer("read"))).json()
         process = Path("/proc", str(service.process.pid))

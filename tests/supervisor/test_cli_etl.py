@@ -158,7 +158,7 @@ def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, data
     assert shown["processing"].startswith("records 3, records failed 1, rows 2, busy ")
     assert shown["writing"].startswith("inserted 2, busy ")
     header, failure = failures.splitlines()
-    assert header.split() == ["SEGMENT", "PHASE", "KEY", "ERROR"]
+    assert header.split() == ["SEGMENT", "PHASE", "ITEM", "ERROR"]
     assert failure.split()[:3] == ["data/a.csv", "record", "x"]
     assert [line.split()[:2] for line in stderr.splitlines()][-1] == ["people", "succeeded"]
     # Nothing is left over: neither a job in a queue that nobody serves, nor a worker.
@@ -454,12 +454,13 @@ def test_the_command_line_of_serve_is_stronger_than_the_environment(call, serve,
 def test_a_terminal_shows_rows_requests_and_what_is_waited_for(command, source, database):
     keyboard, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
-    pauses = ("--pipeline-rate-min", 3, "--pipeline-rate-max", 3)
+    pauses = ("--pipeline-rate-min", 4, "--pipeline-rate-max", 4)
     running = command(
         *("etl", "run", "days", *HERE, *pauses, "--from", "2026-01-01", "--to", "2026-01-03"),
         SOURCE_URL=source.url,
         stderr=terminal,
         TERM="xterm",
+        COLUMNS="200",
     )
     os.close(terminal)
     shown = b""
@@ -470,7 +471,8 @@ def test_a_terminal_shows_rows_requests_and_what_is_waited_for(command, source, 
     stdout, _ = running.communicate(timeout=WAIT_S)
     assert running.returncode == 0, stdout
     text = shown.decode()
-    assert "2026-01-02T00:00:00" in text
+    assert "2026-01-02 to 2026-01-03" in text
+    assert "segments 1 of 2" in text
     assert "waits for pause of 127.0.0.1 until " in text
     assert "rows 1 (" in text
     assert "requests 2" in text
