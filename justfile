@@ -37,6 +37,11 @@ test *args:
 faults *args:
     STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal {{ args }}
 
+# the loads, in full, with the real data sets where they are at hand
+loads *args:
+    {{ bin }}/pytest tests/etl tests/store tests/supervisor/test_cli_etl.py tests/web/test_etl.py tests/examples -k "etl or earth" \
+        -n 2 --dist worksteal --pg 18,16 {{ args }}
+
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.
 
 # style: ruff, its formatter, and flake8-async, which knows more of Trio

@@ -102,6 +102,7 @@ async def _succeed(tasks, name, dsn):
 
 @pytest.mark.slow
 @pytest.mark.requirement("E1", "S4")
+@pytest.mark.full
 async def test_two_processes_never_have_two_requests_at_one_source_and_keep_its_pause(items, serve, add, row_when):
     environment = {"ITEMS_URL": items.service.url, "ITEMS_PIPELINE": '{"rate_min": 0.2, "rate_max": 0.3}'}
     items.service.misbehave(times=None, delay_s=0.03)

@@ -283,6 +283,7 @@ async def test_a_target_that_has_changed_meanwhile_is_told(transactions, raw):
 
 @pytest.mark.slow
 @pytest.mark.requirement("E6")
+@pytest.mark.full
 async def test_a_hundred_thousand_rows_go_into_a_million_in_seconds(transactions, raw):
     """Set by set: row by row it would be minutes, and with the queue's planner settings a walk for each."""
     load = await open_load(transactions, raw, PRICES + ", gone boolean", LOADED, key="day id")

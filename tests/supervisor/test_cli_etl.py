@@ -219,6 +219,7 @@ def test_a_second_interrupt_does_not_wait_and_leaves_no_job_behind(command, sour
 
 
 @pytest.mark.requirement("E6", "E11")
+@pytest.mark.full
 def test_a_run_here_that_is_killed_is_lost_and_the_next_one_goes_on_behind_it(command, call, source, database):
     quick = {"DL_DEFAULT_LEASE_TTL_SEC": "3", "DL_HEARTBEAT_SEC": "1", "DL_REAPER_PERIOD_SEC": "1"}
     until = ("--to", "2026-01-04")
@@ -270,6 +271,7 @@ def test_a_wait_for_a_task_that_nobody_knows_says_so_and_an_interrupt_ends_only_
 
 
 @pytest.mark.requirement("E9", "E10", "E11")
+@pytest.mark.full
 def test_a_service_runs_a_load_and_answers_as_the_database_does(call, serve, source, database):
     url = serve(SOURCE_URL=source.url)
     code, stdout, _ = call("etl", "run", "days", *THREE_DAYS, *QUICK, "--json", "--url", url)
@@ -317,6 +319,7 @@ def test_a_service_runs_a_load_and_answers_as_the_database_does(call, serve, sou
 
 
 @pytest.mark.requirement("E10")
+@pytest.mark.full
 def test_what_failed_is_tried_again_by_itself(call, database, tmp_path):
     call("etl", "run", "people", *HERE)
     [failure] = json.loads(call("etl", "failures", "people", "--json")[1])
