@@ -14,8 +14,8 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import TargetError
-from dataloader.store.etl_history import HistoryMerge, aio_merge_history
-from dataloader.store.etl_merge import Merge, affected, aio_merge
+from dataloader.store.etl_history import HistoryMerge, aio_merge_any
+from dataloader.store.etl_merge import Merge, affected
 from dataloader.store.etl_runs import aio_fence
 from dataloader.store.etl_tables import (
     SEGMENT,
@@ -78,7 +78,7 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
             *arguments,
         )
     merge = load.merge_of(info, segment, affected(tag), columns)
-    merged = await (aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge))
+    counts = await aio_merge_any(connection, merge)
     await aio_drop(connection, load.stage)
     await aio_fence(connection, load.run_id, load.token)
-    return {**attrs.asdict(merged), "rows": affected(tag)}
+    return {**counts, "rows": affected(tag)}

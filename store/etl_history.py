@@ -24,10 +24,12 @@ import attrs
 from dataloader.jobs.errors import TargetError
 from dataloader.store.etl_merge import (
     MINE,
+    Merge,
     affected,
     aio_analyze,
     aio_drop_duplicates,
     aio_empty,
+    aio_merge,
     assigned,
     differs,
     same_key,
@@ -168,6 +170,13 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
         unchanged=rows - sum(born) - filled - mended,
         duplicates=duplicates,
     )
+
+
+async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:
+    """Merge what is staged, into a table of versions or of rows (asyncio-flavoured); the counts by their names."""
+    merged = await (aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge))
+    counts: dict[str, int] = attrs.asdict(merged)
+    return counts
 
 
 async def _aio_lock(connection: Any, history: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:

@@ -18,8 +18,8 @@ import attrs
 from dataloader.jobs.errors import LeaseLost
 from dataloader.jobs.text import storable_json
 from dataloader.store.database import Database
-from dataloader.store.etl_history import HistoryMerge, aio_merge_history
-from dataloader.store.etl_merge import Merge, aio_merge
+from dataloader.store.etl_history import HistoryMerge, aio_merge_any
+from dataloader.store.etl_merge import Merge
 
 _FENCE: Final = """
 SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
@@ -190,10 +190,7 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
     """
     counts: dict[str, int] = {}
     for merge in commit.merges:
-        merged = await (
-            aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge)
-        )
-        for name, number in attrs.asdict(merged).items():
+        for name, number in (await aio_merge_any(connection, merge)).items():
             counts[name] = counts.get(name, 0) + number
     if commit.segment is not None:
         await connection.execute(_SEGMENT, commit.run_id, commit.task, commit.segment, counts)

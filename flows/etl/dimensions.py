@@ -172,18 +172,13 @@ def _merge_of(  # noqa: PLR0917 - what the store adds is positional
     if dimension.history is None:
         return Merge(table=info, segment=segment, rows=rows, columns=columns, key=dimension.key)
     history = dimension.history
-    known = {*dimension.key, *history.tracked}
-    is_date = info.column(history.valid_from).type == "date"
-    return HistoryMerge(
-        table=info,
-        segment=segment,
+    return history.merge(
+        info,
+        segment,
         rows=rows,
         key=dimension.key,
         tracked=history.tracked,
-        others=[name for name in columns if name not in known],
-        as_of=as_of if is_date else dt.datetime.combine(as_of, dt.time(), dt.UTC),
-        complete=history.complete,
-        valid_from=history.valid_from,
-        valid_to=history.valid_to,
-        is_current=history.is_current,
+        columns=columns,
+        as_of=as_of,
+        complete=True,
     )

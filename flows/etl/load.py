@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol
 
@@ -26,8 +26,9 @@ from dataloader.flows.etl.config import Given, PipelineConfig, check_names
 from dataloader.flows.etl.sources.base import Record, Request, Source, Window
 from dataloader.flows.etl.windows import Windows
 from dataloader.jobs.model import MAX_NAME
+from dataloader.store.etl_history import HistoryMerge
 from dataloader.store.etl_sources import Budget
-from dataloader.store.etl_tables import as_names
+from dataloader.store.etl_tables import Segment, TableInfo, as_names
 
 Row = Mapping[str, Any]
 """A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""
@@ -56,6 +57,42 @@ class History:
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
     is_current: str = "is_current"
+
+    def merge(
+        self,
+        table: TableInfo,
+        segment: Segment,
+        *,
+        rows: int,
+        key: Sequence[str],
+        tracked: Sequence[str],
+        columns: Sequence[str],
+        as_of: date,
+        complete: bool,
+    ) -> HistoryMerge:
+        """What the staged rows do to the table: of their `columns` those that are neither key nor tracked are others.
+
+        Where the table has days, an instant is its day, in its own zone; where it has instants, a day is its midnight.
+        """
+        has_days = table.column(self.valid_from).type == "date"
+        if isinstance(as_of, datetime):
+            as_of = as_of.date() if has_days else as_of
+        elif not has_days:
+            as_of = datetime.combine(as_of, time(), UTC)
+        known = {*key, *self.tracked}
+        return HistoryMerge(
+            table=table,
+            segment=segment,
+            rows=rows,
+            key=key,
+            tracked=tracked,
+            others=[name for name in columns if name not in known],
+            as_of=as_of,
+            complete=self.complete and complete,
+            valid_from=self.valid_from,
+            valid_to=self.valid_to,
+            is_current=self.is_current,
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -37,7 +37,6 @@ class Loaded:
 
     end: End
     reason: str
-    report: Report
 
 
 async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked, state: RunState) -> Loaded:
@@ -57,7 +56,7 @@ async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked,
             noted.status = end
         finally:
             noted.summary = report.summary(noted.status or run.status_of_stop())
-    return Loaded(end=end, reason=_reason(end, report), report=report)
+    return Loaded(end=end, reason=_reason(end, report))
 
 
 CANCELED: Final = "the run's cancellation token was cancelled"

@@ -129,19 +129,13 @@ class Part:
         as_of: dt.date | None = window.start if history.as_of is None else history.as_of(self.segment)
         if as_of is None:
             raise ValueError(f"table {info.sql}: the snapshot {self.segment.name} has no instant")
-        if isinstance(as_of, dt.datetime) and info.column(history.valid_from).type == "date":
-            as_of = as_of.date()
-        known = {*self.table.target.key, *history.tracked}
-        return HistoryMerge(
-            table=info,
-            segment=self.staged_as(token),
+        return history.merge(
+            info,
+            self.staged_as(token),
             rows=self.staged,
             key=self.table.target.key,
             tracked=[name for name in history.tracked if name in columns],
-            others=[name for name in columns if name not in known],
+            columns=columns,
             as_of=as_of,
-            complete=history.complete and is_complete,
-            valid_from=history.valid_from,
-            valid_to=history.valid_to,
-            is_current=history.is_current,
+            complete=is_complete,
         )

@@ -20,10 +20,10 @@ from dataloader.flows.etl.rows import DEFAULT, LineEncoder
 from dataloader.flows.etl.sources.base import Page, Record
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import storable_text
+from dataloader.store.etl_merge import CONTENT_HASH
 
 HASH_VERSION: Final = "1"
 PAYLOAD: Final = "payload"
-HASH: Final = "content_hash"
 MAX_SAMPLE: Final = 1_000
 MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
@@ -124,8 +124,8 @@ def _complete(recipe: Recipe, known: frozenset[str], row: Row, metadata: Mapping
     for name in recipe.key:
         if complete.get(name) is None:
             raise ValueError(f"column {name} of the key has no value")
-    if HASH in known and HASH not in complete:
-        complete[HASH] = content_hash(complete, recipe.hash_without)
+    if CONTENT_HASH in known and CONTENT_HASH not in complete:
+        complete[CONTENT_HASH] = content_hash(complete, recipe.hash_without)
     for name, value in metadata.items():
         complete.setdefault(name, value)
     return complete
