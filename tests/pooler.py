@@ -156,6 +156,12 @@ class Pooler:
     def __attrs_post_init__(self):
         self._places = trio.Semaphore(self.size)
 
+    async def is_shared(self, *roles):
+        """Connections of these roles came through it, those that must not did not, and they shared its own."""
+        came = {client.role for client in self.clients}
+        shared = any(len(link.served) > 1 for link in self.links)
+        return {*roles} <= came and not {"locks", "listener"} & came and shared
+
     async def serve(self, stream):
         """One client, from its first word to its last."""
         client = Client(len(self.clients) + 1, stream, Messages(stream))

@@ -1,4 +1,7 @@
-"""Behind a pooler in transaction mode, set up as docs/operations.md says: sessions are shared, none is lost (F24)."""
+"""Behind a pooler in transaction mode, set up as docs/operations.md says: sessions are shared, none is lost (F24).
+
+With a pooler of the tests' own, which gives its connections out in turn, and with PgBouncer itself where it is at hand.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from bouncer import find_bouncer, open_bouncer
 from conditions import until
 from pooler import open_pooler
 from services import FAST, LEASE_S
@@ -31,22 +35,21 @@ def documented():
     return frozenset(name.strip() for name in listed.split(","))
 
 
-@pytest.fixture
-def pooled(raw, database, documented):
+@pytest.fixture(params=["the tests' own", "PgBouncer"])
+def pooled(request, raw, database, documented):
     """A pooler with few connections to the test's database, whose role has what the pooler ignores."""
+    bouncer, why_not = find_bouncer()
+    if request.param == "PgBouncer" and bouncer is None:
+        pytest.skip(why_not)
 
     async def pooled():
         for name, value in OF_THE_ROLE.items():
             await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {name} = '{value}'")
+        if request.param == "PgBouncer":
+            return open_bouncer(database.dsn, size=CONNECTIONS, ignored=documented, program=bouncer)
         return open_pooler(database.dsn, size=CONNECTIONS, ignored=documented)
 
     return pooled
-
-
-def is_shared(pooler, *roles):
-    """Connections of these roles came through it, those that must not did not, and they shared its own."""
-    came = {client.role for client in pooler.clients}
-    return {*roles} <= came and not {"locks", "listener"} & came and any(len(link.served) > 1 for link in pooler.links)
 
 
 def test_f24_what_the_docs_tell_a_pooler_to_ignore_is_what_is_sent(documented):
@@ -67,7 +70,7 @@ async def test_f24_two_replicas_run_each_key_one_at_a_time_and_one_of_them_may_b
         await until(lambda: raw.fetchval(running, str(victim.process.pid)))
         await kill(victim)
         await until(lambda: raw.fetchval(done), lambda count: count == 80, within_s=40)
-        assert is_shared(pooler, "pool", "heartbeat", "recorder")
+        assert await pooler.is_shared("pool", "heartbeat", "recorder")
     assert len({visit["pid"] for visit in await ledger.visits()}) == 2
     assert await ledger.overlaps() == []
     calm(survivor)
@@ -94,7 +97,7 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
                 ended = (await ask.client.get(f"/api/v1/jobs/{job_id}/status?wait=15")).json()
             assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
             await ask.ready(200, within_s=5)
-        assert is_shared(pooler, "pool", "heartbeat", "recorder")
+        assert await pooler.is_shared("pool", "heartbeat", "recorder")
     calm(service)
 
 
@@ -106,9 +109,9 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
         service = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
         for _ in range(20):
             await add("fill", lease_ttl_sec=LEASE_S)
+        await until(lambda: pooler.is_shared("pool", "transaction"))
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
         await until(lambda: raw.fetchval(done), lambda count: count == 20, within_s=30)
-        assert is_shared(pooler, "pool", "transaction")
     assert await raw.fetchval("SELECT count(*) FROM target") == 400
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE attempt > 1") == 0
     calm(service)

@@ -1,0 +1,148 @@
+"""PgBouncer itself before PostgreSQL, where one is at hand that keeps prepared statements: 1.21 or later, by
+`PGBOUNCER` or on the path."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+from conditions import until
+from pooler import AUTHENTICATED, PROTOCOL, Messages, packed, texts
+from proxy import open_proxy
+
+NEEDED = (1, 21)
+CONSOLE = "pgbouncer"
+
+
+def find_bouncer():
+    """The program's path, or None and why there is none."""
+    program = os.environ.get("PGBOUNCER") or shutil.which(CONSOLE, path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        return None, "no PgBouncer is at hand: name one by PGBOUNCER"
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
+    version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+    if version < NEEDED:
+        return None, f"{program} is {version}, older than {NEEDED}"
+    return program, ""
+
+
+@attrs.frozen
+class Bouncer:
+    """Running, with at most `size` connections to the server; `dsn` leads to it."""
+
+    dsn: str
+    port: int
+    user: str
+
+    async def is_shared(self, *roles):
+        """Connections of these roles come through it, those that must not do not, and they share fewer of its own."""
+        clients = [client["application_name"].rpartition(" ")[2] for client in await self._show("CLIENTS")]
+        servers = await self._show("SERVERS")
+        came = {*clients}
+        return {*roles} <= came and not {"locks", "listener"} & came and 0 < len(servers) < len(clients)
+
+    async def _show(self, what):
+        """A table of its console, as dictionaries of texts."""
+        async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
+            messages = Messages(stream)
+            hello = texts("user", self.user, "database", CONSOLE, "application_name", "test console", "")
+            await stream.send_all(packed(b"", PROTOCOL.to_bytes(4) + hello))
+            kind, body = await messages.next()
+            assert (kind, body) == (b"R", AUTHENTICATED.to_bytes(4)), body
+            await _until_ready(messages)
+            await stream.send_all(packed(b"Q", texts(f"SHOW {what}")))
+            return [row for row in await _until_ready(messages) if row.get("database") != CONSOLE]
+
+
+async def _until_ready(messages):
+    names, rows = [], []
+    while True:
+        match await messages.next():
+            case b"T", body:
+                names = _columns(body)
+            case b"D", body:
+                rows.append(dict(zip(names, _values(body), strict=True)))
+            case b"E", body:
+                raise RuntimeError(body)
+            case b"Z", _:
+                return rows
+
+
+def _columns(body):
+    names, rest = [], body[2:]
+    for _ in range(int.from_bytes(body[:2])):
+        name, _, rest = rest.partition(b"\0")
+        names.append(name.decode())
+        rest = rest[18:]
+    return names
+
+
+def _values(body):
+    values, rest = [], body[2:]
+    for _ in range(int.from_bytes(body[:2])):
+        length = int.from_bytes(rest[:4], signed=True)
+        values.append(None if length < 0 else rest[4 : 4 + length].decode())
+        rest = rest[4 + max(0, length) :]
+    return values
+
+
+@asynccontextmanager
+async def open_bouncer(dsn: str, *, size: int, ignored: frozenset[str], program: str) -> AsyncIterator[Bouncer]:
+    """PgBouncer on a free port of this machine, in transaction mode, before the server of `dsn`."""
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()
+    # The folder of the server's socket is closed to the user that it is to run as.
+    async with open_proxy(dsn) as proxy:
+        server = urlsplit(proxy.dsn)
+        database = server.path.removeprefix("/")
+        ini = f"""
+[databases]
+{database} = host={server.hostname} port={server.port} user={server.username} password={server.password}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {size}
+max_prepared_statements = 100
+ignore_startup_parameters = {", ".join(sorted(ignored))}
+"""
+        with _running(program, ini) as process:
+            await until(partial(_listens, port, process))
+            address = f"postgresql://{server.username}:nobody-asks@127.0.0.1:{port}/{database}?sslmode=disable"
+            yield Bouncer(address, port, server.username)
+
+
+@contextmanager
+def _running(program, ini):
+    with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
+        file.write(ini)
+        file.flush()
+        Path(file.name).chmod(0o644)
+        # It refuses to be root.
+        with subprocess.Popen([program, "--quiet", file.name], user="nobody" if os.getuid() == 0 else None) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+async def _listens(port, process):
+    assert process.poll() is None, "PgBouncer has ended"
+    try:
+        await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+    except OSError:
+        return False
+    return True
