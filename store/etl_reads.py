@@ -8,14 +8,15 @@ worker died and another one will go on, `lost` or `canceled` when nobody will.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 from uuid import UUID
 
+import asyncpg
 import attrs
 
-from dataloader.jobs.errors import JobNotFound
+from dataloader.jobs.errors import JobNotFound, StoreError
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.store import etl_runs
@@ -300,3 +301,13 @@ async def list_failures_of_load(
 
 def _failure(record: etl_runs.FailureRecord) -> FailureLine:
     return FailureLine(**{field.name: getattr(record, field.name) for field in attrs.fields(FailureLine)})
+
+
+async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[dict[str, Any]]:
+    """The rows of somebody's own statement, in a transaction that can't write (asyncio-flavoured)."""
+    try:
+        async with connection.transaction(readonly=True):
+            return [dict(row) for row in await connection.fetch(sql, *values)]
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        # Our own doing, not a server that has become a standby, which will pass.
+        raise StoreError(f"only reading is allowed here: {error}") from error

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.dimensions import Dimension, Dimensions
     from dataloader.flows.etl.flow import Flow, add_dimensions, add_flows
     from dataloader.flows.etl.load import Detail, History, Load, Target
+    from dataloader.flows.etl.reader import Reader
     from dataloader.flows.etl.run import add_loads, run_load
     from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
     from dataloader.flows.etl.sources.files import Files
@@ -54,6 +55,7 @@ __all__ = [
     "PageNumber",
     "PipelineConfig",
     "PipelineSettings",
+    "Reader",
     "Record",
     "Request",
     "Response",
@@ -76,6 +78,7 @@ _NAMES: Final = {
     "flows.etl.dimensions": "Dimension Dimensions",
     "flows.etl.flow": "Flow add_dimensions add_flows",
     "flows.etl.load": "Detail History Load Target",
+    "flows.etl.reader": "Reader",
     "flows.etl.run": "add_loads run_load",
     "flows.etl.sources.base": "Page Record Request Response Source SourceError Window",
     "flows.etl.sources.files": "Files",

@@ -7,7 +7,7 @@ a response is handed on before its source's pause begins.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Final
 
@@ -16,6 +16,7 @@ import stamina
 import trio
 
 from dataloader.flows.etl.belt import Fetched, Shared
+from dataloader.flows.etl.load import Detail
 from dataloader.flows.etl.plan import Part, Segment
 from dataloader.flows.etl.sources.base import Connection, Request, SourceError
 from dataloader.flows.etl.turnstile import Turnstile
@@ -54,13 +55,24 @@ class Asker:
                     async for first in requests:
                         await self._walk(part, connection, first)
             else:
-                for request in (*segment.details, *(table.detail.of(detail) for detail in dict.fromkeys(ids))):
+                for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
                     await self._walk(part, connection, request)
             part.is_asked = True
             await self.shared.close_if_done(part)
             if not part.ends_segment:
                 await part.committed.wait()
                 ids = part.ids
+
+    def _requests_of(self, part: Part, detail: Detail, ids: Sequence[str | int]) -> Iterator[Request]:
+        """The details' requests, one for each id. That one can't be made is that id's own affair."""
+        for given in dict.fromkeys(ids):
+            try:
+                request = detail.of(given)
+            except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
+                told = f"its request can't be made: {type(error).__name__}: {error}"
+                self.shared.report.failed(self.shared.failure(part, "detail", str(given), told))
+            else:
+                yield request
 
     async def _walk(self, part: Part, connection: Connection, request: Request | None) -> None:
         while request is not None:

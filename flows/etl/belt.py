@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 from uuid import UUID
 
 import attrs
@@ -16,6 +18,9 @@ from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError
 from dataloader.store.etl_runs import Failure
+
+WRITER_QUEUE: Final = 4
+"""Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
 
 
 @attrs.define(eq=False)
@@ -39,9 +44,9 @@ class Rows:
     lines: list[bytes] = attrs.field(repr=False)
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.define(eq=False, kw_only=True)
 class Shared:
-    """What the parts of a run's pipeline share.
+    """What the parts of a pipeline share: of the run of `load` by the job `run_id` with `token`.
 
     `room` has the free places of the processing queue. `parts` are those that are not committed yet, in their order:
     the asker begins them, the writer ends them. A part itself is sent to the writer when all of its rows are.
@@ -53,10 +58,18 @@ class Shared:
     config: PipelineConfig
     report: Report
     log: RunLog
-    room: trio.Semaphore
-    to_workers: trio.MemorySendChannel[Fetched]
-    to_writer: trio.MemorySendChannel[Rows | Part]
-    parts: deque[Part] = attrs.field(factory=deque)
+    parts: deque[Part] = attrs.field(init=False, factory=deque)
+    room: trio.Semaphore = attrs.field(init=False)
+    to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
+    fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
+    to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
+    processed: trio.MemoryReceiveChannel[Rows | Part] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # The room bounds what is on its way to the workers.
+        self.room = trio.Semaphore(self.config.queue_size)
+        self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
+        self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
 
     def failure(
         self,

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, Protocol
 import attrs
 
 from dataloader.flows.etl.config import Given, PipelineConfig, check_names
+from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.sources.base import Record, Request, Source, Window
 from dataloader.flows.etl.windows import Windows
 from dataloader.jobs.model import MAX_NAME
@@ -32,6 +33,9 @@ from dataloader.store.etl_tables import Segment, TableInfo, as_names
 
 Row = Mapping[str, Any]
 """A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""
+
+Made = Row | Sequence[Row] | None
+"""What a transform makes of a record."""
 
 _NOTHING: Final[Given] = MappingProxyType({})
 
@@ -136,14 +140,15 @@ class Detail:
 
     `id` gives what is asked for, or None for a record that has no details; `request` makes the request of it. `source`
     reads the answers: another one than the list's when the format is another. `transform` makes a row of the id, as
-    text, and a record of the answer, or None to leave it out.
+    text, and a record of the answer, or None to leave it out; with `reads` it is given a `Reader` as well.
     """
 
     id: Callable[[Record], str | int | None]
     request: Callable[[str | int], Request]
     source: Source
     target: Target
-    transform: Callable[[str, Record], Row | Sequence[Row] | None]
+    transform: Callable[[str, Record], Made] | Callable[[str, Record, Reader], Made]
+    reads: bool = False
 
     def of(self, detail: str | int) -> Request:
         """The request for what has this id, known by it."""
@@ -155,8 +160,9 @@ class Load:
     """One table's load (E6). Its `name` is the task's.
 
     `transform` makes a row of a raw record, a list of rows, or None to leave it out; it runs in threads, or in
-    `processes` if it takes much time and is a function of a module. `pipeline` are settings of `PipelineConfig` for
-    this load. `budgets` limit the requests to its source on top of the pause. `timeout_s` stops a run.
+    `processes` if it takes much time and is a function of a module. With `reads` it is given a `Reader` as well, for
+    what it looks up in the database (E2). `pipeline` are settings of `PipelineConfig` for this load. `budgets` limit
+    the requests to its source on top of the pause. `timeout_s` stops a run.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
@@ -164,12 +170,13 @@ class Load:
     name: str
     source: Source
     target: Target
-    transform: Callable[[Record], Row | Sequence[Row] | None] = dict
+    transform: Callable[[Record], Made] | Callable[[Record, Reader], Made] = dict
     windows: Windows | None = None
     detail: Detail | None = None
     budgets: tuple[Budget, ...] = ()
     pipeline: Given = _NOTHING
     processes: bool = False
+    reads: bool = False
     timeout_s: float | None = None
     description: str = ""
 
@@ -187,6 +194,8 @@ class Load:
                 f"load {self.name}: windows.column: is missing; by it rows of {self.target.table} that the source has "
                 "no more in a window are found"
             )
+        if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
+            raise ValueError(f"load {self.name}: reads: is not allowed with processes, which have no connection")
         for function in self._functions() if self.processes else ():
             try:
                 pickle.dumps(function)

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.flows.etl.belt import Shared
 from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.jobrun import CLEAN_UP_S, JobRun
 from dataloader.flows.etl.load import Load, Target
@@ -29,6 +30,8 @@ from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_p
 
 SHOW_S: Final = 1.0
 """How often the progress is shown."""
+LOG_S: Final = 30.0
+"""How often it is logged (E9)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +58,9 @@ async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked,
         else:
             noted.status = end
         finally:
-            noted.summary = report.summary(noted.status or run.status_of_stop())
+            noted.summary = summary = report.summary(noted.status or run.status_of_stop())
+            told = {name: summary[name] for name in ("status", "seconds", "counts", "phases")}
+            RunLog(run.job.log, load.name).info("ended", phase="run", **told)
     return Loaded(end=end, reason=_reason(end, report))
 
 
@@ -97,12 +102,14 @@ class _Loading:
     def _pipeline(self) -> Pipeline:
         run, config = self.run_of_job, self.config
         return Pipeline(
-            run_id=run.claimed.job_id,
-            token=run.claimed.token,
-            load=self.load.name,
-            config=config,
-            report=self.report,
-            log=RunLog(run.job.log, self.load.name),
+            shared=Shared(
+                run_id=run.claimed.job_id,
+                token=run.claimed.token,
+                load=self.load.name,
+                config=config,
+                report=self.report,
+                log=RunLog(run.job.log, self.load.name),
+            ),
             turnstile=Turnstile(
                 database=run.database,
                 holder=run.claimed.token,
@@ -124,18 +131,23 @@ class _Loading:
         """Run the pipeline; how far it is, is the job's progress meanwhile."""
         job = self.run_of_job.job
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._show)
+            nursery.start_soon(self._show, pipeline.shared.log)
             try:
                 end = await pipeline.run(segments)
             finally:
                 nursery.cancel_scope.cancel()
                 # Not through a checkpoint: the job may be stopped, and the last word counts.
-                job.show(self.report.snapshot())
+                job.show({"load": self.load.name, **self.report.snapshot()})
         return end
 
-    async def _show(self) -> None:
+    async def _show(self, log: RunLog) -> None:
+        log_at = trio.current_time() + LOG_S
         while True:
-            self.run_of_job.job.show(self.report.snapshot())
+            progress = self.report.snapshot()
+            self.run_of_job.job.show({"load": self.load.name, **progress})
+            if trio.current_time() >= log_at:
+                log.info("progress", phase="run", **progress)
+                log_at += LOG_S
             await trio.sleep(SHOW_S)
 
     async def _segments(
@@ -205,6 +217,7 @@ class _Loading:
                 hash_without=frozenset(target.hash_without),
                 defaulted=frozenset(column.name for column in info.columns if column.has_default),
                 takes_id=is_detail,
+                reads=load.reads if detail is None else detail.reads,
                 identify=load.detail.id if load.detail is not None and not is_detail else None,
             ),
             scope_column=None if load.windows is None or is_detail else load.windows.column,

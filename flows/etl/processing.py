@@ -1,6 +1,7 @@
 """What a worker makes of a page: rows as lines for the database, and the failures of single records (E2, E10).
 
-Runs in a thread, or in another process: all it is given is in a `Recipe`, and it touches nothing else.
+Runs in a thread, or in another process: all it is given is in a `Recipe`, and it touches nothing else, but for a
+transform that reads the database.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from dataloader.flows.etl.load import Row
+from dataloader.flows.etl.load import Made, Row
+from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.rows import DEFAULT, LineEncoder
 from dataloader.flows.etl.sources.base import Page, Record
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.etl_merge import CONTENT_HASH
@@ -34,15 +37,16 @@ class Recipe:
     """How records become rows of one table: `encoder` has the columns that may be written, in order.
 
     `defaulted` are those that the database has a default for, where a row has no value. `takes_id`: the transform is a
-    detail's, and gets what was asked for as well.
+    detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
     """
 
-    transform: Callable[..., Row | Sequence[Row] | None]
+    transform: Callable[..., Made]
     encoder: LineEncoder
     key: tuple[str, ...]
     hash_without: frozenset[str]
     defaulted: frozenset[str]
     takes_id: bool = False
+    reads: bool = False
     identify: Callable[[Record], str | int | None] | None = None
 
 
@@ -72,8 +76,15 @@ class Processed:
     without_id: int
 
 
-def process(recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any]) -> Processed:
-    """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all."""
+def process(
+    recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any], reader: Reader | None = None
+) -> Processed:
+    """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all.
+
+    Raises `StoreUnavailable` if the transform reads and can't: that is no record's failure.
+    """
+    before = [key] if recipe.takes_id else []
+    after = [reader] if recipe.reads else []
     names = recipe.encoder.columns
     known = frozenset(names)
     metadata = {name: value for name, value in metadata.items() if name in known}
@@ -86,7 +97,7 @@ def process(recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any]) -
     left_out = without_id = 0
     for index, record in enumerate(page.records):
         try:
-            made = recipe.transform(key, record) if recipe.takes_id else recipe.transform(record)
+            made = recipe.transform(*before, record, *after)
             made_rows = [made] if made is None or isinstance(made, Mapping) else made
             rows = [_complete(recipe, known, row, metadata) for row in made_rows if row is not None]
             encoded = [recipe.encoder.encode([row.get(name, value) for name, value in absent]) for row in rows]
@@ -97,6 +108,8 @@ def process(recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any]) -
                     without_id += 1
                 else:
                     ids.append(detail)
+        except StoreUnavailable:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a transform raises is this record's failure
             refused.append(_refusal(recipe, index, record, error))
         else:

@@ -120,7 +120,6 @@ class Report:
     def snapshot(self) -> dict[str, Any]:
         """How far it is, for the job's progress."""
         shown: dict[str, Any] = {
-            "load": self.load,
             "segment": self.segment,
             **({} if self.segments_planned is None else {"segments_planned": self.segments_planned}),
             **{name: number for name, number in sorted(self.counts.items()) if number},

@@ -11,7 +11,7 @@ from dataloader.jobs.job import JobLog
 
 log = structlog.get_logger("dataloader.flows.etl")
 
-Phase = Literal["requests", "processing", "writing"]
+Phase = Literal["requests", "processing", "writing", "run"]
 
 
 @attrs.frozen

@@ -11,7 +11,9 @@ import trio
 
 from dataloader.flows.etl.belt import Fetched, Rows, Shared
 from dataloader.flows.etl.processing import Processed, metadata_of, process
+from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.sources.base import Page, SourceError
+from dataloader.store.database import Database
 
 
 @attrs.frozen(eq=False)
@@ -19,7 +21,7 @@ class Workers:
     """The workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
 
     shared: Shared
-    fetched: trio.MemoryReceiveChannel[Fetched]
+    database: Database
     in_processes: bool
     limiter: trio.CapacityLimiter = attrs.field(init=False)
 
@@ -35,18 +37,22 @@ class Workers:
 
     async def _work(self) -> None:
         report = self.shared.report
-        async for fetched in self.fetched:
-            self.shared.room.release()
-            report.queued -= 1
-            report.active += 1
-            began = trio.current_time()
-            try:
-                await self._process(fetched)
-            finally:
-                report.active -= 1
-                report.phases["processing"].add(trio.current_time() - began)
+        reader = Reader(self.database)
+        try:
+            async for fetched in self.shared.fetched:
+                self.shared.room.release()
+                report.queued -= 1
+                report.active += 1
+                began = trio.current_time()
+                try:
+                    await self._process(fetched, reader)
+                finally:
+                    report.active -= 1
+                    report.phases["processing"].add(trio.current_time() - began)
+        finally:
+            await reader.close()
 
-    async def _process(self, fetched: Fetched) -> None:
+    async def _process(self, fetched: Fetched, reader: Reader) -> None:
         part = fetched.part
         try:
             fetched.page = await self._in_thread(part.table.source.read, fetched.response)
@@ -60,11 +66,11 @@ class Workers:
         elif not part.table.source.needs_answer:
             self.shared.request_failed(part, fetched.request, fetched.error)
         if fetched.page is not None:
-            await self._make_rows(fetched, fetched.page)
+            await self._make_rows(fetched, fetched.page, reader)
         part.open -= 1
         await self.shared.close_if_done(part)
 
-    async def _make_rows(self, fetched: Fetched, page: Page) -> None:
+    async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> None:
         part, report = fetched.part, self.shared.report
         metadata = metadata_of(
             endpoint=fetched.request.endpoint,
@@ -72,8 +78,10 @@ class Workers:
             is_file=part.table.source.walks_are_segments,
             fetched_at=datetime.now(UTC),
         )
-        run = self._in_process if self.in_processes else self._in_thread
-        made: Processed = await run(process, part.table.recipe, page, fetched.request.key, metadata)
+        given = part.table.recipe, page, fetched.request.key, metadata
+        made: Processed = await (
+            self._in_process(process, *given) if self.in_processes else self._in_thread(process, *given, reader)
+        )
         report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.columns |= made.columns

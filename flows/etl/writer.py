@@ -36,7 +36,6 @@ class Writer:
     """The writer of a run."""
 
     shared: Shared
-    processed: trio.MemoryReceiveChannel[Rows | Part]
     database: Database
     transactions: Transactions
     _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
@@ -49,7 +48,7 @@ class Writer:
             message: Rows | Part | None = None
             with trio.CancelScope(deadline=self._oldest) as scope:
                 try:
-                    message = await self.processed.receive()
+                    message = await self.shared.processed.receive()
                 except trio.EndOfChannel:
                     break
             if scope.cancelled_caught:

@@ -8,10 +8,12 @@ import pytest
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import add_loads
+from dataloader.flows.etl import Detail, Request, Target, add_loads, loading
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
+
+ENDED = ("status", "seconds", "counts", "phases")
 
 
 @pytest.fixture
@@ -198,10 +200,32 @@ async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
     assert len(items.service.requests) == 3
 
 
+@pytest.mark.requirement("E7")
+async def test_a_detail_whose_request_can_not_be_made_is_its_own_affair(items, counts_of, failures, raw):
+    items.records = [item(number) for number in (0, 1, 2)]
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+
+    def request(number):
+        return Request(endpoint="/items", params={"share": 1 // number})
+
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=request,
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of(items_load(items.service.url, windows=None, detail=detail))
+    assert (counts["details"], counts["details_failed"]) == (2, 1)
+    told = "its request can't be made: ZeroDivisionError: integer division or modulo by zero"
+    assert await failures() == [("detail", "0", told)]
+
+
 @pytest.mark.requirement("E9")
 async def test_the_summary_has_time_and_counts_of_each_phase_and_the_progress_the_depths_of_the_queues(
-    items, outcome_of, soon
+    items, outcome_of, soon, monkeypatch
 ):
+    monkeypatch.setattr(loading, "LOG_S", 0)
     items.records = [item(n, 1 + n // 10) for n in range(20)]
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
     result = outcome.result
@@ -215,6 +239,9 @@ async def test_the_summary_has_time_and_counts_of_each_phase_and_the_progress_th
     assert {"queued": 0, "active_workers": 0, "unwritten": 0}.items() <= first.items()
     assert (last["inserted"], last["requests"], last["queued"], last["unwritten"]) == (20, 2, 0, 0)
     assert last["segment"].startswith("2026-01-02")
+    logged = {line.message: line.fields for line in outcome.log}
+    assert logged["progress"].keys() >= {"queued", "active_workers", "unwritten", "segments_planned"}
+    assert logged["ended"] == {"load": "items", "phase": "run", **{name: result[name] for name in ENDED}}
 
 
 @pytest.mark.slow

@@ -1,0 +1,40 @@
+"""What a transform reads the queue's database with (E2)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from dataloader.store.database import Database, Session
+from dataloader.store.etl_reads import aio_read
+
+CLOSE_S: Final = 4.0
+
+
+class Reader:
+    """The database of the queue, for the transform of a worker, on a connection of that worker's own.
+
+    Called in the worker's thread, which waits for the answer. Each call is a transaction of its own that may only read.
+    Raises `StoreError`, whose kind `StoreUnavailable` ends the run for the queue to try again: of a record it says
+    nothing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Nothing is connected before the first call."""
+        self._session = Session(database, "workers")
+
+    def fetch(self, sql: str, *args: Any) -> list[dict[str, Any]]:
+        """The rows of a statement, by the names of its columns; `$1`, `$2`, … in it are the `args`."""
+        rows: list[dict[str, Any]] = trio.from_thread.run(self._session.run, aio_read, sql, args)
+        return rows
+
+    def fetchval(self, sql: str, *args: Any) -> Any:
+        """The first column of the first row, None if there is no row."""
+        return next((value for row in self.fetch(sql, *args) for value in row.values()), None)
+
+    async def close(self) -> None:
+        """Close the connection; a thread that was left behind gets none again."""
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await self._session.close()
+            await self._session.cut()
