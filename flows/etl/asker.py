@@ -129,6 +129,7 @@ class Asker:
                 slot.hint_s = source.hint_s(response)
                 fetched = Fetched(part, request, response)
                 part.open += 1
+                self.shared.room.hold(len(response.body))
                 self.shared.to_workers.send_nowait(fetched)
                 is_handed_on = True
                 report.queued += 1
@@ -143,21 +144,22 @@ class Asker:
                 return fetched
         finally:
             if not is_handed_on:
-                self.shared.room.release()
+                self.shared.room.give_place()
 
     async def _take_place(self) -> None:
-        try:
-            self.shared.room.acquire_nowait()
-        except trio.WouldBlock:
-            size = self.shared.config.queue_size
+        room = self.shared.room
+        if room.is_full:
             self.shared.log.warning(
-                "the processing queue is full: the next request waits", phase="requests", queue_size=size
+                "the processing queue is full: the next request waits",
+                phase="requests",
+                queue_size=self.shared.config.queue_size,
+                held_bytes=room.bytes,
             )
             self.shared.report.waiting = {"for": "a place in the processing queue"}
-            try:
-                await self.shared.room.acquire()
-            finally:
-                self.shared.report.waiting = None
+        try:
+            await room.take_place()
+        finally:
+            self.shared.report.waiting = None
 
 
 def _is_passing(error: Exception) -> bool:

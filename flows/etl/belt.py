@@ -22,6 +22,9 @@ from dataloader.store.etl_runs import Failure
 WRITER_QUEUE: Final = 4
 """Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
 
+MOST_BYTES: Final = 16 * 2**20
+"""Of responses and rows that wait to be processed and written: then no request is sent."""
+
 
 @attrs.define(eq=False)
 class Fetched:
@@ -44,11 +47,52 @@ class Rows:
     lines: list[bytes] = attrs.field(repr=False)
 
 
+@attrs.define(eq=False)
+class Room:
+    """What a run may have in memory: responses in the `places` of the processing queue, and bytes not yet written.
+
+    One asks for it, the asker, before it sends a request; so the last answer may go over the bytes by its own length.
+    """
+
+    places: int
+    most_bytes: int = attrs.field(factory=lambda: MOST_BYTES)
+    bytes: int = 0
+    _freed: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    @property
+    def is_heavy(self) -> bool:
+        """There are too many bytes."""
+        return self.bytes >= self.most_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """No request may be sent now."""
+        return self.places == 0 or self.is_heavy
+
+    async def take_place(self) -> None:
+        """Take a place, when there is one."""
+        while self.is_full:
+            self._freed = trio.Event()
+            await self._freed.wait()
+        self.places -= 1
+
+    def give_place(self) -> None:
+        """A response has left the queue, or did not come."""
+        self.places += 1
+        self._freed.set()
+
+    def hold(self, number: int) -> None:
+        """So many bytes more are held, or fewer."""
+        self.bytes += number
+        if number < 0:
+            self._freed.set()
+
+
 @attrs.define(eq=False, kw_only=True)
 class Shared:
     """What the parts of a pipeline share: of the run of `load` by the job `run_id` with `token`.
 
-    `room` has the free places of the processing queue. `parts` are those that are not committed yet, in their order:
+    `parts` are those that are not committed yet, in their order:
     the asker begins them, the writer ends them. A part itself is sent to the writer when all of its rows are.
     """
 
@@ -59,7 +103,7 @@ class Shared:
     report: Report
     log: RunLog
     parts: deque[Part] = attrs.field(init=False, factory=deque)
-    room: trio.Semaphore = attrs.field(init=False)
+    room: Room = attrs.field(init=False)
     to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
     fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
     to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
@@ -67,7 +111,7 @@ class Shared:
 
     def __attrs_post_init__(self) -> None:
         # The room bounds what is on its way to the workers.
-        self.room = trio.Semaphore(self.config.queue_size)
+        self.room = Room(self.config.queue_size)
         self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
         self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
 

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any, Final
 
 import attrs
@@ -85,23 +86,20 @@ def process(
     """
     before = [key] if recipe.takes_id else []
     after = [reader] if recipe.reads else []
-    names = recipe.encoder.columns
-    known = frozenset(names)
-    metadata = {name: value for name, value in metadata.items() if name in known}
-    # COPY refuses to be asked for a default where there is none.
-    absent = [(name, DEFAULT if name in recipe.defaulted else None) for name in names]
+    table = _Table(recipe, metadata)
     lines: list[bytes] = []
     refused: list[Refused] = []
     ids: list[str | int] = []
-    columns: set[str] = set()
     left_out = without_id = 0
     for index, record in enumerate(page.records):
         try:
             made = recipe.transform(*before, record, *after)
-            made_rows = [made] if made is None or isinstance(made, Mapping) else made
-            rows = [_complete(recipe, known, row, metadata) for row in made_rows if row is not None]
-            encoded = [recipe.encoder.encode([row.get(name, value) for name, value in absent]) for row in rows]
-            left_out += not rows
+            if type(made) is dict:
+                encoded = [table.encode(made)]
+            else:
+                rows = [made] if made is None or isinstance(made, Mapping) else made
+                encoded = [table.encode(row) for row in rows if row is not None]
+                left_out += not encoded
             if recipe.identify is not None:
                 detail = recipe.identify(record)
                 if detail is None:
@@ -114,11 +112,10 @@ def process(
             refused.append(_refusal(recipe, index, record, error))
         else:
             lines += encoded
-            columns.update(*rows)
     return Processed(
         records=len(page.records),
         lines=lines,
-        columns=frozenset(columns),
+        columns=frozenset(table.brought & table.known),
         left_out=left_out,
         refused=refused,
         ids=ids,
@@ -126,22 +123,39 @@ def process(
     )
 
 
-def _complete(recipe: Recipe, known: frozenset[str], row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with its payload, hash and metadata, as far as the table has columns for them."""
-    complete = dict(row)
-    unknown = complete.keys() - known
-    if unknown:
-        rest = {name: complete.pop(name) for name in sorted(unknown)}
-        if PAYLOAD in known and PAYLOAD not in complete:
-            complete[PAYLOAD] = rest
-    for name in recipe.key:
-        if complete.get(name) is None:
-            raise ValueError(f"column {name} of the key has no value")
-    if CONTENT_HASH in known and CONTENT_HASH not in complete:
-        complete[CONTENT_HASH] = content_hash(complete, recipe.hash_without)
-    for name, value in metadata.items():
-        complete.setdefault(name, value)
-    return complete
+class _Table:
+    """The table as rows of one page are written into it; `brought` are the names of what any of them brings."""
+
+    def __init__(self, recipe: Recipe, metadata: Mapping[str, Any]) -> None:
+        self.known = frozenset(recipe.encoder.columns)
+        # COPY refuses to be asked for a default where there is none.
+        absent = {name: DEFAULT if name in recipe.defaulted else None for name in recipe.encoder.columns}
+        same = {name: value for name, value in metadata.items() if name in absent}
+        self.brought: set[str] = {*same}
+        self._recipe = recipe
+        self._absent = {**absent, **same}
+        self._in_order = itemgetter(*absent) if len(absent) > 1 else lambda cells: tuple(map(cells.get, absent))
+        self._has_hash = CONTENT_HASH in absent
+        self._has_payload = PAYLOAD in absent
+
+    def encode(self, row: Row) -> bytes:
+        """The row's line, with its payload, hash and metadata, as far as the table has columns for them."""
+        if self._has_payload and PAYLOAD not in row and not row.keys() <= self.known:
+            rest = {name: row[name] for name in sorted(row.keys() - self.known)}
+            row = {**{name: value for name, value in row.items() if name in self.known}, PAYLOAD: rest}
+        # This is what large files wait for: nothing below is done by hand for a row that can be done in one call.
+        cells = {**self._absent, **row}
+        for name in self._recipe.key:
+            if row.get(name) is None:
+                raise ValueError(f"column {name} of the key has no value")
+        if self._has_hash and CONTENT_HASH not in row:
+            known = {name: value for name, value in row.items() if name in self.known}
+            cells[CONTENT_HASH] = content_hash(known, self._recipe.hash_without)
+            self.brought.add(CONTENT_HASH)
+        line = self._recipe.encoder.encode(self._in_order(cells))
+        if not row.keys() <= self.brought:
+            self.brought |= row.keys()
+        return line
 
 
 def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:

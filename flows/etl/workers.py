@@ -40,7 +40,7 @@ class Workers:
         reader = Reader(self.database)
         try:
             async for fetched in self.shared.fetched:
-                self.shared.room.release()
+                self.shared.room.give_place()
                 report.queued -= 1
                 report.active += 1
                 began = trio.current_time()
@@ -67,6 +67,7 @@ class Workers:
             self.shared.request_failed(part, fetched.request, fetched.error)
         if fetched.page is not None:
             await self._make_rows(fetched, fetched.page, reader)
+        self.shared.room.hold(-len(fetched.response.body))
         part.open -= 1
         await self.shared.close_if_done(part)
 
@@ -89,6 +90,7 @@ class Workers:
         if made.lines:
             report.count(rows=len(made.lines))
             report.unwritten += len(made.lines)
+            self.shared.room.hold(sum(map(len, made.lines)))
             waiting = self.shared.to_writer.statistics().current_buffer_used
             if waiting > 2 * self.shared.config.queue_size:
                 self.shared.log.warning(

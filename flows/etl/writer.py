@@ -71,7 +71,8 @@ class Writer:
             batch.requests.append(rows.request)
             position += len(taken)
             self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
-            if len(batch.lines) == self.shared.config.batch_size:
+            # What is asked for next would wait for the rest of a batch, which would wait for that.
+            if len(batch.lines) == self.shared.config.batch_size or self.shared.room.is_heavy:
                 await self._flush(rows.part)
 
     async def _flush_all(self) -> None:
@@ -85,9 +86,9 @@ class Writer:
             self._oldest = math.inf
         began = trio.current_time()
         table, number = part.table, len(batch.lines)
-        columns = table.recipe.encoder.columns
+        columns, lines = table.recipe.encoder.columns, b"".join(batch.lines)
         try:
-            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, b"".join(batch.lines))
+            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, lines)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
@@ -104,6 +105,7 @@ class Writer:
             self.shared.report.worked()
         finally:
             self.shared.report.unwritten -= number
+            self.shared.room.hold(-len(lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
         await self.save_failures()
 

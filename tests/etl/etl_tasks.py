@@ -1,6 +1,6 @@
 """Small loads for the tests of pipelines: `Items` is what a service has, `items_load` loads it into the table `item`.
 
-In the tests' own process they are made with arguments; `dataloader serve --tasks etl.etl_tasks:tasks` has one that is
+In the tests' own process they are made with arguments; `dataloader serve --tasks etl.etl_tasks:tasks` has some that are
 made of variables. Each day of January 2026 is a window.
 """
 
@@ -18,7 +18,8 @@ from etl.source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
 from dataloader.flows.etl import Load, Target, Windows, add_loads
-from dataloader.flows.etl.sources.formats import Json
+from dataloader.flows.etl.sources.files import Files
+from dataloader.flows.etl.sources.formats import Csv, Json
 from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pages import PageNumber
 
@@ -87,6 +88,17 @@ def items_load(url: str, *, page_size: int | None = None, name: str = "items", *
     return Load(name=name, source=source, windows=windows, target=target, pipeline=pipeline, **fields)
 
 
+def names_load(archive: str) -> Load:
+    """The files of an archive, of a year each, with name, sex and count of the children."""
+    return Load(
+        name="names",
+        source=Files(archive, members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        transform=lambda row: {"year": row["source_file"][-8:-4], **row},
+        target=Target(table="name", key=("year", "name", "sex")),
+        pipeline={"batch_size": 5_000},
+    )
+
+
 tasks = Tasks()
 
 
@@ -102,3 +114,5 @@ if url := os.environ.get("ITEMS_URL"):
         *(items_load(url, name=name, pipeline=paused) for name in ("items", "others")),
         items_load(url, name="measured", transform=and_memory),
     )
+if archive := os.environ.get("NAMES_ARCHIVE"):
+    add_loads(tasks, names_load(archive))

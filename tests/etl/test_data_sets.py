@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import attrs
 import pytest
+import trio
+from conditions import until
+from etl.etl_tasks import names_load
+from services import FAST, LEASE_S
 
 from dataloader import Tasks
 from dataloader.flows.etl import Detail, History, Load, Target, Windows, add_loads
@@ -20,6 +28,12 @@ from dataloader.testing import run_task
 
 pytestmark = pytest.mark.slow
 AT_ONCE = {"rate_min": 0, "rate_max": 0}
+
+
+@pytest.fixture
+def names_archive(data):
+    """The path of the names' archive."""
+    return str(data / "ssa-names" / "ssa-names-1998-2023.tar.xz")
 
 
 @pytest.fixture
@@ -255,22 +269,56 @@ async def test_dirty_rows_are_counted_and_named_and_the_rest_is_loaded(run, raw,
     assert counts["inserted"] == await raw.fetchval("SELECT count(*) FROM old_constituent") == 497
 
 
+NAMES = "CREATE TABLE name (year int, name text, sex text, count int, PRIMARY KEY (year, name, sex))"
+ROWS, CHILDREN, FILES = 840_591, 95_485_448, 26
+
+
 @pytest.mark.requirement("E3", "S7")
-async def test_26_files_of_840_591_names(run, raw, data):
-    await raw.execute("CREATE TABLE name (year int, name text, sex text, count int, PRIMARY KEY (year, name, sex))")
-    load = Load(
-        name="ssa.names",
-        source=Files(
-            str(data / "ssa-names" / "ssa-names-1998-2023.tar.xz"),
-            members="*.txt",
-            format=Csv(columns=("name", "sex", "count")),
-        ),
-        transform=lambda row: {"year": row["source_file"][-8:-4], **row},
-        target=Target(table="name", key=("year", "name", "sex")),
-        pipeline={"batch_size": 5_000},
-    )
+async def test_26_files_of_840_591_names(run, raw, names_archive):
+    await raw.execute(NAMES)
+    load = names_load(names_archive)
     counts = await run(load)
-    assert (counts["inserted"], counts["segments"]) == (840_591, 26)
-    assert await raw.fetchval("SELECT sum(count) FROM name") == 95_485_448
+    assert (counts["inserted"], counts["segments"]) == (ROWS, FILES)
+    assert await raw.fetchval("SELECT sum(count) FROM name") == CHILDREN
     again = await run(attrs.evolve(load, source=attrs.evolve(load.source, members="yob2010.txt")))
     assert (again["unchanged"], again.keys() & {"inserted", "updated"}) == (34_101, set())
+
+
+@pytest.mark.requirement("E3", "E6", "Q10", "S7")
+async def test_a_process_that_is_killed_half_way_is_gone_on_from_and_memory_is_flat(
+    raw, names_archive, serve, add, row_when
+):
+    await raw.execute(NAMES)
+    environment = {"NAMES_ARCHIVE": names_archive}
+
+    async def done():
+        return await raw.fetchval("SELECT count(*) FROM dl_etl_segments")
+
+    service = await serve(tasks="etl.etl_tasks:tasks", environment=environment, **FAST)
+    job_id = await add("names", lease_ttl_sec=LEASE_S)
+    at_kill = await until(done, lambda number: number >= FILES // 2, within_s=60)
+    service.signal(signal.SIGKILL)
+    await service.exit_code(within_s=10)
+    assert at_kill < FILES
+    before = {row["segment"]: row["xmin"] for row in await raw.fetch("SELECT segment, xmin FROM dl_etl_segments")}
+
+    successor = await serve(tasks="etl.etl_tasks:tasks", environment=environment, **FAST)
+    early, late = [], []
+    while (now := await done()) < FILES:
+        (early if now <= at_kill + 4 else late).append(memory_mib(successor.process.pid))
+        await trio.sleep(0.02)
+    row = await row_when(job_id, "succeeded", within_s=20)
+    assert row["attempt"] == 2
+    written = {row["segment"]: row["xmin"] for row in await raw.fetch("SELECT segment, xmin FROM dl_etl_segments")}
+    assert len(written) == FILES
+    assert written.items() >= before.items()
+    assert await raw.fetchval("SELECT count(*) FROM name") == ROWS
+    assert await raw.fetchval("SELECT sum(count) FROM name") == CHILDREN
+    assert json.loads(row["result"])["counts"].items() >= {"segments": FILES, "inserted": ROWS}.items()
+    assert max(late) - max(early) < 20, f"{max(early)} MiB at first, {max(late)} at last"
+
+
+def memory_mib(pid):
+    """What a process has in memory."""
+    [pages] = Path(f"/proc/{pid}/statm").read_text().split()[1:2]
+    return int(pages) * resource.getpagesize() / 2**20

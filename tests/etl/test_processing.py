@@ -11,7 +11,7 @@ import pytest
 from etl.etl_tasks import item, items_load
 from structlog.testing import capture_logs
 
-from dataloader.flows.etl import Target, writer
+from dataloader.flows.etl import Target, belt, writer
 from dataloader.flows.etl.processing import HASH_VERSION, content_hash
 
 pytestmark = pytest.mark.slow
@@ -102,6 +102,18 @@ def _wait_for(condition):
             return True
         ended.wait(0.01)
     return False
+
+
+@pytest.mark.requirement("E3", "E9")
+async def test_no_request_is_sent_while_too_many_bytes_wait_to_be_written(items, outcome_of, soon, staged, monkeypatch):
+    items.records = [item(number, number, "x" * 1_000) for number in range(1, 6)]
+    monkeypatch.setattr(belt, "MOST_BYTES", 500)
+    written = []
+    # An answer alone is too much: the next request comes when it is written, although there is room in the batch.
+    items.before = lambda _seen: written.append(len(staged))
+    outcome = await outcome_of(items_load(items.service.url, pipeline={"batch_timeout": 3_600}), to="2026-01-06")
+    assert (outcome.result["counts"]["inserted"], written, staged) == (5, [0, 1, 2, 3, 4], [1] * 5)
+    assert any("queue is full" in line.message and line.fields["held_bytes"] > 500 for line in outcome.log)
 
 
 @pytest.mark.requirement("E3", "E9")

@@ -1,6 +1,6 @@
 """The source of the benchmark: a process that answers with so many records for each day, after a while.
 
-python -m benchmarks.loads.source ROWS DELAY_S    prints its address
+python -m benchmarks.loads.overhead_source ROWS DELAY_S    prints its address
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same work as a plain script: what one would write for it, without anything that a pipeline does besides.
 
-python -m benchmarks.loads.plain URL DSN DAYS    prints the seconds that it took
+python -m benchmarks.loads.overhead_script URL DSN DAYS    prints the seconds that it took
 """
 
 from __future__ import annotations

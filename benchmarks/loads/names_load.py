@@ -1,0 +1,50 @@
+"""The names by a load, with batches of so many rows. Prints its seconds and megabytes.
+
+DSN=… ARCHIVE=… python -m benchmarks.loads.names_load BATCH_SIZE
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import structlog
+import trio
+
+from benchmarks.loads.names import told
+from dataloader import Tasks
+from dataloader.flows.etl import Csv, Files, Load, Target, add_loads
+from dataloader.testing import run_task
+
+
+def with_year(row: dict[str, Any]) -> dict[str, Any]:
+    return {"year": row["source_file"][-8:-4], "name": row["name"], "sex": row["sex"], "count": row["count"]}
+
+
+def main() -> None:
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    tasks = Tasks()
+    load = Load(
+        name="names",
+        source=Files(os.environ["ARCHIVE"], members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        transform=with_year,
+        target=Target(table="name", key=("year", "name", "sex")),
+        pipeline={"rate_min": 0, "rate_max": 0, "batch_size": int(sys.argv[1])},
+    )
+    add_loads(tasks, load)
+    began = time.perf_counter()
+    outcome = trio.run(lambda: run_task(tasks, "names", dsn=os.environ["DSN"]))
+    took = time.perf_counter() - began
+    if outcome.status != "succeeded":
+        raise SystemExit(f"the load ended as {outcome.status}: {outcome.error}")
+    print(told(took))
+
+
+if __name__ == "__main__":
+    main()
