@@ -4,8 +4,7 @@ Written as a user's own module would be, on the public names alone: `dataloader 
 dataloader.supervisor.demo_tasks:tasks` runs them too. A job loads a year; its rows, its record and the load's cursor
 are one transaction, so a year is loaded wholly or not at all however often its job runs.
 
-The file lies in a package and is wide, a column for each currency, so the load has a source of its own: the whole of
-what a source must do.
+The file lies in a package and is wide, a column for each currency, so the load has a source of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import attrs
 import trio
 
 from dataloader import ConfigError, Job, RetryPolicy, Tasks
-from dataloader.flows.etl import Load, Page, Record, Request, Response, Target, Window, Windows, add_loads
+from dataloader.flows.etl import Load, Page, Record, Request, Response, Source, Target, Window, Windows, add_loads
 
 tasks: Final = Tasks()
 
@@ -61,12 +60,8 @@ async def check(job: Job) -> None:
         transaction.result = found
 
 
-class RatesFile:
+class RatesFile(Source):
     """The file as a source: one request a window, which is a year; its records are the days."""
-
-    name: Final = None
-    needs_answer: Final = False
-    walks_are_segments: Final = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RatesFile]:
@@ -89,14 +84,6 @@ class RatesFile:
     def read(self, response: Response) -> Page:
         """A record for each day."""
         return Page(records=list(csv.DictReader(io.StringIO(response.body.decode()))))
-
-    def after_failure(self, request: Request) -> None:
-        """None: there is one request a window."""
-
-    def hint_s(self, response: Response) -> float:
-        """0: a file need not be left alone."""
-        del response
-        return 0.0
 
 
 def rates_of(day: Record) -> list[dict[str, Any]]:

@@ -143,19 +143,22 @@ class Connection(Protocol):
 
 
 class Source(Protocol):
-    """Where records come from."""
+    """Where records come from. A source of one's own inherits from it what it does not say itself."""
 
     @property
     def name(self) -> str | None:
         """Whose turn it is: requests to one name go one at a time, over all processes. None: nobody need wait."""
+        return None
 
     @property
     def needs_answer(self) -> bool:
         """True if what `read` says of one request decides on the next one, or on whether it must be asked again."""
+        return False
 
     @property
     def walks_are_segments(self) -> bool:
         """True if what one request brings is committed by itself, as a file is; else a window is."""
+        return False
 
     def open(self) -> AbstractAsyncContextManager[Connection]:
         """Open it for a run."""
@@ -172,6 +175,10 @@ class Source(Protocol):
 
     def after_failure(self, request: Request) -> Request | None:
         """The next request of the walk when this one could not be answered; None when that can't be known."""
+        del request
+        return None
 
     def hint_s(self, response: Response) -> float:
         """How many seconds the source wants to be left alone after this answer, by its own words; 0 if it says none."""
+        del response
+        return 0.0

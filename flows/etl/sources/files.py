@@ -21,7 +21,7 @@ import trio
 
 from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.archives import Archive, list_members
-from dataloader.flows.etl.sources.base import Page, Record, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.base import Page, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
 
@@ -46,7 +46,7 @@ def _check_patterns(_instance: Any, attribute: attrs.Attribute[Any], value: tupl
 
 
 @attrs.frozen
-class Files:
+class Files(Source):
     """Files, in the order of their paths.
 
     Args:
@@ -67,15 +67,6 @@ class Files:
     record_source: bool = attrs.field(default=True, kw_only=True)
     max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
     max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=checks.whole(1))
-
-    @property
-    def name(self) -> None:
-        """None: nobody waits for a turn."""
-
-    @property
-    def needs_answer(self) -> bool:
-        """False: the files are known before the first is read."""
-        return False
 
     @property
     def walks_are_segments(self) -> bool:
@@ -108,19 +99,8 @@ class Files:
 
     def read(self, response: Response) -> Page:
         """The records of a file. Raises `SourceError`."""
-        content = self.format.parse(io.BytesIO(response.body), None)
-        if self.record_source:
-            file = response.request.key or Path(response.request.endpoint).name
-            note_source(content.records, file)
-        return Page(records=content.records, broken=content.broken)
-
-    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as a source must
-        """None: each file is a walk of its own."""
-        return None
-
-    def hint_s(self, response: Response) -> float:  # noqa: ARG002 - as a source must
-        """0."""
-        return 0.0
+        name = response.request.key or Path(response.request.endpoint).name
+        return page_of(self.format, response, name if self.record_source else None)
 
 
 @attrs.define
@@ -169,10 +149,14 @@ class FilesConnection:
             return body
 
 
-def note_source(records: list[Record], file: str) -> None:
-    """Write the file into each record. They have just been made, and nobody else has them yet."""
-    for record in records:
-        cast("dict[str, Any]", record)[SOURCE_FILE] = file
+def page_of(form: Format, response: Response, file: str | None) -> Page:
+    """The records of a whole file, each with the file's name if there is one. Raises `SourceError`."""
+    content = form.parse(io.BytesIO(response.body), None)
+    if file is not None:
+        # They have just been made, and nobody else has them yet.
+        for record in content.records:
+            cast("dict[str, Any]", record)[SOURCE_FILE] = file
+    return Page(records=content.records, broken=content.broken)
 
 
 async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:

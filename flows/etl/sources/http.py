@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import SAMPLE, Page, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.base import SAMPLE, Page, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.bodies import Body
 from dataloader.flows.etl.sources.content import Format
 from dataloader.flows.etl.sources.formats import Json
@@ -64,7 +64,7 @@ def _check_headers(_instance: Any, attribute: attrs.Attribute[Any], value: Mappi
 
 
 @attrs.frozen
-class Http:
+class Http(Source):
     """An HTTP interface.
 
     Args:
@@ -111,11 +111,6 @@ class Http:
     def needs_answer(self) -> bool:
         """True with pages, or if an answer can say that it failed."""
         return self.pages is not None or self.format.reports_errors
-
-    @property
-    def walks_are_segments(self) -> bool:
-        """False: what a window takes is committed together."""
-        return False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HttpConnection]:

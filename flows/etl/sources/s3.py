@@ -22,10 +22,10 @@ import attrs
 import trio
 
 from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError, Window
+from dataloader.flows.etl.sources.base import Page, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
-from dataloader.flows.etl.sources.files import note_source
+from dataloader.flows.etl.sources.files import page_of
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.masking import MASKED, mask_text, names_a_secret
 
@@ -57,7 +57,7 @@ _OF_THE_NETWORK: Final = (
 
 
 @attrs.frozen
-class S3:
+class S3(Source):
     """The objects of a bucket whose names begin with a prefix, in the order of their names.
 
     Args:
@@ -82,11 +82,6 @@ class S3:
     name: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
     max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
     options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, repr=False)
-
-    @property
-    def needs_answer(self) -> bool:
-        """False: the objects are known before the first is read."""
-        return False
 
     @property
     def walks_are_segments(self) -> bool:
@@ -122,18 +117,7 @@ class S3:
 
     def read(self, response: Response) -> Page:
         """The records of an object. Raises `SourceError`."""
-        content = self.format.parse(io.BytesIO(response.body), None)
-        if self.record_source:
-            note_source(content.records, response.request.endpoint)
-        return Page(records=content.records, broken=content.broken)
-
-    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as a source must
-        """None: each object is a walk of its own."""
-        return None
-
-    def hint_s(self, response: Response) -> float:  # noqa: ARG002 - as a source must
-        """0; who is to go slower is refused."""
-        return 0.0
+        return page_of(self.format, response, response.request.endpoint if self.record_source else None)
 
 
 @attrs.frozen
