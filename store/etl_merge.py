@@ -2,10 +2,12 @@
 
 `aio_merge` is called inside the caller's transaction, so that the cursor and the run's record move with the rows; on a
 connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
-An UPDATE for the rows that have changed and an INSERT for those that are missing: a rerun writes no row at all.
+One join tells what is to be done: an UPDATE if rows have changed, an INSERT if some are missing, mostly one of them. A
+rerun writes no row at all.
 
 Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
-and refuses rows that fill some columns of present ones where another is NOT NULL; MERGE, which counts from 17 on.
+and refuses rows that fill some columns of present ones where another is NOT NULL; MERGE, which counts from 17 on. Also
+ON CONFLICT for the missing rows, which makes each twice as dear; if another transaction was faster, it is done again.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import asyncpg
 import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
@@ -34,6 +37,8 @@ from dataloader.store.etl_tables import (
 CONTENT_HASH: Final = "content_hash"
 MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
 """Of a stage's rows those of a segment, whose token and number are the first two arguments."""
+
+_SAVEPOINT: Final = "dl_before_insert"
 
 
 class Mode(enum.Enum):
@@ -127,10 +132,8 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
     with told_of_targets():
         await aio_analyze(connection, segment)
         duplicates = await aio_drop_duplicates(connection, segment, merge.key) if merge.key else 0
-        updated = deleted = 0
-        if merge.mode is Mode.UPSERT and (update := _update(merge)):
-            updated = affected(await connection.execute(update, *mine))
-        inserted = affected(await connection.execute(_insert(merge), *mine))
+        updated, inserted = await _aio_write(connection, merge, merge.rows - duplicates)
+        deleted = 0
         if merge.scope is not None and merge.deleted is not None:
             mark, bounds = _mark(merge, merge.deleted, merge.scope)
             deleted = affected(await connection.execute(mark, *mine, *bounds))
@@ -142,6 +145,36 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
         deleted=deleted,
         duplicates=duplicates,
     )
+
+
+async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
+    """Bring the target up to date with the `rows` staged ones; how many were updated and inserted."""
+    for has_tries in (True, True, False):
+        await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            written = await _aio_update_and_insert(connection, merge, rows)
+        except asyncpg.UniqueViolationError:
+            # Another transaction has added a row meanwhile, which is there now. Or it is another key.
+            if not has_tries:
+                raise
+            await connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
+        else:
+            break
+    await connection.execute(f"RELEASE {_SAVEPOINT}")
+    return written
+
+
+async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
+    mine = merge.segment.token, merge.segment.number
+    updated = inserted = found = 0
+    if merge.key:
+        update = _update(merge) if merge.mode is Mode.UPSERT else None
+        found, changed = await connection.fetchrow(_compare(merge), *mine)
+        if update is not None and changed:
+            updated = affected(await connection.execute(update, *mine))
+    if found < rows:
+        inserted = affected(await connection.execute(_insert(merge, are_some_there=found > 0), *mine))
+    return updated, inserted
 
 
 async def aio_analyze(connection: Any, segment: Segment) -> None:
@@ -220,11 +253,26 @@ def _is_gone(merge: Merge) -> str:
     return f"(t.{quote(merge.deleted)} {test})"
 
 
-def _update(merge: Merge) -> str | None:
-    values = [name for name in merge.columns if name not in merge.key]
+def _values(merge: Merge) -> list[str]:
+    return [name for name in merge.columns if name not in merge.key]
+
+
+def _has_changed(merge: Merge) -> str:
+    values = _values(merge)
     # A row's hash, where it has one, speaks for the row.
     compared = [CONTENT_HASH] if CONTENT_HASH in values else [name for name in values if name not in METADATA]
-    sets = assigned(values)
+    return f"({differs(merge.table, compared)} OR {_is_gone(merge)})"
+
+
+def _compare(merge: Merge) -> str:
+    """How many of the staged rows are in the target, and how many of those have changed."""
+    return f"""
+        SELECT count(*), count(*) FILTER (WHERE {_has_changed(merge)})
+        FROM {quote(merge.segment.stage)} s JOIN {merge.table.sql} t ON {same_key(merge.key)} WHERE {MINE}"""
+
+
+def _update(merge: Merge) -> str | None:
+    sets = assigned(_values(merge))
     if merge.deleted is not None:
         absent = "false" if merge.table.column(merge.deleted).type == "boolean" else "NULL"
         sets.append(f"{quote(merge.deleted)} = {absent}")
@@ -232,24 +280,15 @@ def _update(merge: Merge) -> str | None:
         return None
     return f"""
         UPDATE {merge.table.sql} t SET {", ".join(sets)}
-        FROM {quote(merge.segment.stage)} s
-        WHERE {MINE} AND {same_key(merge.key)} AND ({differs(merge.table, compared)} OR {_is_gone(merge)})"""
+        FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)} AND {_has_changed(merge)}"""
 
 
-def _insert(merge: Merge) -> str:
-    condition = conflict = ""
-    if merge.mode is Mode.INSERT and merge.key:
-        conflict = f"ON CONFLICT ({listed(merge.key)}) DO NOTHING"
-    elif merge.key:
-        condition = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})"
-        # Of a row that another transaction has added since the update.
-        values = [name for name in merge.columns if name not in merge.key]
-        action = f"UPDATE SET {', '.join(assigned(values, 'excluded.'))}" if values else "NOTHING"
-        conflict = f"ON CONFLICT ({listed(merge.key)}) DO {action}"
+def _insert(merge: Merge, *, are_some_there: bool) -> str:
+    absent = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})" if are_some_there else ""
     return f"""
         INSERT INTO {merge.table.sql} AS t ({listed(merge.columns)})
         SELECT {listed(merge.columns, "s.")} FROM {quote(merge.segment.stage)} s
-        WHERE {MINE} {condition} ORDER BY s.{SEQUENCE} {conflict}"""
+        WHERE {MINE} {absent} ORDER BY s.{SEQUENCE}"""
 
 
 def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:

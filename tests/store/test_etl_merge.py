@@ -211,14 +211,23 @@ async def test_rows_of_other_segments_and_tokens_stay_where_they_are(transaction
     assert await target() == ["(1,)", "(2,t)", "(3,t)", "(4,)"]
 
 
-async def test_a_row_that_another_transaction_adds_meanwhile_is_updated(transactions, raw, target, until_blocked):
+@pytest.mark.parametrize(("mode", "kept"), [(Mode.UPSERT, "ours"), (Mode.INSERT, "theirs")])
+async def test_a_row_that_another_transaction_adds_meanwhile_is_as_any_that_is_there(
+    transactions, raw, target, until_blocked, mode, kept
+):
     load = await open_load(transactions, raw, "id int PRIMARY KEY, a text", key="id")
     await raw.execute("BEGIN; INSERT INTO target VALUES (1, 'theirs')")
+    counts = []
+
+    async def merge():
+        counts.append(await load.merge([(1, "ours"), (2, "ours")], mode=mode))
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(load.merge, [(1, "ours")])
+        nursery.start_soon(merge)
         await until_blocked()
         await raw.execute("COMMIT")
-    assert await target() == ["(1,ours)"]
+    assert await target() == [f"(1,{kept})", "(2,ours)"]
+    assert counts == [Counts(inserted=1, **{"updated" if kept == "ours" else "unchanged": 1})]
 
 
 @pytest.mark.requirement("E10")
