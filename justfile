@@ -23,11 +23,15 @@ check: lint types imports
 
 # Two test runs, their servers and their services share the cores: what fails is run once more by itself, and then counts.
 
-# all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries, with coverage
+# all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries
 test *args:
+    {{ bin }}/pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
+        || {{ bin }}/pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
+
+# the same, and which lines no test has run; half as slow again
+coverage *args:
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
-        || {{ bin }}/coverage run -m pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 
