@@ -216,11 +216,12 @@ async def aio_cursor(connection: Any, load: str) -> tuple[datetime | None, UUID 
     return (None, None) if row is None else (row["upto"], row["run_id"])
 
 
-async def aio_note_failures(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
-    """Keep failures of a run."""
+async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:
+    """Keep failures of a run, in a transaction. Raises `LeaseLost` if the job is another worker's by now."""
     columns = ("load", "segment", "phase", "key", "error", "sample")
     requests = [storable_json(list(failure.requests)) for failure in failures]
     await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
+    await aio_fence(connection, run_id, token)
 
 
 async def aio_open_failures(
@@ -231,9 +232,13 @@ async def aio_open_failures(
     return {row["failure_id"]: row["requests"] for row in rows}
 
 
-async def aio_solve(connection: Any, failures: Sequence[int]) -> None:
-    """Note that failures were tried again; what failed once more is a failure of the run that tried."""
+async def aio_solve(connection: Any, run_id: UUID, token: int, failures: Sequence[int]) -> None:
+    """Note, in a transaction, that this run has tried failures again; what failed once more is a failure of its own.
+
+    Raises `LeaseLost` if the job is another worker's by now.
+    """
     await connection.execute(_SOLVE, list(failures))
+    await aio_fence(connection, run_id, token)
 
 
 async def list_failures(

@@ -96,7 +96,7 @@ class _Loading:
         async with self._tables() as tables:
             end = await self._shown(self._pipeline(), self._segments(state, tables, retried))
         if end == "succeeded" and retried:
-            await run.database.write(aio_solve, retried)
+            await run.transactions.run(aio_solve, run.claimed.job_id, run.claimed.token, retried)
         return end
 
     def _pipeline(self) -> Pipeline:

@@ -54,7 +54,7 @@ class Pipeline:
         shared = self.shared
         shared.report.too_many = self._give_up
         workers = Workers(shared, self.database, self.in_processes)
-        writer = Writer(shared, self.database, self.transactions)
+        writer = Writer(shared, self.transactions)
         with self._all:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._process_and_write, workers, writer)

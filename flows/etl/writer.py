@@ -13,11 +13,11 @@ import attrs
 import trio
 
 from dataloader.flows.etl.belt import Rows, Shared
+from dataloader.flows.etl.jobrun import CLEAN_UP_S
 from dataloader.flows.etl.plan import Part
 from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.sources.base import Request
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
-from dataloader.store.database import Database
 from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl_tables import aio_stage
 from dataloader.store.transaction import Transactions
@@ -36,7 +36,6 @@ class Writer:
     """The writer of a run."""
 
     shared: Shared
-    database: Database
     transactions: Transactions
     _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
     _oldest: float = attrs.field(init=False, default=math.inf)
@@ -162,4 +161,6 @@ class Writer:
         """Put what has failed since the last time on record."""
         failures = self.shared.report.take_unsaved()
         if failures:
-            await self.database.write(aio_note_failures, self.shared.run_id, failures)
+            # Also of a run that has been given up.
+            with trio.move_on_after(CLEAN_UP_S, shield=True):
+                await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)

@@ -181,13 +181,13 @@ def failure(number, **fields):
 
 
 @pytest.mark.requirement("E10")
-async def test_failures_are_kept_listed_and_solved(start, begin, store):
+async def test_failures_are_kept_listed_and_solved(start, begin, store, transactions):
     job = await start()
     await begin(job)
     noted = [failure(1), failure(2, phase="record", sample="2"), failure(3, load="names")]
     with_nul = failure(4, requests=[{"of": "list", "endpoint": "/\x00"}])
-    await store.write(aio_note_failures, job.job_id, noted)
-    await store.write(aio_note_failures, job.job_id, [with_nul])
+    await transactions.run(aio_note_failures, job.job_id, job.token, noted)
+    await transactions.run(aio_note_failures, job.job_id, job.token, [with_nul])
     found = await list_failures(store, run_id=job.job_id)
     assert [(one.key, one.phase, one.load, one.solved_at) for one in found] == [
         ("1", "request", "rates", None),
@@ -202,18 +202,30 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store):
     opened = await store.run(aio_open_failures, "rates", None)
     assert list(opened) == [found[0].failure_id, found[1].failure_id, found[3].failure_id]
     assert opened[found[0].failure_id] == [{"of": "list", "endpoint": "/1"}]
-    await store.write(aio_solve, [found[0].failure_id])
+    await transactions.run(aio_solve, job.job_id, job.token, [found[0].failure_id])
     assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4"]
     assert list(await store.run(aio_open_failures, "rates", [found[0].failure_id, found[1].failure_id])) == [
         found[1].failure_id
     ]
 
 
-@pytest.mark.requirement("E10")
-async def test_a_run_goes_with_its_job(start, begin, store, raw):
+@pytest.mark.requirement("E10", "Q10")
+async def test_a_stale_token_neither_notes_nor_solves_a_failure(start, begin, store, transactions):
     job = await start()
     await begin(job)
-    await store.write(aio_note_failures, job.job_id, [failure(1)])
+    await transactions.run(aio_note_failures, job.job_id, job.token, [failure(1)])
+    [noted] = await list_failures(store, run_id=job.job_id)
+    for late, written in ((aio_note_failures, [failure(2)]), (aio_solve, [noted.failure_id])):
+        with pytest.raises(LeaseLost):
+            await transactions.run(late, job.job_id, job.token + 1, written)
+    assert await list_failures(store, run_id=job.job_id) == [noted]
+
+
+@pytest.mark.requirement("E10")
+async def test_a_run_goes_with_its_job(start, begin, store, raw, transactions):
+    job = await start()
+    await begin(job)
+    await transactions.run(aio_note_failures, job.job_id, job.token, [failure(1)])
     await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", job.job_id)
     for table in ("dl_etl_runs", "dl_etl_tasks", "dl_etl_failures"):
         assert await raw.fetchval(f"SELECT count(*) FROM {table}") == 0
