@@ -78,6 +78,12 @@ imports:
 bench *args: _bench-tools
     {{ bin }}/python -m benchmarks.peers "$@"
 
+# what loads take, beside a plain script, dlt and psql (see docs/performance.md)
+[positional-arguments]
+bench-loads *args: _bench-tools
+    {{ bin }}/pip install --quiet --constraint constraints.txt --group bench-loads
+    {{ bin }}/python -m benchmarks.loads "$@"
+
 # an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
 [positional-arguments]
 soak *args: _bench-tools
