@@ -22,7 +22,7 @@ from dataloader.store.etl_runs import Failure
 WRITER_QUEUE: Final = 4
 """Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
 
-MOST_BYTES: Final = 16 * 2**20
+MOST_BYTES: Final = 8 * 2**20
 """Of responses and rows that wait to be processed and written: then no request is sent."""
 
 
@@ -40,11 +40,15 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """Rows of one response on their way from a worker to the writer, as lines for the database."""
+    """So many rows of one response on their way from a worker to the writer, as lines for the database.
+
+    In one piece: a line by itself takes as much again.
+    """
 
     part: Part
     request: Request
-    lines: list[bytes] = attrs.field(repr=False)
+    number: int
+    lines: bytes = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)

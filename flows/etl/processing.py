@@ -63,13 +63,14 @@ class Refused:
 
 @attrs.frozen(kw_only=True)
 class Processed:
-    """What became of a page of `records` records: `lines` of rows, the `columns` that any of them brings.
+    """What became of a page of `records` records: the lines of `rows` rows, the `columns` that any of them brings.
 
     `left_out` records gave no row; `ids` are what details are to be asked for, `without_id` had none.
     """
 
     records: int
-    lines: list[bytes] = attrs.field(repr=False)
+    rows: int
+    lines: bytes = attrs.field(repr=False)
     columns: frozenset[str]
     left_out: int
     refused: list[Refused]
@@ -114,7 +115,8 @@ def process(
             lines += encoded
     return Processed(
         records=len(page.records),
-        lines=lines,
+        rows=len(lines),
+        lines=b"".join(lines),
         columns=frozenset(table.brought & table.known),
         left_out=left_out,
         refused=refused,

@@ -87,16 +87,16 @@ class Workers:
         part.lacks_records |= bool(page.broken or made.refused)
         part.columns |= made.columns
         part.ids += made.ids
-        if made.lines:
-            report.count(rows=len(made.lines))
-            report.unwritten += len(made.lines)
-            self.shared.room.hold(sum(map(len, made.lines)))
+        if made.rows:
+            report.count(rows=made.rows)
+            report.unwritten += made.rows
+            self.shared.room.hold(len(made.lines))
             waiting = self.shared.to_writer.statistics().current_buffer_used
             if waiting > 2 * self.shared.config.queue_size:
                 self.shared.log.warning(
                     "the writer lags behind", phase="processing", responses=waiting, rows=report.unwritten
                 )
-            await self.shared.to_writer.send(Rows(part, fetched.request, made.lines))
+            await self.shared.to_writer.send(Rows(part, fetched.request, made.rows, made.lines))
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""

@@ -8,6 +8,8 @@ segment that may lack rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 
 import attrs
 import trio
@@ -25,8 +27,9 @@ from dataloader.store.transaction import Transactions
 
 @attrs.define(eq=False)
 class Batch:
-    """Rows of one part that are written at once, and the requests that brought them."""
+    """So many rows of one part that are written at once, and the requests that brought them."""
 
+    number: int = 0
     lines: list[bytes] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
 
@@ -62,16 +65,16 @@ class Writer:
         await self.save_failures()
 
     async def _add(self, rows: Rows) -> None:
-        position = 0
-        while position < len(rows.lines):
+        size = self.shared.config.batch_size
+        room = size - self._batches[rows.part].number if rows.part in self._batches else size
+        for number, lines in [(rows.number, rows.lines)] if rows.number <= room else _cut(rows.lines, room, size):
             batch = self._batches.setdefault(rows.part, Batch())
-            taken = rows.lines[position : position + self.shared.config.batch_size - len(batch.lines)]
-            batch.lines += taken
+            batch.number += number
+            batch.lines.append(lines)
             batch.requests.append(rows.request)
-            position += len(taken)
             self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
             # What is asked for next would wait for the rest of a batch, which would wait for that.
-            if len(batch.lines) == self.shared.config.batch_size or self.shared.room.is_heavy:
+            if batch.number == size or self.shared.room.is_heavy:
                 await self._flush(rows.part)
 
     async def _flush_all(self) -> None:
@@ -84,7 +87,7 @@ class Writer:
         if not self._batches:
             self._oldest = math.inf
         began = trio.current_time()
-        table, number = part.table, len(batch.lines)
+        table, number = part.table, batch.number
         columns, lines = table.recipe.encoder.columns, b"".join(batch.lines)
         try:
             await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, lines)
@@ -96,7 +99,7 @@ class Writer:
                 "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
             )
             key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
-            sample = brief(batch.lines[0].decode(errors="replace"))
+            sample = brief(lines.partition(b"\n")[0].decode(errors="replace"))
             failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
             self.shared.report.failed(failure, times=number)
         else:
@@ -164,3 +167,11 @@ class Writer:
             # Also of a run that has been given up.
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
+
+
+def _cut(lines: bytes, first: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """The lines in pieces, with the number of each: so many lines in the first one, then `size` in each."""
+    # A line's end is the only newline in it.
+    single = lines.splitlines(keepends=True)
+    for start, end in pairwise([0, *range(first, len(single), size), len(single)]):
+        yield end - start, b"".join(single[start:end])
