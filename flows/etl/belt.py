@@ -147,12 +147,6 @@ class Shared:
         key = request.key or request.endpoint
         self.report.failed(self.failure(part, phase, key, str(error), requests=[request]))
 
-    def request_succeeded(self, part: Part) -> None:
-        """A request was answered, and the answer can be read."""
-        self.report.worked()
-        if part.table.detail is not None:
-            self.report.count(details=1)
-
     async def close_if_done(self, part: Part) -> None:
         """Send the part to the writer, behind its rows, if nothing of it is under way any more."""
         if part.is_asked and part.open == 0 and not part.is_closed:

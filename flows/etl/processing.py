@@ -31,6 +31,8 @@ PAYLOAD: Final = "payload"
 MAX_SAMPLE: Final = 1_000
 MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
+PIECE: Final = 10_000
+"""Lines that are joined: by themselves they take as much again."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,23 +85,26 @@ def process(
 ) -> Processed:
     """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all.
 
-    Raises `StoreUnavailable` if the transform reads and can't: that is no record's failure.
+    Raises `SourceError` if the records are read as one goes and can't be; `StoreUnavailable` if the transform reads the
+    database and can't: that is no record's failure.
     """
     before = [key] if recipe.takes_id else []
     after = [reader] if recipe.reads else []
     table = _Table(recipe, metadata)
     lines: list[bytes] = []
+    pieces: list[bytes] = []
     refused: list[Refused] = []
     ids: list[str | int] = []
-    left_out = without_id = 0
+    left_out = without_id = records = rows = 0
     for index, record in enumerate(page.records):
+        records = index + 1
         try:
             made = recipe.transform(*before, record, *after)
             if type(made) is dict:
                 encoded = [table.encode(made)]
             else:
-                rows = [made] if made is None or isinstance(made, Mapping) else made
-                encoded = [table.encode(row) for row in rows if row is not None]
+                several = [made] if made is None or isinstance(made, Mapping) else made
+                encoded = [table.encode(row) for row in several if row is not None]
                 left_out += not encoded
             if recipe.identify is not None:
                 detail = recipe.identify(record)
@@ -113,10 +118,14 @@ def process(
             refused.append(_refusal(recipe, index, record, error))
         else:
             lines += encoded
+            if len(lines) >= PIECE:
+                rows += len(lines)
+                pieces.append(b"".join(lines))
+                lines.clear()
     return Processed(
-        records=len(page.records),
-        rows=len(lines),
-        lines=b"".join(lines),
+        records=records,
+        rows=rows + len(lines),
+        lines=b"".join([*pieces, *lines]),
         columns=frozenset(table.brought & table.known),
         left_out=left_out,
         refused=refused,

@@ -12,7 +12,7 @@ import trio
 from dataloader.flows.etl.belt import Fetched, Rows, Shared
 from dataloader.flows.etl.processing import Processed, metadata_of, process
 from dataloader.flows.etl.reader import Reader
-from dataloader.flows.etl.sources.base import Page, SourceError
+from dataloader.flows.etl.sources.base import Page, Response, Source, SourceError
 from dataloader.store.database import Database
 
 
@@ -53,26 +53,30 @@ class Workers:
             await reader.close()
 
     async def _process(self, fetched: Fetched, reader: Reader) -> None:
-        part = fetched.part
+        part, needs_answer = fetched.part, fetched.part.table.source.needs_answer
         try:
-            fetched.page = await self._in_thread(part.table.source.read, fetched.response)
+            fetched.page = await self._in_thread(_read, part.table.source, fetched.response, self.in_processes)
         except Exception as error:  # noqa: BLE001 - whatever a format raises, it is this response that can't be read
             fetched.error = error if isinstance(error, SourceError) else _unreadable(error)
         fetched.is_read.set()
-        # Before its records: their failures are a row that a request which was answered earlier does not end.
-        if fetched.error is None:
-            self.shared.request_succeeded(part)
-        # If the asker waits for what was read, it tries again, or tells of it.
-        elif not part.table.source.needs_answer:
-            self.shared.request_failed(part, fetched.request, fetched.error)
         if fetched.page is not None:
-            await self._make_rows(fetched, fetched.page, reader)
+            # Before its records: their failures are a row that a request which was answered earlier does not end.
+            self.shared.report.worked()
+            try:
+                made = await self._make_rows(fetched, fetched.page, reader)
+            except SourceError as error:
+                fetched.error = error
+            else:
+                await self._hand_on(fetched, fetched.page, made)
+        # If the asker waits for what was read, it tries again, or tells of it.
+        if fetched.error is not None and not needs_answer:
+            self.shared.request_failed(part, fetched.request, fetched.error)
         self.shared.room.hold(-len(fetched.response.body))
         part.open -= 1
         await self.shared.close_if_done(part)
 
-    async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> None:
-        part, report = fetched.part, self.shared.report
+    async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> Processed:
+        part = fetched.part
         metadata = metadata_of(
             endpoint=fetched.request.endpoint,
             url=fetched.response.url,
@@ -83,6 +87,11 @@ class Workers:
         made: Processed = await (
             self._in_process(process, *given) if self.in_processes else self._in_thread(process, *given, reader)
         )
+        return made
+
+    async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
+        part, report = fetched.part, self.shared.report
+        report.count(details=int(part.table.detail is not None))
         report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.columns |= made.columns
@@ -106,6 +115,12 @@ class Workers:
         import trio_parallel  # noqa: PLC0415 - an extra
 
         return await trio_parallel.run_sync(function, *args, kill_on_cancel=True, limiter=self.limiter)
+
+
+def _read(source: Source, response: Response, is_sent_on: bool) -> Page:  # noqa: FBT001 - a thread's arguments
+    """The page, with all records read if it goes to another process."""
+    page = source.read(response)
+    return attrs.evolve(page, records=list(page.records)) if is_sent_on else page
 
 
 def _unreadable(error: Exception) -> SourceError:

@@ -8,7 +8,7 @@ import pytest
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Request, Target, add_loads, loading
+from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -198,6 +198,24 @@ async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
     outcome = await outcome_of(items_load(items.service.url, pipeline={"max_failures": 2}), to="2026-01-31")
     assert outcome.error.startswith("3 failures in a row")
     assert len(items.service.requests) == 3
+
+
+@pytest.mark.requirement("S7")
+async def test_a_file_that_can_not_be_read_to_its_end_is_left_out_whole(items, counts_of, failures, table, tmp_path):
+    lines = "id,day,value\n" + "".join(f"{number},2026-01-01,a\n" for number in range(20_000))
+    (tmp_path / "1.csv").write_bytes(lines.encode("utf-16") + b"\x00")
+    (tmp_path / "2.csv").write_text("id,day,value\n1,2026-01-01,b\n", encoding="utf-16")
+    load = Load(
+        name="files",
+        source=Files(f"{tmp_path}/*.csv", format=Csv(encoding="utf-16"), record_source=False),
+        target=Target(table="item", key=("id",)),
+    )
+    counts = await counts_of(load)
+    assert (counts["inserted"], counts["requests_failed"], counts["segments"]) == (1, 1, 2)
+    [(phase, key, error)] = await failures()
+    assert (phase, key) == ("request", f"{tmp_path}/1.csv")
+    assert "the text is not utf-16" in error
+    assert await table() == ["(1,2026-01-01,b)"]
 
 
 @pytest.mark.requirement("E7")

@@ -7,7 +7,7 @@ take its time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
@@ -104,9 +104,13 @@ class Broken:
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """What an answer holds: its records in order, what is broken, the request for the next page (None at the end)."""
+    """What an answer holds: its records in order, what is broken, the request for the next page (None at the end).
 
-    records: list[Record] = attrs.field(repr=False)
+    The records are gone through once, in a thread; if they are read as one goes, they may raise `SourceError`, and what
+    is broken is known in the end.
+    """
+
+    records: Iterable[Record] = attrs.field(repr=False)
     broken: list[Broken] = attrs.field(factory=list)
     following: Request | None = None
 

@@ -7,7 +7,8 @@ gives a format a stream and not bytes, so that an archive is unpacked piece by p
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final, Protocol
 
 import attrs
@@ -21,11 +22,25 @@ MAX_BROKEN: Final = 10_000
 
 @attrs.define
 class Content:
-    """What a body holds. `document` is the whole of it as plain values, where a walk over pages finds its way in it."""
+    """What a body holds. `document` is the whole of it as plain values, where a walk over pages finds its way in it.
+
+    Behind the `records` come those of `rest`, which are read as one goes, and may raise `SourceError`: all of a large
+    file's would take twenty times its length. What is broken among them is known then.
+    """
 
     records: list[Record] = attrs.field(factory=list, repr=False)
     broken: list[Broken] = attrs.field(factory=list)
     document: Any = attrs.field(default=None, repr=False)
+    rest: Iterator[Record] = attrs.field(factory=lambda: iter(()), repr=False)
+
+    def all(self) -> Iterator[Record]:
+        """All records, as one goes. Raises `SourceError` meanwhile."""
+        return itertools.chain(self.records, self.rest)
+
+    def whole(self) -> Content:
+        """With all records read. Raises `SourceError`."""
+        self.records += self.rest
+        return self
 
     def add_broken(self, key: str, error: str, sample: str) -> None:
         """Keep a broken part. Raises `SourceError` when there are too many to believe in the rest."""

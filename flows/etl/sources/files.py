@@ -11,7 +11,7 @@ import glob
 import io
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -21,7 +21,7 @@ import trio
 
 from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.archives import Archive, list_members
-from dataloader.flows.etl.sources.base import Page, Request, Response, Source, SourceError, Window
+from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
 
@@ -152,11 +152,15 @@ class FilesConnection:
 def page_of(form: Format, response: Response, file: str | None) -> Page:
     """The records of a whole file, each with the file's name if there is one. Raises `SourceError`."""
     content = form.parse(io.BytesIO(response.body), None)
-    if file is not None:
-        # They have just been made, and nobody else has them yet.
-        for record in content.records:
-            cast("dict[str, Any]", record)[SOURCE_FILE] = file
-    return Page(records=content.records, broken=content.broken)
+    records = content.all()
+    return Page(records=records if file is None else _with_source(records, file), broken=content.broken)
+
+
+def _with_source(records: Iterable[Record], file: str) -> Iterator[Record]:
+    for record in records:
+        # It has just been made, and nobody else has it yet.
+        cast("dict[str, Any]", record)[SOURCE_FILE] = file
+        yield record
 
 
 async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:

@@ -11,6 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import IO, Any, Final
 
@@ -67,7 +68,10 @@ class Json:
             content.records.append(found)
         elif isinstance(found, list):
             for position, item in enumerate(found, 1):
-                _add(content, f"item {position}", item)
+                if isinstance(item, dict):
+                    content.records.append(item)
+                else:
+                    content.add_broken(f"item {position}", *_no_object(item))
         elif found is not None:
             where = f"at {self.path}" if self.path else "as the document"
             raise SourceError(f"path: {where} stands {describe(found)}, not a list or an object", is_passing=False)
@@ -86,15 +90,7 @@ class JsonLines:
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of all lines. Raises `SourceError` only if nearly all is broken."""
         content = Content()
-        for number, raw in enumerate(io.BytesIO(_as_utf8(stream.read(), charset)), 1):
-            if not (line := raw.strip()):
-                continue
-            try:
-                item = _DECODER.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                content.add_broken(f"line {number}", str(error), _sample(line))
-            else:
-                _add(content, f"line {number}", item)
+        content.rest = _of_lines(content, _as_utf8(stream.read(), charset))
         return content
 
 
@@ -140,18 +136,22 @@ class Csv:
             encoding = "utf-8-sig"
         lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
         rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
-        try:
-            return self._records(rows, lines)
-        except UnicodeError as error:
-            # Encodings of more than one byte can fail in ways that can't be put off to the row.
-            raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
-
-    def _records(self, rows: Any, lines: _Lines) -> Content:
         content = Content()
-        columns = _header(rows) if self.columns is None else self.columns
+        with _decoding(encoding):
+            columns = _header(rows) if self.columns is None else self.columns
+        content.rest = self._records(content, columns, rows, lines, encoding)
+        return content
+
+    def _records(
+        self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines, encoding: str
+    ) -> Iterator[Record]:
+        with _decoding(encoding):
+            yield from self._rows(content, columns, rows, lines)
+
+    def _rows(self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines) -> Iterator[Record]:
         lines.is_undecoded = False
         nameless = [place for place, name in enumerate(columns) if not name]
-        width, add = len(columns), content.records.append
+        width = len(columns)
         while True:
             first = rows.line_num + 1
             try:
@@ -171,11 +171,34 @@ class Csv:
                     content.add_broken(f"line {first}", f"{len(row)} cells, not {width}", self.delimiter.join(row))
             elif nameless and any(row[place] for place in nameless):
                 content.add_broken(f"line {first}", "a cell in a column without a name", self.delimiter.join(row))
+            elif nameless:
+                yield {name: cell for name, cell in zip(columns, row, strict=True) if name}
             else:
-                add(dict(zip(columns, row)))  # noqa: B905 - of one length, and this loop is what large files wait for
-        if nameless:
-            content.records = [{name: cell for name, cell in record.items() if name} for record in content.records]
-        return content
+                yield dict(zip(columns, row))  # noqa: B905 - of one length, and this loop is what large files wait for
+
+
+def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
+    for number, raw in enumerate(io.BytesIO(body), 1):
+        if not (line := raw.strip()):
+            continue
+        try:
+            item = _DECODER.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            content.add_broken(f"line {number}", str(error), _sample(line))
+        else:
+            if isinstance(item, dict):
+                yield item
+            else:
+                content.add_broken(f"line {number}", *_no_object(item))
+
+
+@contextmanager
+def _decoding(encoding: str) -> Iterator[None]:
+    """Encodings of more than one byte can fail in ways that can't be put off to the row."""
+    try:
+        yield
+    except UnicodeError as error:
+        raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
 
 
 class _Lines:
@@ -233,12 +256,9 @@ def _decode(body: bytes) -> Any:
         raise SourceError(f"this is no JSON: {error}; it begins {_sample(body)!r}", is_passing=True) from error
 
 
-def _add(content: Content, key: str, item: Any) -> None:
-    if isinstance(item, dict):
-        record: Record = item
-        content.records.append(record)
-    else:
-        content.add_broken(key, f"{describe(item)}, not an object", _sample(msgspec.json.encode(item)))
+def _no_object(item: Any) -> tuple[str, str]:
+    """What is wrong with it, and how it begins."""
+    return f"{describe(item)}, not an object", _sample(msgspec.json.encode(item))
 
 
 def _sample(data: bytes) -> str:

@@ -141,7 +141,9 @@ class Http(Source):
         if response.status in _NO_CONTENT:
             return Page(records=[])
         content = self.format.parse(io.BytesIO(response.body), _charset(response.headers.get("content-type", "")))
-        following = None if self.pages is None else self.pages.following(response, content, self.auth.params)
+        if self.pages is None:
+            return Page(records=content.all(), broken=content.broken)
+        following = self.pages.following(response, content.whole(), self.auth.params)
         if following is not None:
             # Where it leads is said now, not after a pause.
             self.resolve(following.endpoint)

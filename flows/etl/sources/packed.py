@@ -57,7 +57,7 @@ class Zip:
                 for name in names:
                     with archive.open(name) as member:
                         unpacked, counter = bounded(member, left, f"the archive, at {name},")
-                        content = self.inner.parse(unpacked, charset)
+                        content = self.inner.parse(unpacked, charset).whole()
                         left = counter.left
                     _join(whole, content, name if len(names) > 1 else "")
         except DAMAGED as error:
@@ -95,7 +95,7 @@ class Compressed:
         try:
             with opener(body) as unpacking:
                 unpacked, _ = bounded(unpacking, self.max_bytes, "the body")
-                return self.inner.parse(unpacked, charset)
+                return self.inner.parse(unpacked, charset).whole()
         except DAMAGED as error:
             raise SourceError(f"the compressed body is damaged: {words(error)}", is_passing=True) from error
 

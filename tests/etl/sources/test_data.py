@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 from etl.sources.data_sets import countries
-from etl.sources.walking import ask, broken, records, requests, walk
+from etl.sources.walking import ask, broken, read, records, requests, walk
 
 from dataloader.flows.etl.sources.base import Request, SourceError, Window
 from dataloader.flows.etl.sources.files import Files
@@ -110,7 +110,7 @@ async def test_the_factbook_has_261_countries_in_six_pages_and_a_document_for_ea
     assert (len(codes), len(set(codes))) == (261, 261)
     assert len(source_app.asked("countries")) == 6
     detail = Http(source_app.url)
-    page = detail.read(await ask(detail, Request(endpoint="/factbook/2025-01-22/countries/gm", key="gm")))
+    page = read(detail, await ask(detail, Request(endpoint="/factbook/2025-01-22/countries/gm", key="gm")))
     [germany] = page.records
     assert "84,119,100" in str(germany["People and Society"]["Population"])
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.requirement("S7")
 
 
 def parse(format_, body: bytes, charset: str | None = None):
-    return format_.parse(io.BytesIO(body), charset)
+    return format_.parse(io.BytesIO(body), charset).whole()
 
 
 def test_the_list_of_a_document_is_found_by_its_path():

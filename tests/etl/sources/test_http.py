@@ -175,7 +175,7 @@ async def test_an_answer_that_is_fine_can_ask_for_rest_too(service):
     assert source.hint_s(await ask(source)) == 0
     service.misbehave(headers={"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "33"})
     response = await ask(source)
-    assert source.read(response).records == [{"id": 1}]
+    assert list(source.read(response).records) == [{"id": 1}]
     assert source.hint_s(response) == 33
 
 
@@ -292,7 +292,7 @@ async def test_an_answer_without_content_has_no_records(service):
     service.put("/", Answer(b"", status=204))
     source = Http(service.url, pages=PageNumber())
     page = source.read(await ask(source))
-    assert (page.records, page.following) == ([], None)
+    assert (list(page.records), page.following) == ([], None)
 
 
 async def test_the_encoding_is_the_one_that_the_service_names_unless_the_format_does(service):

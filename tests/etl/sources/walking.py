@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import attrs
 import trio
 
 from dataloader.flows.etl.sources.base import Page, Request, Window
@@ -20,10 +21,16 @@ async def walk(source, window: Window | None = None) -> list[Page]:
                 following: Request | None = request
                 while following is not None:
                     response = await connection.fetch(following, timeout_s=WATCHDOG_S)
-                    page = await trio.to_thread.run_sync(source.read, response)
+                    page = await trio.to_thread.run_sync(read, source, response)
                     pages.append(page)
                     following = page.following
     return pages
+
+
+def read(source, response) -> Page:
+    """The page, with all records."""
+    page = source.read(response)
+    return attrs.evolve(page, records=list(page.records))
 
 
 async def ask(source, request: Request | None = None, *, timeout_s: float = WATCHDOG_S):
