@@ -16,6 +16,7 @@ import trio
 
 from benchmarks.loads.names import told
 from dataloader import Tasks
+from dataloader.__main__ import SWITCH_S
 from dataloader.flows.etl import Csv, Files, Load, Target, add_loads
 from dataloader.testing import run_task
 
@@ -29,6 +30,8 @@ def main() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    # As the command `dataloader` does.
+    sys.setswitchinterval(SWITCH_S)
     tasks = Tasks()
     load = Load(
         name="names",

@@ -283,7 +283,7 @@ async def test_a_target_that_has_changed_meanwhile_is_told(transactions, raw):
     load = await open_load(transactions, raw, "id int PRIMARY KEY, a text", key="id")
     await load.stage([(1, "a")])
     await raw.execute("ALTER TABLE target DROP COLUMN a")
-    with pytest.raises(TargetError, match=r"column t\.a does not exist"):
+    with pytest.raises(TargetError, match=r"column .*a.* does not exist"):
         await load.merge_staged(1)
     await raw.execute("DROP TABLE target")
     with pytest.raises(TargetError, match="target"):
