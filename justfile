@@ -21,11 +21,12 @@ setup extra="dev":
 check: lint types imports
     {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
-# Two test runs, their servers and their services share the cores: what fails is run once more by itself, and then counts.
+# Half of the time tests wait, so there are more of them at once than cores. What fails in that crowd is run once more by
+# itself, and then counts.
 
 # all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries
 test *args:
-    {{ bin }}/pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
+    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
         || {{ bin }}/pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
 
 # the same, and which lines no test has run; half as slow again

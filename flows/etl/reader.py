@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
@@ -35,6 +37,16 @@ class Reader:
 
     async def close(self) -> None:
         """Close the connection; a thread that was left behind gets none again."""
+        await self._session.close()
+        await self._session.cut()
+
+
+@asynccontextmanager
+async def open_reader(database: Database) -> AsyncIterator[Reader]:
+    """A reader for the length of a block."""
+    reader = Reader(database)
+    try:
+        yield reader
+    finally:
         with trio.move_on_after(CLOSE_S, shield=True):
-            await self._session.close()
-            await self._session.cut()
+            await reader.close()

@@ -11,7 +11,7 @@ import trio
 
 from dataloader.flows.etl.belt import Fetched, Rows, Shared
 from dataloader.flows.etl.processing import Processed, metadata_of, process
-from dataloader.flows.etl.reader import Reader
+from dataloader.flows.etl.reader import Reader, open_reader
 from dataloader.flows.etl.sources.base import Page, Response, Source, SourceError
 from dataloader.store.database import Database
 
@@ -37,8 +37,7 @@ class Workers:
 
     async def _work(self) -> None:
         report = self.shared.report
-        reader = Reader(self.database)
-        try:
+        async with open_reader(self.database) as reader:
             async for fetched in self.shared.fetched:
                 self.shared.room.give_place()
                 report.queued -= 1
@@ -49,8 +48,6 @@ class Workers:
                 finally:
                     report.active -= 1
                     report.phases["processing"].add(trio.current_time() - began)
-        finally:
-            await reader.close()
 
     async def _process(self, fetched: Fetched, reader: Reader) -> None:
         part, needs_answer = fetched.part, fetched.part.table.source.needs_answer
