@@ -270,14 +270,15 @@ def _is_any_near(merge: Merge) -> str:
     """Whether the target has a row between the first and the last staged one, by its key's first column.
 
     One look into the index instead of a join with the whole table, for what comes day by day. The order has the planner
-    take the index.
+    take the index; in an EXISTS it would not count.
     """
     leading = quote(next(key for key in merge.table.keys if set(key) == set(merge.key))[0])
     staged = f"SELECT s.{leading} FROM {quote(merge.segment.stage)} s WHERE {MINE} ORDER BY s.{leading}"
     return f"""
-        SELECT EXISTS (
-          SELECT FROM {merge.table.sql} t
-          WHERE t.{leading} BETWEEN ({staged} LIMIT 1) AND ({staged} DESC LIMIT 1) ORDER BY t.{leading} LIMIT 1)"""
+        SELECT (
+          SELECT 1 FROM {merge.table.sql} t
+          WHERE t.{leading} BETWEEN ({staged} LIMIT 1) AND ({staged} DESC LIMIT 1) ORDER BY t.{leading} LIMIT 1
+        ) IS NOT NULL"""
 
 
 def _compare(merge: Merge) -> str:
