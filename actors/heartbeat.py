@@ -7,6 +7,7 @@ worker as alive. It runs until after the recorder: a job whose end is not writte
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
@@ -67,6 +68,7 @@ class Heartbeat:
         """One heartbeat; True when every run's lease was renewed or is known to be lost."""
         runs = {run.job.token: run for run in self.runs if not run.committed}
         if not runs:
+            await self._stay_connected()
             return True
         sent_at = trio.current_time()
         beats = [(run.job.job_id, token, self._is_to_be_journalled(run, sent_at)) for token, run in runs.items()]
@@ -83,6 +85,12 @@ class Heartbeat:
         for pulse in pulses:
             certain &= self._apply(runs[pulse.token], pulse, revived.get(pulse.token, pulse.beat), sent_at)
         return certain
+
+    async def _stay_connected(self) -> None:
+        """Connect while there is time: in a slow network that takes longer than the first lease has."""
+        # That the database is away is told by the write that shows the worker, which comes as often.
+        with contextlib.suppress(StoreError):
+            await self.session.open()
 
     async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
         """By our clock some of these leases hold: the database's has jumped (F32).

@@ -318,6 +318,10 @@ class Session:
         """Run an operation in turn. A cancellation may leave a write unknown: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
+    async def open(self) -> None:
+        """Connect, unless it is connected as far as we know: the next operation then takes its own round trips only."""
+        await self.run(_aio_nothing)
+
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -401,6 +405,10 @@ class Session:
             return
         with trio.move_on_after(2, shield=True):
             await self._database.crossing.run(_aio_close, connection)
+
+
+async def _aio_nothing(_connection: object) -> None:
+    """What a session is opened for that is needed later."""
 
 
 async def _aio_close(connection: asyncpg.Connection[Any]) -> None:

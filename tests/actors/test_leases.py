@@ -38,6 +38,19 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
                 assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
 
 
+@pytest.mark.requirement("Q8")
+async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_it_was_cut_off(open_worker, database):
+    async with open_proxy(database.dsn) as proxy:
+
+        async def links():
+            return proxy.links("heartbeat")
+
+        async with open_worker(Tasks(), heartbeat_s=0.2, dsn=proxy.dsn):
+            [first] = await until(links)
+            proxy.cut("heartbeat")
+            await until(links, lambda links: links and first not in links)
+
+
 @pytest.mark.requirement("Q8", "Q17")
 async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, row_of, journal_of):
     tasks, release = Tasks(), trio.Event()

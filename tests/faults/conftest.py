@@ -270,14 +270,18 @@ class Crowd:
                 self._connections.append(await self._loop.run(partial(asyncpg.connect, self._dsn, timeout=10)))
 
     async def push_out(self):
-        """End the sessions of our services, and take their places before they do."""
-        await until(self._left, lambda left: left == 0, within_s=20)
+        """End the sessions of our services, and take their places before they do.
 
-    async def _left(self):
+        Until all places are ours: a session that is about to begin has one, and isn't seen by anybody yet.
+        """
+        places = await self._fetchval("SELECT setting::int FROM pg_settings WHERE name = 'max_connections'")
+        await until(self._taken, lambda taken: taken == places, within_s=20)
+
+    async def _taken(self):
         ours = "FROM pg_stat_activity WHERE application_name LIKE 'dataloader%'"
         await self._fetchval(f"SELECT count(pg_terminate_backend(pid)) {ours}")
         await self.come()
-        return await self._fetchval(f"SELECT count(*) {ours}")
+        return len(self._connections)
 
     async def _fetchval(self, sql):
         return await self._loop.run(partial(self._connections[0].fetchval, timeout=10), sql)
