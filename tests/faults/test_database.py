@@ -514,6 +514,37 @@ async def test_f27_a_full_disk_is_waited_for(serve, load, asking, calm, ledger, 
     calm(service)
 
 
+@pytest.mark.requirement("Q12")
+@pytest.mark.full
+async def test_f27_a_full_disk_that_ends_the_server_costs_no_job(
+    serve, load, asking, calm, ledger, small_disk, server_on_a_small_disk
+):
+    server = server_on_a_small_disk
+    service = await serve(dsn=server.dsn, **FAST)
+    filler = small_disk / "filler"
+    async with load(service) as jobs, asking(service) as ask:
+        await worked(ledger.visits)
+        try:
+            await trio.to_thread.run_sync(_fill, filler)
+            # The write-ahead log can't grow, which is the server's end, and it can't start either.
+            with pytest.RaisesGroup(pytest.RaisesExc((asyncpg.PostgresError, OSError)), flatten_subgroups=True):
+                while True:
+                    await server.fetch("SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))")
+            await ask.ready(503, within_s=10)
+            await ask.refused(within_s=10)
+            await ask.shows("database_up", 0, within_s=5)
+            await ask.healthy()
+            await until(partial(trio.to_thread.run_sync, server.cluster.state), lambda state: state == "absent")
+        finally:
+            filler.unlink(missing_ok=True)
+        await server.start()
+        await ask.ready(200, within_s=15)
+        await jobs.more(within_s=30)
+    await jobs.succeeded(server.fetch)
+    assert await ledger.overlaps() == []
+    calm(service)
+
+
 def _fill(path):
     """A file as large as the disk lets it be."""
     with path.open("wb", buffering=0) as file:

@@ -17,6 +17,11 @@ from dataloader.store.transaction import Transactions
 
 PRICES = "id int, day date, price numeric, source_file text, note text, PRIMARY KEY (day, id)"
 LOADED = "id day price source_file"
+BLOCKS = """
+SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
+FROM pg_statio_user_tables WHERE relid = 'target'::regclass
+"""
+MANY = 300_000
 
 
 @pytest.fixture
@@ -127,6 +132,41 @@ async def test_a_load_of_keys_alone_adds_those_that_are_missing(transactions, ra
     assert await load.merge([(2,)], deleted="gone", scope=Scope()) == Counts(unchanged=1, deleted=2)
     assert await load.merge([(1,)], deleted="gone") == Counts(updated=1)
     assert await target() == ["(1,f)", "(2,)", "(3,t)"]
+
+
+@pytest.mark.requirement("E6")
+@pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "as it was filled"])
+async def test_a_merge_reads_what_its_rows_need_however_large_the_target_is(transactions, raw, analyzed):
+    load = await open_load(transactions, raw, "id int, day date, a text, PRIMARY KEY (id, day)", key="id day")
+    await raw.execute(f"INSERT INTO target SELECT i, '2020-01-01', 'a' FROM generate_series(1, {MANY}) AS i")
+    if analyzed:
+        await raw.execute("VACUUM ANALYZE target")
+    bound = 25 * 50
+    assert bound < await raw.fetchval("SELECT pg_relation_size('target') / current_setting('block_size')::int")
+
+    async def blocks_of(rows):
+        before = await raw.fetchval(BLOCKS)
+        counts = await load.merge([(n, "2020-01-01", value) for n, value in rows])
+        await transactions.run(_tell_statistics)
+        return counts, await raw.fetchval(BLOCKS) - before
+
+    present = range(7, MANY, MANY // 50)
+    some_of_each = [*((n, "b") for n in present[:20]), *((n, "c") for n in present[20:40])]
+    some_of_each += [(2 * MANY + n, "a") for n in range(10)]
+    for what, rows, expected in (
+        ("new, behind all", [(MANY + 1 + n, "a") for n in range(50)], Counts(inserted=50)),
+        ("new, before all", [(-n, "a") for n in range(50)], Counts(inserted=50)),
+        ("as they are", [(n, "a") for n in present[:50]], Counts(unchanged=50)),
+        ("changed", [(n, "b") for n in present[:50]], Counts(updated=50)),
+        ("some of each", some_of_each, Counts(inserted=10, updated=20, unchanged=20)),
+    ):
+        counts, blocks = await blocks_of(rows)
+        assert counts == expected, what
+        assert blocks < bound, what
+
+
+async def _tell_statistics(connection):
+    await connection.execute("SELECT pg_stat_force_next_flush()")
 
 
 @pytest.mark.requirement("E6")
