@@ -22,12 +22,12 @@ check: lint types imports
     {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
 
 # Half of the time tests wait, so there are more of them at once than cores. What fails in that crowd is run once more by
-# itself, and then counts.
+# itself, and then counts; but for tests of what must never happen.
 
 # all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries
 test *args:
     {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
-        || {{ bin }}/pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none {{ args }}
+        || {{ bin }}/pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none --second-chance {{ args }}
 
 # the same, and which lines no test has run; half as slow again
 coverage *args:
@@ -40,7 +40,8 @@ coverage *args:
 
 # the faults, in full: processes killed, networks cut, databases gone (--count 20: so many times; -k f06: one of them)
 faults *args:
-    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal {{ args }}
+    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal \
+        -o faulthandler_timeout=900 {{ args }}
 
 # the loads, in full, with the real data sets where they are at hand
 loads *args:

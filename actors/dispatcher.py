@@ -22,7 +22,7 @@ from dataloader.actors import runner
 from dataloader.actors.messages import Wake
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run, Runs
-from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.lock_session import Claim, LockSession
@@ -76,6 +76,8 @@ class Place:
 class Dispatcher:
     """One queue of this process. `running` counts its slots in use, ended but unrecorded jobs included.
 
+    `answered` is told of each claim that the lock session has answered.
+
     `closed` is set when, after the intake was cancelled, no claim is under way any more.
     """
 
@@ -83,6 +85,7 @@ class Dispatcher:
     concurrency: int
     database: Database
     locks: LockSession
+    answered: Callable[[], None]
     runs: Runs
     tasks: Tasks
     workshop: Workshop
@@ -135,12 +138,14 @@ class Dispatcher:
                 free = min(self.concurrency - self.running, limit)
             try:
                 claim = await self._claim(free, look, names)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, Unstorable) as error:
+                # Unstorable: a row of somebody else can't be claimed; whoever mends it need not start us again.
                 # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
                 limit = max(limit // 2, 1)
-                log.warning(
-                    "no claims while the database is away", queue=self.queue, error=str(error), again_in_s=pause_s
-                )
+                what = "no claims while the database is away"
+                if isinstance(error, Unstorable):
+                    what = "no claims: a job can't be read"
+                log.warning(what, queue=self.queue, error=str(error), again_in_s=pause_s)
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
                 more, look = True, 0
@@ -164,6 +169,7 @@ class Dispatcher:
         if after is None:
             self.wake.lower()
         claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look, after=after)
+        self.answered()
         self._place.claimed(after, claim.last, began)
         self.workshop.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
         return claim

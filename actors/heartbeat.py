@@ -114,7 +114,6 @@ class Heartbeat:
                 run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
                 run.set_deadline(self.runs.key_safe_until)
             case Beat.LOST | Beat.EXPIRED if not run.body_ended and not run.committed and run.why is not Why.LEASE_LOST:
-                self.telemetry.lease_lost()
                 log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
                 run.stop(Why.LEASE_LOST)
             case _:
@@ -176,7 +175,8 @@ class Heartbeat:
             was_in_time = run.lease_until - run.overdue_since >= margin_s(run.job.lease_s) / 2
             lease_is_gone = now >= run.lease_until and (was_in_time or has_had_its_grace)
             job_is_gone = run.why is Why.LEASE_LOST and has_had_its_grace
-            if (lease_is_gone or job_is_gone) and not run.reported_unstoppable:
+            # What has committed has no lease to lose: nobody will run its job again.
+            if (lease_is_gone or job_is_gone) and not run.committed and not run.reported_unstoppable:
                 run.reported_unstoppable = True
                 self.unstoppable(run)
 

@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
-from uuid import UUID
 
 import attrs
 import structlog
@@ -219,29 +218,39 @@ class Recorder:
         await self._keep_lines([run for run in runs if run.lines])
         if not shown:
             return
+        written: set[int] = set()
         try:
-            await self.session.write(
+            written = await self.session.write(
                 aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
             )
         except StoreUnavailable as error:
             log.warning("progress waits for the database", jobs=len(shown), error=str(error))
-            for run, progress in shown:
-                run.progress = run.progress or progress
-                self._take(Shown(run), [])
         except StoreError as error:
             log.warning("progress could not be written", jobs=len(shown), error=str(error))
+            return
+        for run, progress in shown:
+            if run.job.token not in written:
+                run.progress = run.progress or progress
+                self._take(Shown(run), [])
 
     async def _keep_lines(self, runs: Sequence[Run]) -> None:
-        lines: list[tuple[UUID, int, object, str]] = []
-        for run in runs:
-            lines.extend((run.job.job_id, run.job.token, at, text) for at, text in run.lines)
+        """Those of a row that somebody has locked are tried again, by themselves or with the job's end."""
+        lines = {run: run.lines for run in runs}
+        for run in lines:
             run.lines = []
-        if lines:
-            try:
-                await self.session.write(aio_keep_lines, lines)
-            except StoreError as error:
-                # Not kept for later: they are many, and the process's own log has room for them.
-                log.warning("log lines could not be kept", lines=len(lines), error=str(error))
+        texts = [(run.job.job_id, run.job.token, at, text) for run, pairs in lines.items() for at, text in pairs]
+        if not texts:
+            return
+        try:
+            kept = await self.session.write(aio_keep_lines, texts)
+        except StoreError as error:
+            # Not kept for later: they are many, and the process's own log has room for them.
+            log.warning("log lines could not be kept", lines=len(texts), error=str(error))
+            return
+        for run, pairs in lines.items():
+            if run.job.token not in kept:
+                run.lines = pairs + run.lines
+                self._take(Shown(run), [])
 
 
 UNSTORABLE: Final = "what the handler returned or raised could not be stored"

@@ -69,6 +69,8 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
         log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
     elif stopped is not None:
         log.info("the job was stopped", why=stopped.value)
+        if stopped in {Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST}:
+            workshop.telemetry.lease_lost()
     outcome = "succeed" if run.committed else "void" if ending is None else ending.step.value
     workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
     workshop.to_recorder.send_nowait(Ended(run, ending))

@@ -58,7 +58,8 @@ class Stager:
             if staged.readied >= BATCH and staged.next_due_s == 0:
                 await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
                 continue
-            pause_s = sweep_at - trio.current_time()
+            # What falls due is told of, unless notifications are lost.
+            pause_s = min(sweep_at - trio.current_time(), self.poll_s)
             if staged.next_due_s is not None:
                 # Due and not made ready: somebody has the row locked.
                 pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)

@@ -114,7 +114,10 @@ class Telemetry(Collector):
         yield _histogram("dataloader_pickup_seconds", "From ready to started.", ("queue",), pickup_s)
         yield _histogram("dataloader_loop_stall_seconds", "Stalls of the event loop.", (), {(): self._stall_s})
         yield _counter(
-            "dataloader_leases_lost", "Running jobs stopped because of their lease.", (), {(): self._leases_lost}
+            "dataloader_leases_lost",
+            "Running jobs stopped because their lease or key could not be held.",
+            (),
+            {(): self._leases_lost},
         )
         yield _counter(
             "dataloader_writes_fenced", "Outcomes that came too late and changed nothing.", (), {(): self._fenced}

@@ -8,7 +8,8 @@ it asks, and whoever runs the job answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from dataloader.store.reads import JobFilter, aio_get_job
 
 MAX_BULK: Final = 10_000
 """The most jobs that one bulk action changes: their rows stay locked until it commits."""
+LOCK_TIMEOUT_MS: Final = 2_000
 
 _OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
 _REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
@@ -200,8 +202,16 @@ async def _aio_lock_many(
     return list(await connection.fetch(sql, *values, limit))
 
 
-async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobRecord, list[int]]:
+@asynccontextmanager
+async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction that waits for a row or table that somebody has locked, but not for long: others need the pool."""
     async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        yield
+
+
+async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobRecord, list[int]]:
+    async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes = await _aio_end(connection, [row])
         await _aio_audit(connection, actor, "cancel", job_id, {"was": row["status"]})
@@ -210,7 +220,7 @@ async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobR
 
 async def _aio_cancel_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> tuple[int, list[int]]:
     still = "NOT (status = 'running' AND cancel_requested)"
-    async with connection.transaction():
+    async with _aio_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
         lock_hashes = await _aio_end(connection, rows)
         queued = sum(row["status"] == Status.QUEUED for row in rows)
@@ -231,7 +241,7 @@ async def _aio_end(connection: Any, rows: list[Any]) -> list[int]:
 
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> int:
-    async with connection.transaction():
+    async with _aio_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, "true", limit)
         await connection.execute(_REVIVE, [row["job_id"] for row in rows])
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
@@ -241,7 +251,7 @@ async def _aio_retry_many(connection: Any, job_filter: JobFilter, actor: Actor, 
 
 async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Actor, **values: Any) -> JobRecord:
     """Do one action to one job if its status allows it. `values`, in the statement's order, go into the log by name."""
-    async with connection.transaction():
+    async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
             allowed = " or ".join(sorted(action.allowed))
@@ -252,7 +262,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Act
 
 
 async def _aio_pause(connection: Any, queue: str, actor: Actor, *, paused: bool) -> None:
-    async with connection.transaction():
+    async with _aio_transaction(connection):
         await connection.execute(_PAUSE, queue, paused)
         if not paused:
             await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)

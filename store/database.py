@@ -368,7 +368,7 @@ class Session:
         except asyncio.CancelledError:
             # The driver has asked the server to stop, which is waited for, but not for long.
             if self._connection is not None:
-                await _aio_close(self._connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+                await aio_close(self._connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
             raise
         finally:
             self._at_work = None
@@ -404,14 +404,15 @@ class Session:
         if connection is None:
             return
         with trio.move_on_after(2, shield=True):
-            await self._database.crossing.run(_aio_close, connection)
+            await self._database.crossing.run(aio_close, connection)
 
 
 async def _aio_nothing(_connection: object) -> None:
     """What a session is opened for that is needed later."""
 
 
-async def _aio_close(connection: asyncpg.Connection[Any]) -> None:
+async def aio_close(connection: asyncpg.Connection[Any]) -> None:
+    """Close a connection politely for a second, then at once (asyncio-flavoured)."""
     try:
         await connection.close(timeout=1)
     except Exception:  # noqa: BLE001 - whatever a dying connection says, it goes

@@ -159,6 +159,8 @@ class Enqueuer:
         except StoreError:
             group.error = None  # one of them can't be stored: each is tried by itself
         finally:
+            if self._group is group:
+                self._group = _Group()  # its time was over before its turn came: nobody may join it any more
             group.ended.set()
 
 

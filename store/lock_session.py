@@ -121,6 +121,8 @@ class LockSession:
         self._to_release: list[int] = []
         self._ghost: tuple[int, Any] | None = None
         self._suspect = False
+        self._settled = trio.Event()
+        self._settled.set()
         self._claims = 0
         self._claimed = trio.Event()
         self._idle_s = 60.0
@@ -130,6 +132,16 @@ class LockSession:
     def connected(self) -> bool:
         """True while the session is open, as far as we know."""
         return self._session.connected
+
+    @property
+    def settled(self) -> bool:
+        """False while rows may be ours that memory doesn't know: a claim is under way, or its reply was lost."""
+        return self._settled.is_set()
+
+    async def wait_settled(self) -> None:
+        """Return when no row is ours that memory doesn't know; the repair of a later claim or ping sees to it."""
+        while not self.settled:
+            await self._settled.wait()
 
     async def claim(
         self,
@@ -242,6 +254,8 @@ class LockSession:
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
         suspect, self._suspect = self._suspect, True
+        if self.settled:
+            self._settled = trio.Event()
         sent_at = trio.current_time()
         with self._freeing() as freed:
             records: list[Any] = await connection.fetch(
@@ -251,6 +265,8 @@ class LockSession:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
         self._suspect = suspect
+        if not suspect:
+            self._settled.set()
         return sent_at, records
 
     async def _aio_release(self, connection: Any) -> None:
@@ -297,6 +313,8 @@ class LockSession:
             await connection.fetchval("SELECT dl_ready_next($1)", surplus)
         # A row that somebody else has locked at the moment is given back by the next repair.
         self._suspect = returned < unknown
+        if not self._suspect:
+            self._settled.set()
         if surplus or returned:
             log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=returned)
 

@@ -89,20 +89,33 @@ WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succ
 """
 """Of those not written: which were passed over, and which an earlier sending, whose reply was lost, has written."""
 
+# Both pass over rows that somebody has locked: the endings of all others wait behind them.
 _PROGRESS: Final = """
-UPDATE dl_jobs j SET progress = p.progress::jsonb
-FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress)
-WHERE j.job_id = p.job_id AND j.token = p.token AND (j.status = 'running') IS TRUE
+WITH shown AS MATERIALIZED (
+  SELECT j.job_id, p.progress
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress) JOIN dl_jobs j ON j.job_id = p.job_id
+  WHERE j.token = p.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE dl_jobs j SET progress = s.progress::jsonb FROM shown s WHERE j.job_id = s.job_id RETURNING j.token
 """
 
 # 'succeeded': the last lines of a job whose success its own transaction has committed already.
 _LOG: Final = """
-INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-SELECT j.job_id, j.queue, l.ts, 'log', l.payload::jsonb
-FROM unnest($1::uuid[], $2::bigint[], $3::timestamptz[], $4::text[])
-  WITH ORDINALITY AS l (job_id, token, ts, payload, place)
-JOIN dl_jobs j ON j.job_id = l.job_id AND j.token = l.token AND j.status IN ('running', 'succeeded')
-ORDER BY l.place
+WITH ours AS MATERIALIZED (
+  SELECT j.job_id, j.queue, l.token
+  FROM (SELECT DISTINCT u.job_id, u.token FROM unnest($1::uuid[], $2::bigint[]) AS u (job_id, token)) AS l
+  JOIN dl_jobs j ON j.job_id = l.job_id
+  WHERE j.token = l.token AND j.status IN ('running', 'succeeded')
+  FOR KEY SHARE OF j SKIP LOCKED
+), written AS (
+  INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+  SELECT o.job_id, o.queue, l.ts, 'log', l.payload::jsonb
+  FROM unnest($2::bigint[], $3::timestamptz[], $4::text[]) WITH ORDINALITY AS l (token, ts, payload, place)
+  JOIN ours o ON o.token = l.token
+  ORDER BY l.place
+)
+SELECT token FROM ours
 """
 
 
@@ -141,12 +154,20 @@ async def aio_finish(connection: Any, endings: Sequence[Ending], *, patient: boo
     return Finished(written, [t for t in left if t not in rest], [t for t in left if rest.get(t)])
 
 
-async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> None:
-    """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured)."""
+async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> set[int]:
+    """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured).
+
+    The tokens of those whose progress was written come back: not of those that are not ours, or locked by somebody.
+    """
     ordered = sorted(shown)
-    await connection.execute(_PROGRESS, *map(list, zip(*ordered, strict=True)))
+    records = await connection.fetch(_PROGRESS, *map(list, zip(*ordered, strict=True)))
+    return {record["token"] for record in records}
 
 
-async def aio_keep_lines(connection: Any, lines: Sequence[tuple[UUID, int, Any, str]]) -> None:
-    """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured)."""
-    await connection.execute(_LOG, *map(list, zip(*lines, strict=True)))
+async def aio_keep_lines(connection: Any, lines: Sequence[tuple[UUID, int, Any, str]]) -> set[int]:
+    """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured).
+
+    The tokens of those whose lines were kept come back, as for progress.
+    """
+    records = await connection.fetch(_LOG, *map(list, zip(*lines, strict=True)))
+    return {record["token"] for record in records}

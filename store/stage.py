@@ -29,7 +29,8 @@ WITH due AS MATERIALIZED (
   UPDATE dl_jobs SET waits_for = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM due)) RETURNING job_id
 )
 SELECT (SELECT count(*) FROM readied) AS readied,
-       (SELECT CASE WHEN available_at > now()
+       (SELECT CASE WHEN available_at = 'infinity' THEN NULL
+                    WHEN available_at > now()
                     THEN greatest(extract(epoch FROM available_at - clock_timestamp())::float8, 0.001) ELSE 0 END
         FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'
         ORDER BY available_at OFFSET (SELECT count(*) FROM due) LIMIT 1) AS next_due_s

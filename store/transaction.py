@@ -20,7 +20,7 @@ import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
-from dataloader.store.database import Database, connect
+from dataloader.store.database import Database, aio_close, connect
 from dataloader.store.outcomes import aio_finish
 
 P = ParamSpec("P")
@@ -112,19 +112,21 @@ class Transactions:
             result = await operation(connection)
             await connection.execute("COMMIT")
         except BaseException:
-            connection.terminate()
+            # With a word to the server: a statement that goes on there keeps its locks.
+            await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
             raise
         self._idle.append(connection)
         return result
 
     async def _aio_begin(self) -> Any:
-        while self._idle:
-            connection = self._idle.pop()
-            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                return await _aio_begun(connection)
         options = self._database.options
+        if self._idle:
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                return await _aio_begun(self._idle.pop(), options.connect_timeout_s)
+            # Nobody has looked after the others either.
+            self.close()
         patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
-        return await _aio_begun(await connect(patient, role="transaction", planner={}))
+        return await _aio_begun(await connect(patient, role="transaction", planner={}), options.connect_timeout_s)
 
     async def _put_back(self, connection: Any) -> None:
         """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
@@ -155,10 +157,10 @@ class Transactions:
         raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
 
 
-async def _aio_begun(connection: Any) -> Any:
+async def _aio_begun(connection: Any, timeout_s: float) -> Any:
     """The connection with a transaction begun on it; one that can't, or is cancelled meanwhile, is not left open."""
     try:
-        await connection.execute("BEGIN")
+        await connection.execute("BEGIN", timeout=timeout_s)
     except BaseException:
         connection.terminate()
         raise

@@ -11,7 +11,7 @@ reads, because it would need a nursery and outlive the request that caused it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,6 +24,8 @@ from dataloader.store.reads import aio_get_job, get_job
 
 REREAD_S: Final = 2.0
 """The longest time without a look at the row, whatever the notifications say."""
+MARK_S: Final = 0.5
+"""A row that somebody has locked for longer is marked by a later look: others need the connection."""
 
 _WATCH: Final = """
 UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status IN ('queued', 'running')
@@ -125,5 +127,6 @@ def _differs(job: JobRecord, seen: JobRecord) -> bool:
 
 async def _aio_watch(connection: Any, job_id: UUID) -> JobRecord:
     # Two statements, two snapshots: the reading must see what was committed before the mark was.
-    await connection.execute(_WATCH, job_id)
+    with suppress(TimeoutError):
+        await connection.execute(_WATCH, job_id, timeout=MARK_S)
     return await aio_get_job(connection, job_id)

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.keeper import Keeper
 from dataloader.actors.recorder import Recorder
 from dataloader.actors.runs import Runs
 from dataloader.jobs.outcomes import Why
@@ -69,7 +70,7 @@ class Drain:
         self.deadline = min(self.deadline, trio.current_time())
         self.hurried.set()
 
-    async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder) -> DrainReport:
+    async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder, keeper: Keeper) -> DrainReport:
         """Wait for the request, then end the work of `dispatchers`.
 
         The report comes when all is done or the bound is reached.
@@ -90,19 +91,22 @@ class Drain:
                 await dispatcher.closed.wait()
             self._stop_all()
             await self._until_done(dispatchers)
+            await keeper.settle()
         recorder.insisting = False
         # A claim that is still under way may yet bring jobs: they are stopped as they come.
         self.runs.closed = True
         claiming = [dispatcher.queue for dispatcher in dispatchers if not dispatcher.closed.is_set()]
         if claiming:
             log.error("a claim did not end: what it brings is left to its lease", queues=claiming)
+        elif not keeper.locks.settled:
+            log.error("the reply to a claim was lost: what it brought, if anything, is left to its lease")
         tally = recorder.tally - before
         stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
         report = DrainReport(
             finished=tally.total() - tally[Step.RETURN],
             returned=tally[Step.RETURN],
             stuck=stuck,
-            unrecorded=len(self.runs) - len(stuck) + len(claiming),
+            unrecorded=len(self.runs) - len(stuck) + (len(claiming) or not keeper.locks.settled),
         )
         say = log.info if report.is_clean else log.error
         say("drained", finished=report.finished, returned=report.returned, stuck=stuck, unrecorded=report.unrecorded)

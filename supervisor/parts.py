@@ -109,6 +109,14 @@ class Parts:
             store_ready=self.ready and self.locks.connected and self.locks.writable,
         )
 
+    def loop_blocked(self, for_s: float) -> None:
+        """The loop has been blocked for so long, says another thread: no heartbeat can have kept a lease (Q8)."""
+        runs = [run for run in self.runs if not run.body_ended and not run.reported_unstoppable]
+        # As for a process that stood still: its handlers have their grace, should it go on.
+        if runs and for_s > max(run.job.lease_s for run in runs) + self.settings.cancel_grace_s:
+            runs[0].reported_unstoppable = True
+            self.heartbeat.unstoppable(runs[0])
+
     async def cut_off(self) -> None:
         """Give up on the database: whoever waits for an answer of it, or asks from now on, gets an error."""
         for session in (self.recorder.session, self.heartbeat.session, self.locks):
@@ -196,12 +204,14 @@ def _make(
             PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
     )
+    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s)
     dispatchers = {
         queue: Dispatcher(
             queue=queue,
             concurrency=concurrency,
             database=database,
             locks=locks,
+            answered=keeper.answered,
             runs=runs,
             tasks=tasks,
             workshop=workshop,
@@ -230,7 +240,6 @@ def _make(
         cancel_grace_s=settings.cancel_grace_s,
         unstoppable=unstoppable,
     )
-    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s)
     locks.on_termination = keeper.wake.set
 
     def attend() -> None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Final, NoReturn
 
+import attrs
 import structlog
 import trio
 
@@ -28,8 +33,14 @@ from dataloader.supervisor.supervisor import Supervisor, open_starting
 
 log = structlog.get_logger(__name__)
 
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+LEAVE_AT: Final = 3
+"""This signal ends the process at once."""
 TOTAL_BOUND_S: Final = 10.0
 """After the drain's timeout: when the process ends, whatever still runs."""
+LOOK_S: Final = 0.25
+HEARD_S: Final = 1.0
+"""So long after it came a loop that turns has heard of a signal."""
 
 
 async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
@@ -45,13 +56,13 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
     gc.collect()
     gc.freeze()
     try:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*SIGNALS) as signals, _open_bound(settings.drain_timeout_s) as bound:
             async with (
                 open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(_obey, signals, supervisor)
-                nursery.start_soon(_bound, supervisor, settings.drain_timeout_s + TOTAL_BOUND_S)
+                nursery.start_soon(bound.watch, supervisor)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
     except ActorGaveUp as error:
@@ -90,12 +101,6 @@ async def _serve_until_drained(
     return report
 
 
-async def _bound(supervisor: Supervisor, bound_s: float) -> None:
-    """Whatever begins the drain, a signal or a part that gave up: the end comes."""
-    await supervisor.wait_draining()
-    _leave_after(bound_s, supervisor)
-
-
 async def _obey(signals: AsyncIterator[int], supervisor: Supervisor) -> None:
     count = 0
     async for number in signals:
@@ -121,18 +126,78 @@ def _announce(supervisor: Supervisor, settings: Settings) -> None:
     )
 
 
-def _leave_after(bound_s: float, supervisor: Supervisor) -> None:
-    """Leave at the total deadline, from a thread: the loop itself may be what hangs."""
+@attrs.define(eq=False)
+class _Bound:
+    """Leaves at the total deadline, from a thread: the loop itself may be what hangs.
 
-    def leave() -> None:
-        log.critical("the total deadline of the drain has passed: leaving at once", after_s=bound_s)
-        # A client that takes no data or a connection that does not close holds us up, and no row.
-        clean = supervisor.report is not None and supervisor.report.is_clean and supervisor.failure is None
-        _leave(0 if clean else 1)
+    A drain begins with a signal, or when a part has given up. Python runs a signal's handler beside what blocks the
+    loop; it only notes that the signal came, since the thread it interrupts may hold any lock.
+    """
 
-    timer = threading.Timer(bound_s, leave)
-    timer.daemon = True
-    timer.start()
+    bound_s: float
+    began: float = math.inf
+    signals: int = 0
+    _supervisor: Supervisor | None = None
+    _ended: threading.Event = attrs.field(factory=threading.Event)
+
+    async def watch(self, supervisor: Supervisor) -> None:
+        """Whatever begins the drain, the end comes."""
+        self._supervisor = supervisor
+        await supervisor.wait_draining()
+        self._begin()
+
+    def signaled(self) -> None:
+        """A signal came; the first begins a drain, once the loop hears of it."""
+        self.signals += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self.began = min(self.began, time.monotonic())
+
+    def run(self) -> None:
+        """In a thread, until `end`."""
+        third_at = math.inf
+        while not self._ended.wait(LOOK_S):
+            now = time.monotonic()
+            if self.signals >= LEAVE_AT:
+                third_at = min(third_at, now)
+            if now - third_at > HEARD_S:
+                log.critical("third signal: leaving at once, though the loop is blocked")
+                _leave(1)
+            if now - self.began > self.bound_s:
+                log.critical("the total deadline of the drain has passed: leaving at once", after_s=self.bound_s)
+                # A client that takes no data or a connection that does not close holds us up, and no row.
+                supervisor = self._supervisor
+                report = None if supervisor is None or supervisor.failure is not None else supervisor.report
+                _leave(0 if report is not None and report.is_clean else 1)
+
+    def end(self) -> None:
+        """The supervisor is gone; a drain's bound stays for what else may hold up the process."""
+        if self.began == math.inf:
+            self._ended.set()
+
+
+@contextmanager
+def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
+    """The bound for the length of a block, in which a receiver for the signals is open already."""
+    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S)
+    receivers = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        bound.signaled()
+        receiver = receivers[signal.Signals(number)]
+        if callable(receiver):
+            receiver(number, frame)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    threading.Thread(target=bound.run, name="drain's bound", daemon=True).start()
+    try:
+        yield bound
+    finally:
+        bound.end()
+        for number, receiver in receivers.items():
+            signal.signal(number, receiver)
 
 
 def _leave_unstoppable(run: Run) -> None:

@@ -29,7 +29,6 @@ import trio
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.store import migrations
 from dataloader.store.workers import aio_leave
-from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
@@ -44,7 +43,7 @@ CLAIMS: Final = Budget(20, 60)
 WEB_END_S: Final = 8.0
 """What open HTTP requests and the server's own shutdown get."""
 LEAVE_S: Final = 3.0
-"""What the last two writes, freed keys and the worker's farewell, may take."""
+"""What the last writes, freed keys and the worker's farewell above all, may take."""
 
 
 async def live(
@@ -63,13 +62,13 @@ async def live(
         if parts.web is not None:
             web.start_soon(keep, "web", parts.web, WEB)
         async with trio.open_nursery() as services:
-            services.start_soon(watch_loop, parts.telemetry)
+            services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
             if await _prepare(parts, migrate=migrate):
                 services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
                 services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                 services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
-                report = await _work(parts, keep, task_status)
-                await _leave(parts, report)
+                await _work(parts, keep, services, task_status)
+                await _leave(parts)
             else:
                 task_status.started()
             services.cancel_scope.cancel()
@@ -77,8 +76,16 @@ async def live(
         web.cancel_scope.deadline = trio.current_time() + WEB_END_S
 
 
-async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[None]) -> DrainReport:
-    """Everything that the services serve: the recorder, the helpers, the queues, until they are drained."""
+async def _work(
+    parts: Parts,
+    keep: Callable[..., Awaitable[None]],
+    services: trio.Nursery,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Everything that the services serve: the recorder, the helpers, the queues, until they are drained.
+
+    Writes are shielded, so a deadline would not end them: a task in `services` cuts them off.
+    """
     async with trio.open_nursery() as recording:
         await recording.start(parts.recorder.run, parts.to_record)
         with parts.workshop.to_recorder:
@@ -91,12 +98,17 @@ async def _work(parts: Parts, keep: Callable[..., Awaitable[None]], task_status:
                         await queues.start(dispatcher.run, keep_claiming)
                     parts.ready = True
                     task_status.started()
-                    report = await parts.drain.carry_out(parts.dispatchers, parts.recorder)
+                    report = await parts.drain.carry_out(parts.dispatchers, parts.recorder, parts.keeper)
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
+                services.start_soon(_cut_off_after, parts, LEAVE_S)
                 helpers.cancel_scope.cancel()
-    return report
+
+
+async def _cut_off_after(parts: Parts, pause_s: float) -> None:
+    await trio.sleep(pause_s)
+    await parts.cut_off()
 
 
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:
@@ -136,19 +148,10 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     return prepared
 
 
-async def _leave(parts: Parts, report: DrainReport) -> None:
+async def _leave(parts: Parts) -> None:
     """Wake the next jobs of the last keys, and say goodbye; both are a courtesy that others do without."""
-    async with trio.open_nursery() as nursery:
-
-        async def cut_off() -> None:
-            # Writes are shielded, so a deadline would not end them.
-            await trio.sleep(0 if report.unrecorded and not report.stuck else LEAVE_S)
-            await parts.cut_off()
-
-        nursery.start_soon(cut_off)
-        try:
-            await parts.locks.release()
-            await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
-        except StoreError as error:
-            log.warning("left without a word to the database", error=str(error))
-        nursery.cancel_scope.cancel()
+    try:
+        await parts.locks.release()
+        await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
+    except StoreError as error:
+        log.warning("left without a word to the database", error=str(error))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -42,8 +43,13 @@ class _Turns(trio.abc.Instrument):
             self._telemetry.loop_stalled(took_s)
 
 
-async def watch_loop(telemetry: Telemetry, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Watch this loop until cancelled."""
+async def watch_loop(
+    telemetry: Telemetry,
+    blocked: Callable[[float], None],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Watch this loop until cancelled; `blocked` is told, in the thread, for how many seconds a stall lasts by now."""
     watched = threading.get_ident()
     turns = _Turns(telemetry)
     ended = threading.Event()
@@ -58,6 +64,8 @@ async def watch_loop(telemetry: Telemetry, *, task_status: trio.TaskStatus[None]
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
                 log.error("the event loop is blocked", for_s=round(for_s, 2), stack=stack)
+            if for_s > STALL_S:
+                blocked(for_s)
 
     thread = threading.Thread(target=watch, name="loop watchdog", daemon=True)
     thread.start()

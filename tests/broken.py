@@ -104,15 +104,20 @@ GUARDS = {
         f"{STORE}/test_outcomes.py::test_an_outcome_with_an_old_token_changes_nothing",
         edit("store.outcomes._FINISH", "j.token = e.token AND ", ""),
     ),
+    "token in the finish of a transaction": Guard(
+        "rows that a late run has written go with its outcome",
+        f"{STORE}/test_transaction.py::test_a_job_that_is_not_ours_any_more_has_its_rows_undone",
+        edit("store.outcomes._FINISH_PATIENTLY", "j.token = e.token AND ", ""),
+    ),
     "token in the progress": Guard(
         "late progress is void",
         f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
-        edit("store.outcomes._PROGRESS", " AND j.token = p.token", ""),
+        edit("store.outcomes._PROGRESS", "j.token = p.token AND ", ""),
     ),
     "token in the log": Guard(
         "late log lines are void",
         f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
-        edit("store.outcomes._LOG", " AND j.token = l.token", ""),
+        edit("store.outcomes._LOG", "j.token = l.token AND ", ""),
     ),
     "token in the heartbeat": Guard(
         "a run whose job is another's loses its lease",
@@ -128,6 +133,16 @@ GUARDS = {
         "a row that somebody has locked holds up no other outcome",
         f"{STORE}/test_outcomes.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
         edit("store.outcomes._FINISH", "SKIP LOCKED", ""),
+    ),
+    "passing over locked rows in the progress": Guard(
+        "a row that somebody has locked holds up no other progress, and no outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        edit("store.outcomes._PROGRESS", "SKIP LOCKED", ""),
+    ),
+    "passing over locked rows in the log": Guard(
+        "a row that somebody has locked holds up no other lines, and no outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        edit("store.outcomes._LOG", "SKIP LOCKED", ""),
     ),
     "cancel request in the finish": Guard(
         "a job that is to be canceled does not go back to the queue",
@@ -213,6 +228,11 @@ GUARDS = {
         "a thread that never returns does not hold up the exit",
         f"{FAULTS}/test_signals.py::test_a_thread_that_never_returns_is_named_and_left_behind",
         put("supervisor.drain.BOUND_S", 3_600.0),
+    ),
+    "doubt at the exit": Guard(
+        "a process does not leave with 0 while a claim's reply is lost",
+        f"{FAULTS}/test_signals.py::test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_exit_code_tells",
+        put("store.lock_session.LockSession.settled", value=True),
     ),
     "end of a process that can't stop a run": Guard(
         "a handler that does not stop is ended with its process when its lease is gone",

@@ -1,5 +1,6 @@
 -- Keeps waits_for, tokens and notifications right whoever writes, also a service that runs the document's SQL.
 -- Trigger functions run with the definer's rights: a foreign role may write dl_jobs without a grant on our sequence.
+-- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
 -- Each has a WHEN clause, so that the common writes (a due insert, our own claim, a heartbeat, a finish) pay a comparison only.
 
 CREATE OR REPLACE FUNCTION dl_jobs_shape() RETURNS trigger
@@ -38,7 +39,7 @@ DECLARE
   v_due timestamptz;
 BEGIN
   FOR v_queue IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND waits_for IS NULL LOOP
-    PERFORM pg_notify('dl_jobs', v_queue);
+    PERFORM pg_notify('dl_jobs', left(v_queue, 1000));
   END LOOP;
   SELECT min(available_at) INTO v_due FROM inserted WHERE status = 'queued' AND waits_for = 'time';
   IF v_due IS NOT NULL THEN
@@ -51,7 +52,7 @@ CREATE OR REPLACE FUNCTION dl_jobs_changed() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = {schema}, pg_temp AS $$
 BEGIN
   IF NEW.status = 'queued' AND NEW.waits_for IS NULL AND (OLD.status <> 'queued' OR OLD.waits_for IS NOT NULL) THEN
-    PERFORM pg_notify('dl_jobs', NEW.queue);
+    PERFORM pg_notify('dl_jobs', left(NEW.queue, 1000));
   ELSIF NEW.status = 'queued' AND NEW.waits_for = 'time' THEN
     -- Whole seconds, so that a storm of retries in one transaction folds into a few notifications.
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM NEW.available_at))::text);

@@ -120,7 +120,7 @@ BEGIN
   RETURN QUERY
   WITH mine AS (
     UPDATE dl_jobs j
-    SET status = 'running', attempt = j.attempt + 1, token = nextval('dl_token_seq'), claimed_by = p_worker,
+    SET status = 'running', attempt = least(j.attempt, 2147483646) + 1, token = nextval('dl_token_seq'), claimed_by = p_worker,
         lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
         started_at = coalesce(j.started_at, now())
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
@@ -132,7 +132,8 @@ BEGIN
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
   )
   SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task, m.args::text, m.lock_key, m.partition_key, m.attempt,
-         m.max_attempts, m.lease_ttl_sec, extract(epoch FROM clock_timestamp() - m.available_at)::float8
+         m.max_attempts, m.lease_ttl_sec,
+         CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8
   FROM mine m;
 
   IF NOT 'later' = ANY (v_verdicts) THEN

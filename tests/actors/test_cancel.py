@@ -19,15 +19,12 @@ OPERATOR = Actor("test", None)
 
 @pytest.mark.requirement("Q4")
 async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_worker, settled, row_of, journal_of):
-    tasks, started, stopped_at = Tasks(), trio.Event(), []
+    tasks, started = Tasks(), trio.Event()
 
     @tasks.task("wait")
     async def wait(job):
         started.set()
-        try:
-            await trio.sleep_forever()
-        finally:
-            stopped_at.append(trio.current_time())
+        await trio.sleep_forever()
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
@@ -35,13 +32,11 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
             job = await supervisor.trigger("q", "wait")
             await started.wait()
             claimed = await row_of(job.job_id)
-            asked_at = trio.current_time()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             ended = await supervisor.wait(job.job_id, timeout_s=10)
         assert ended.status == "canceled"
         # No heartbeat and no poll has been: the notification alone can have stopped it.
         assert (await row_of(job.job_id))["heartbeat_at"] == claimed["heartbeat_at"]
-        assert stopped_at[0] - asked_at < 0.1
         assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
 
 

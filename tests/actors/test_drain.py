@@ -173,6 +173,21 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
 
 
 @pytest.mark.requirement("Q15")
+async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_database(open_worker, raw, database):
+    async with open_proxy(database.dsn) as proxy:
+        with trio.fail_after(30):
+            async with open_worker(Tasks(), dsn=proxy.dsn, reaper_period_s=0.2) as supervisor:
+                await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+                proxy.freeze()
+                await trio.sleep(0.5)  # the reaper asks, and has no answer
+                report = await supervisor.drain()
+                began = trio.current_time()
+            # Its write may take 42 s.
+            assert trio.current_time() - began < 10
+    assert report.is_clean
+
+
+@pytest.mark.requirement("Q15")
 async def test_a_host_that_is_cancelled_gives_its_jobs_back(open_worker, row_of):
     tasks, started, jobs = Tasks(), trio.Event(), []
 

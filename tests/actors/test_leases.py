@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from conditions import until
@@ -49,6 +51,30 @@ async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_i
             [first] = await until(links)
             proxy.cut("heartbeat")
             await until(links, lambda links: links and first not in links)
+
+
+@pytest.mark.requirement("Q7")
+async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its_turn(open_worker, row_of, monkeypatch):
+    tasks = Tasks()
+
+    @tasks.task("wait")
+    async def wait(job):
+        await trio.sleep(job.args["s"])
+
+    async with open_worker(tasks, heartbeat_s=0.5, default_lease_s=4) as supervisor:
+        keeper = supervisor._parts.keeper
+        await until(partial(_known, keeper))
+        monkeypatch.setattr(supervisor._parts.locks, "ping", trio.sleep_forever)
+        long_job = await supervisor.trigger("q", "wait", {"s": 5})
+        with trio.fail_after(20):
+            while (await row_of(long_job.job_id))["status"] != "succeeded":
+                job = await supervisor.trigger("q", "wait", {"s": 0.1})
+                await supervisor.wait(job.job_id, timeout_s=5)
+    assert (await row_of(long_job.job_id))["refunds"] == 0
+
+
+async def _known(keeper):
+    return keeper._margin_s > 0
 
 
 @pytest.mark.requirement("Q8", "Q17")

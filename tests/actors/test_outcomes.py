@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from structlog.testing import capture_logs
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
 
@@ -185,12 +187,18 @@ async def test_heartbeats_are_journalled_once_a_minute_at_most(open_worker, raw)
 
 
 @pytest.mark.requirement("Q9")
-async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(database, open_worker, row_of):
-    tasks, running, release = Tasks(), [], trio.Event()
+@pytest.mark.parametrize("lock", ["FOR NO KEY UPDATE", "FOR UPDATE"])
+async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(
+    database, open_worker, row_of, journal_of, lock
+):
+    tasks, running, locked, release = Tasks(), [], trio.Event(), trio.Event()
 
     @tasks.task("wait")
     async def wait(job):
         running.append(job.job_id)
+        await locked.wait()
+        await job.progress({"locked": True})
+        job.log.info("somebody has the row")
         await release.wait()
 
     async def all_run():
@@ -201,12 +209,42 @@ async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(dat
         await until(all_run)
         async with raw_connection(database.dsn) as psql:
             await psql.execute("BEGIN")
-            await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", held)
+            await psql.execute(f"SELECT FROM dl_jobs WHERE job_id = $1 {lock}", held)
+            locked.set()
+            # Its progress comes behind that of the locked one, and is written within a second or two.
+            await until(partial(row_of, other), lambda row: row["progress"] == '{"locked": true}', within_s=10)
+            assert (await row_of(held))["progress"] == "{}"
             release.set()
             assert (await supervisor.wait(other, timeout_s=5)).status == "succeeded"
             assert (await row_of(held))["status"] == "running"
             await psql.execute("ROLLBACK")
         assert (await supervisor.wait(held, timeout_s=5)).status == "succeeded"
+    for job_id in (held, other):
+        assert (await row_of(job_id))["progress"] == '{"locked": true}'
+        assert sorted(await journal_of(job_id)) == ["done", "log", "picked", "queued"]
+
+
+@pytest.mark.requirement("Q12")
+async def test_a_handler_that_goes_on_after_its_commit_is_no_reason_to_end_the_process(open_worker, row_of):
+    tasks, ended = Tasks(), trio.Event()
+
+    @tasks.task("long", timeout_s=0.1)
+    async def long(job):
+        async with job.transaction():
+            pass
+        with trio.CancelScope(shield=True):
+            await trio.sleep(4.5)
+        ended.set()
+
+    settings = {"default_lease_s": 3, "heartbeat_s": 0.5, "cancel_grace_s": 0.2}
+    with capture_logs() as logs:
+        async with open_worker(tasks, **settings) as supervisor:
+            job = await supervisor.trigger("q", "long")
+            with trio.fail_after(20):
+                await ended.wait()
+        assert (await row_of(job.job_id))["status"] == "succeeded"
+    assert [line for line in logs if line["log_level"] == "critical"] == []
+    assert "a handler does not stop: it keeps its key and lease until it returns" in {line["event"] for line in logs}
 
 
 @pytest.mark.requirement("Q2", "Q6")

@@ -220,8 +220,8 @@ async def test_f40_whatever_a_handler_says_its_job_ends_and_can_be_read(serve, a
             for path in ("", "/status", "/events"):
                 assert (what, (await client.get(f"/api/v1/jobs/{jobs[what]}{path}")).status_code) == (what, 200)
         assert (await client.get("/api/v1/jobs")).status_code == 200
-    # Its outcome went along with theirs.
-    await row_when(quick, "succeeded", within_s=0)
+    # Its outcome is written as theirs are.
+    await row_when(quick, "succeeded")
 
 
 @pytest.mark.requirement("Q2")

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import statistics
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from databases import raw_connection
 from proxy import open_proxy
 from services import FAST, LEASE_S
 
-from dataloader.web.routes import DEADLINE_S
+from dataloader.store.enqueue import ANSWER_S
 
 pytestmark = pytest.mark.slow
 
@@ -140,9 +141,41 @@ async def test_f16_requests_that_are_repeated_after_each_cut_of_the_network_brin
             await ask.ready(200, within_s=15)
         await jobs.succeeded(raw.fetch)
     assert jobs.refusals, "no request was ever cut off"
-    added_twice = "SELECT job_id FROM dl_job_events WHERE kind = 'queued' GROUP BY job_id HAVING count(*) > 1"
-    assert await raw.fetch(added_twice) == []
     assert await ledger.overlaps() == []
+    calm(service)
+
+
+@pytest.mark.requirement("Q2", "Q12")
+@pytest.mark.full
+async def test_f16_replies_that_are_lost_after_the_commit_bring_no_second_job_and_no_second_run(
+    serve, asking, calm, ledger, raw, row_when, database
+):
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn)
+        async with asking(service) as ask, trio.open_nursery() as nursery:
+            once = partial(ask.trigger, "visit", lock_key="k", idempotency_key="once", args={"s": 1})
+            # So that the statement is known on each connection: it gets no answer when it is prepared, either.
+            async with trio.open_nursery() as first:
+                for n in range(4):
+                    first.start_soon(partial(ask.added, "quick", idempotency_key=f"before {n}"))
+            proxy.freeze("pool", answers_only=True)
+            nursery.start_soon(once)
+            [[job_id]] = await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'once'"))
+            proxy.cut("pool")
+            proxy.thaw()
+            answer = await once()
+            assert (answer.status_code, answer.json()["job_id"]) == (200, str(job_id))
+            await until(ledger.visits)
+            proxy.freeze("recorder", answers_only=True)
+            await row_when(job_id, "succeeded")
+            proxy.cut("recorder")
+            proxy.thaw()
+            # The recorder goes on, and took what it had written for written.
+            await row_when(await ask.added("visit", lock_key="k"), "succeeded")
+            assert await ask.metric("writes_fenced_total") == 0
+    assert len(await ledger.visits(job_id)) == 1
+    kinds = "SELECT kind FROM dl_job_events WHERE job_id = $1 ORDER BY event_id"
+    assert [record[0] for record in await raw.fetch(kinds, job_id)] == ["queued", "picked", "done"]
     calm(service)
 
 
@@ -189,7 +222,7 @@ async def test_f17_connections_that_a_firewall_has_forgotten_are_replaced_and_co
             assert all(before.values())
             proxy.forget()
             row = await row_when(await add("visit", {"s": 3}, lease_ttl_sec=LEASE_S), "succeeded", within_s=25)
-            assert row["attempt"] == 1
+            assert (row["attempt"], row["refunds"]) == (1, 0)
             for role, links in before.items():
                 await until(_new_links(proxy, role, links), within_s=LISTENER_BOUND_S + 3)
             await ask.ready(200, within_s=WRITE_BOUND_S)
@@ -215,7 +248,7 @@ async def test_f17_a_trigger_that_the_network_swallows_is_answered_within_its_de
             proxy.freeze()
             async with trio.open_nursery() as nursery:
                 for fields in ({}, {"idempotency_key": "once"}):
-                    nursery.start_soon(partial(ask.refused, within_s=DEADLINE_S + 3, **fields))
+                    nursery.start_soon(partial(ask.refused, within_s=ANSWER_S + 2, **fields))
             await ask.healthy()
     calm(service)
 
@@ -336,7 +369,7 @@ async def test_f22_without_notifications_jobs_start_within_the_poll_and_with_the
 ):
     poll_s = 2
     async with open_proxy(database.dsn) as proxy:
-        service = await serve(dsn=proxy.dsn, poll_sec=poll_s, **FAST)
+        service = await serve(dsn=proxy.dsn, poll_sec=poll_s, **(FAST | {"claim_backoff_sec": 60}))
 
         async def one_after_another(number, *, within_s):
             began = trio.current_time()
@@ -350,6 +383,9 @@ async def test_f22_without_notifications_jobs_start_within_the_poll_and_with_the
             # Polls are up to a fifth earlier or later.
             took_s = await one_after_another(3, within_s=poll_s * 1.2 + 2)
             assert took_s > 2 * poll_s * 0.8, "something else than the poll has started them"
+            # What falls due later has to be made ready first; the next sweep is a minute away.
+            soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+            await row_when(await ask.added("quick", available_at=soon), "succeeded", within_s=2 * poll_s * 1.2 + 5)
             await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 2)
             await ask.ready(200, within_s=1)
             proxy.thaw()
@@ -373,8 +409,8 @@ async def test_f23_a_full_queue_of_notifications_is_an_outage_that_passes(serve,
         await sleeper.execute("BEGIN")
         await sleeper.execute("SELECT 1")
         # When these end there is something to notify of: the next job of the key, and that one is to run again.
-        held = await ask.added("visit", lock_key="k", args={"s": 3})
-        fails = await ask.added("visit", lock_key="f", args={"s": 3, "fails": 1})
+        held = await ask.added("visit", lock_key="k", args={"s": 8})
+        fails = await ask.added("visit", lock_key="f", args={"s": 8, "fails": 1})
         await worked(ledger.visits, 2)
         waits = await ask.added("visit", lock_key="k")
         parked = "SELECT 1 FROM dl_jobs WHERE waits_for = 'lock'"
@@ -382,8 +418,8 @@ async def test_f23_a_full_queue_of_notifications_is_an_outage_that_passes(serve,
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
             await _notify_on_and_on(writer)
         await ask.refused(within_s=5)
-        await until(_failed_with(service, "too many notifications"), within_s=15)
-        await until(ledger.visits, lambda visits: all(visit["ended_at"] for visit in visits), within_s=10)
+        await until(_failed_with(service, "too many notifications"), within_s=20)
+        await until(ledger.visits, lambda visits: all(visit["ended_at"] for visit in visits))
         await ask.healthy()
         # The session that kept the queue full ends. Nobody does anything else about it.
         await sleeper.execute("ROLLBACK")
@@ -428,7 +464,7 @@ async def test_f25_leases_are_renewed_and_jobs_run_while_every_connection_of_the
         row = await row_when(await add("visit", lease_ttl_sec=LEASE_S), "succeeded")
         assert row["attempt"] == 1
         row = await row_when(long_job, "succeeded")
-        assert row["attempt"] == 1
+        assert (row["attempt"], row["refunds"]) == (1, 0)
         assert (row["finished_at"] - row["started_at"]).total_seconds() > LEASE_S
         assert await raw.fetchval(stuck) == 2
         await other.execute("ROLLBACK")
@@ -583,7 +619,7 @@ async def test_f30_a_slow_and_jittery_network_costs_no_attempt_and_no_lease(
             await ask.ready(200, within_s=5)
             assert await ask.metric("leases_lost_total") == 0
         await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE status IN ('queued', 'running')"), _nothing)
-    assert await raw.fetch("SELECT job_id, attempt, error FROM dl_jobs WHERE attempt <> 1") == []
+    assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1 OR refunds > 0 OR crashes > 0") == []
     assert len(jobs.jobs) == await raw.fetchval(f"{SUCCEEDED} AND idempotency_key IS NOT NULL")
     assert jobs.refusals == []
     assert await ledger.overlaps() == []

@@ -10,6 +10,7 @@ import pytest
 import trio
 from conditions import IDLE_LOCK_SESSIONS, until
 from proxy import open_proxy
+from services import FAST, LEASE_S
 
 pytestmark = pytest.mark.slow
 
@@ -76,17 +77,39 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("broken", ["cut", "freeze"])
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
-async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, row_when, raw, database, broken, busy):
+async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, raw, database, broken, busy):
     async with open_proxy(database.dsn) as proxy:
         service = await serve(dsn=proxy.dsn, drain_timeout_sec=1, poll_sec=3_600)
         await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
         if busy:
-            job_id = await add("sleep", {"s": 3_600})
-            await row_when(job_id, "running")
+            await add("visit", {"s": 3_600})
+            await until(ledger.visits)
         getattr(proxy, broken)()
         service.signal(signal.SIGTERM)
         # 1 s and ten more, and some for a slow machine.
         assert await service.exit_code(within_s=1 + 10 + 3) == (1 if busy else 0)
+
+
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("back", [True, False], ids=["back in time", "gone"])
+async def test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_exit_code_tells(
+    serve, add, row_when, raw, database, back
+):
+    async with open_proxy(database.dsn) as proxy:
+        service = await serve(dsn=proxy.dsn, drain_timeout_sec=1, poll_sec=3_600)
+        await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+        proxy.freeze("locks", answers_only=True)
+        job_id = await add("sleep", {"s": 3_600}, lease_ttl_sec=600)
+        await row_when(job_id, "running")
+        proxy.cut()
+        proxy.thaw()
+        await service.logged("no claims while the database is away")
+        service.signal(signal.SIGTERM)
+        await service.logged("draining: no new jobs are taken")
+        if back:
+            proxy.mend()
+        assert await service.exit_code(within_s=1 + 10 + 3) == (0 if back else 1)
+    await row_when(job_id, "queued" if back else "running", within_s=0)
 
 
 @pytest.mark.slow
@@ -113,3 +136,33 @@ async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, d
         service = await serve(dsn=proxy.dsn, ready="waiting for the database")
         service.signal(signal.SIGTERM)
         assert await service.exit_code(within_s=10) == 0
+
+
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("signals", [1, 3])
+async def test_f07_a_handler_that_blocks_the_loop_for_ever_does_not_keep_the_process_from_ending(
+    serve, add, ledger, signals
+):
+    service = await serve(drain_timeout_sec=1 if signals == 1 else 3_600)
+    await add("visit", {"block": 3_600})
+    await until(ledger.visits)
+    await service.logged("the event loop is blocked")
+    for _ in range(signals):
+        service.signal(signal.SIGTERM)
+        await trio.sleep(0.5)  # two of a kind that come together are one
+    assert await service.exit_code(within_s=1 + 10 + 3) == 1
+
+
+@pytest.mark.requirement("Q8")
+@pytest.mark.full
+async def test_f07_a_process_whose_loop_is_blocked_for_ever_ends_when_its_leases_and_the_grace_are_over(
+    serve, add, ledger, raw, row_when
+):
+    blocked = await serve(cancel_grace_sec=1, **FAST)
+    job_id = await add("visit", {"block": 3_600}, lease_ttl_sec=LEASE_S)
+    await until(ledger.visits)
+    await raw.execute("UPDATE dl_jobs SET args = '{}'")
+    await serve(**FAST)
+    assert await blocked.exit_code(within_s=LEASE_S + 1 + 10) == 1
+    await ledger.died(blocked.process.pid)
+    assert (await row_when(job_id, "succeeded"))["crashes"] == 1

@@ -15,7 +15,7 @@ from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.leases import Beat, reap
-from dataloader.store.stage import ready_known
+from dataloader.store.stage import Staged, ready_due, ready_known
 
 TRY_LOCK = "WHEN pg_try_advisory_lock(h)"
 SECOND_LOOK = "SELECT array_agg(k.h) INTO v_live"
@@ -34,6 +34,22 @@ async def test_the_most_urgent_jobs_are_claimed_the_older_ones_first(start_worke
     assert ids(await worker.claim(limit=2)) == {urgent, old}
     assert ids(await worker.claim(limit=2)) == {late}
     assert await worker.claim() == []
+
+
+@pytest.mark.requirement("Q6")
+async def test_whatever_another_service_writes_its_job_is_claimed(start_worker, add_job, store):
+    jobs = [
+        await add_job(available_at="'-infinity'"),
+        await add_job(attempt="2147483647"),
+        await add_job(created_at="'-infinity'"),
+    ]
+    assert ids(await start_worker().claim()) == set(jobs)
+    # Nor does one that is never due keep others from being made ready.
+    await add_job(available_at="'infinity'")
+    await add_job(queue="repeat('q', 8100)", available_at="now() + interval '0.1 s'")
+    assert (await ready_due(store)).next_due_s < 1
+    await trio.sleep(0.2)
+    assert await ready_due(store) == Staged(1, None)
 
 
 async def test_a_claim_goes_on_behind_the_last_one_until_it_looks_from_the_front_again(start_worker, add_job):

@@ -304,6 +304,27 @@ async def test_jobs_that_come_one_by_one_during_a_statement_are_added_by_the_nex
     assert await raw.fetchval(STATEMENTS) == 2
 
 
+@pytest.mark.requirement("Q12")
+async def test_nobody_joins_a_group_whose_time_was_over_before_its_turn_came(store, raw, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    enqueuer = Enqueuer(store)
+    errors = []
+
+    async def one():
+        with pytest.raises(StoreUnavailable) as error:
+            await enqueuer.enqueue([new()])
+        errors.append(error)
+
+    async with enqueuer._turn, trio.open_nursery() as nursery:  # as for a statement that the database does not answer
+        nursery.start_soon(one)
+        await trio.sleep(0.3)
+    assert errors
+    monkeypatch.undo()
+    [answer] = await enqueuer.enqueue([new()])
+    assert answer.created
+    assert await raw.fetchval(COUNT) == 1
+
+
 async def test_a_group_has_its_bound(store, raw, until_blocked):
     jobs = [new() for _ in range(MAX_GROUP + 11)]
     answers = await gathered(Enqueuer(store), jobs, raw, until_blocked)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from proxy import open_proxy
 from queue_workers import LossyConnection
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
@@ -40,6 +41,30 @@ async def run(start_worker, add_job):
     worker = start_worker()
     [job] = await worker.claim()
     return worker, job, success_of(job)
+
+
+@pytest.mark.requirement("Q12")
+async def test_connections_that_the_network_has_forgotten_meanwhile_are_replaced_soon(database, raw):
+    await raw.execute("CREATE TABLE target (n int)")
+    async with (
+        open_proxy(database.dsn) as proxy,
+        open_database(DatabaseOptions(dsn=proxy.dsn, connect_timeout_s=1)) as db,
+    ):
+        transactions = Transactions(db)
+        async with trio.open_nursery() as nursery:
+            for n in range(4):
+                nursery.start_soon(transactions.run, _add, n)
+        assert len(proxy.links("transaction")) > 1
+        proxy.forget()
+        with trio.fail_after(5):
+            await transactions.run(_add, 4)
+        transactions.close()
+    assert await raw.fetchval(ROWS) == 5
+
+
+async def _add(connection, n):
+    await connection.execute("INSERT INTO target VALUES ($1)", n)
+    await connection.execute("SELECT pg_sleep(0.1)")
 
 
 @pytest.mark.requirement("Q12")

@@ -29,11 +29,15 @@ def stalls(registry: CollectorRegistry) -> tuple[float, float]:
     return count or 0, seconds or 0
 
 
+def unheard(_for_s: float) -> None:
+    """Nobody listens."""
+
+
 async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
-    registry = CollectorRegistry()
+    registry, told = CollectorRegistry(), []
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, Telemetry(registry))
+            await nursery.start(watch_loop, Telemetry(registry), told.append)
             for seconds in (STALL_S / 2, 2 * STALL_S):
                 await trio.sleep(0.01)
                 time.sleep(seconds)  # noqa: ASYNC251 - this is what is watched for
@@ -47,13 +51,17 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
     [report] = logs
     assert report["event"] == "the event loop is blocked"
     assert "time.sleep(seconds)" in report["stack"]
+    # Again and again, with how long it is by now.
+    assert told == sorted(told)
+    assert len(told) >= 2
+    assert told[0] > STALL_S
 
 
 async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
     registry, turns = CollectorRegistry(), Turns()
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, Telemetry(registry))
+            await nursery.start(watch_loop, Telemetry(registry), unheard)
             trio.lowlevel.add_instrument(turns)
             await trio.sleep(2 * STALL_S)
             trio.lowlevel.remove_instrument(turns)
