@@ -116,16 +116,17 @@ class Recorder:
             self._show_at = min(self._show_at, trio.current_time() + SHOW_EVERY_S)
 
     async def _record(self, batch: Sequence[Ended]) -> None:
-        lines = [run for run in (message.run for message in batch) if run.lines]
-        if lines:
-            await self._keep_lines(lines)
+        # What was logged comes before the end, or would be lost with the run.
+        logging = await self._keep_lines([message.run for message in batch if message.run.lines])
+        if not self.insisting:
+            logging = set()
         endings = []
         for message in batch:
-            if message.ending is not None:
+            if message.ending is not None and message.run.job.token not in logging:
                 progress = message.run.progress
                 endings.append(message.ending if progress is None else attrs.evolve(message.ending, progress=progress))
         finished = await self._insist(endings)
-        batch = self._pass_over(batch, finished.locked)
+        batch = self._pass_over(batch, [*finished.locked, *logging])
         if finished.void:
             self.telemetry.fenced(len(finished.void))
             log.warning("late outcomes were void: the jobs belong to somebody else now", jobs=len(finished.void))
@@ -215,12 +216,15 @@ class Recorder:
             if run.progress is not None:
                 shown.append((run, run.progress))
                 run.progress = None
-        await self._keep_lines([run for run in runs if run.lines])
+        logging = await self._keep_lines([run for run in runs if run.lines])
+        for run in runs:
+            if run.job.token in logging:
+                self._take(Shown(run), [])
         if not shown:
             return
-        written: set[int] = set()
+        waiting = {run.job.token for run, _ in shown}
         try:
-            written = await self.session.write(
+            waiting = await self.session.write(
                 aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
             )
         except StoreUnavailable as error:
@@ -229,28 +233,28 @@ class Recorder:
             log.warning("progress could not be written", jobs=len(shown), error=str(error))
             return
         for run, progress in shown:
-            if run.job.token not in written:
+            if run.job.token in waiting:
                 run.progress = run.progress or progress
                 self._take(Shown(run), [])
 
-    async def _keep_lines(self, runs: Sequence[Run]) -> None:
-        """Those of a row that somebody has locked are tried again, by themselves or with the job's end."""
+    async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
+        """Write what the runs have logged; the tokens of those who keep it, since somebody has locked their row."""
         lines = {run: run.lines for run in runs}
         for run in lines:
             run.lines = []
         texts = [(run.job.job_id, run.job.token, at, text) for run, pairs in lines.items() for at, text in pairs]
         if not texts:
-            return
+            return set()
         try:
-            kept = await self.session.write(aio_keep_lines, texts)
+            locked = await self.session.write(aio_keep_lines, texts)
         except StoreError as error:
             # Not kept for later: they are many, and the process's own log has room for them.
             log.warning("log lines could not be kept", lines=len(texts), error=str(error))
-            return
+            return set()
         for run, pairs in lines.items():
-            if run.job.token not in kept:
+            if run.job.token in locked:
                 run.lines = pairs + run.lines
-                self._take(Shown(run), [])
+        return locked
 
 
 UNSTORABLE: Final = "what the handler returned or raised could not be stored"

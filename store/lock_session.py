@@ -82,6 +82,8 @@ _END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activit
 _PING: Final = """
 SELECT current_setting('transaction_read_only') = 'off' FROM set_config('idle_session_timeout', $1, false)
 """
+_UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
+"""Errors that may come after a commit: the connection's end, and a session's by the server."""
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 """Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
 
@@ -257,10 +259,16 @@ class LockSession:
         if self.settled:
             self._settled = trio.Event()
         sent_at = trio.current_time()
-        with self._freeing() as freed:
-            records: list[Any] = await connection.fetch(
-                _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed, after
-            )
+        try:
+            with self._freeing() as freed:
+                records: list[Any] = await connection.fetch(
+                    _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed, after
+                )
+        except asyncpg.PostgresError as error:
+            # What the server has refused it has undone, but for the locks.
+            if not suspect and not isinstance(error, _UNANSWERED):
+                self._settled.set()
+            raise
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]

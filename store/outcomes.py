@@ -118,6 +118,11 @@ WITH ours AS MATERIALIZED (
 SELECT token FROM ours
 """
 
+_OURS: Final = """
+SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
+WHERE j.token = m.token AND j.status = ANY ($3::dl_status[])
+"""
+
 
 @attrs.frozen
 class Finished:
@@ -157,17 +162,30 @@ async def aio_finish(connection: Any, endings: Sequence[Ending], *, patient: boo
 async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> set[int]:
     """Write (job_id, token, progress as JSON text) of running jobs (asyncio-flavoured).
 
-    The tokens of those whose progress was written come back: not of those that are not ours, or locked by somebody.
+    The tokens of those whose rows somebody has locked come back: nothing was written, and they are to be tried again.
     """
     ordered = sorted(shown)
     records = await connection.fetch(_PROGRESS, *map(list, zip(*ordered, strict=True)))
-    return {record["token"] for record in records}
+    runs = {(job_id, token) for job_id, token, _ in ordered}
+    return await _aio_locked(connection, runs, {record["token"] for record in records}, [Status.RUNNING])
 
 
 async def aio_keep_lines(connection: Any, lines: Sequence[tuple[UUID, int, Any, str]]) -> set[int]:
     """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured).
 
-    The tokens of those whose lines were kept come back, as for progress.
+    The tokens of those whose rows somebody has locked come back, as for progress.
     """
     records = await connection.fetch(_LOG, *map(list, zip(*lines, strict=True)))
-    return {record["token"] for record in records}
+    runs = {(job_id, token) for job_id, token, *_ in lines}
+    statuses = [Status.RUNNING, Status.SUCCEEDED]
+    return await _aio_locked(connection, runs, {record["token"] for record in records}, statuses)
+
+
+async def _aio_locked(
+    connection: Any, runs: set[tuple[UUID, int]], written: set[int], statuses: Sequence[Status]
+) -> set[int]:
+    """Of runs as (job_id, token) that were not all written, the tokens of those that are ours still."""
+    if len(written) == len(runs):
+        return set()
+    ids, tokens = zip(*sorted(runs), strict=True)
+    return {record["token"] for record in await connection.fetch(_OURS, ids, tokens, statuses)} - written

@@ -12,12 +12,12 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 import attrs
@@ -130,34 +130,34 @@ def _announce(supervisor: Supervisor, settings: Settings) -> None:
 class _Bound:
     """Leaves at the total deadline, from a thread: the loop itself may be what hangs.
 
-    A drain begins with a signal, or when a part has given up. Python runs a signal's handler beside what blocks the
-    loop; it only notes that the signal came, since the thread it interrupts may hold any lock.
+    A drain begins with a signal, or when a part has given up. Python's handlers of signals run in the main thread, not
+    before a call into native code has returned; that a signal came it tells a socket at once, which is read here and
+    passed on to Trio's.
     """
 
     bound_s: float
+    wakeups: socket.socket
+    trios: int
     began: float = math.inf
     signals: int = 0
     _supervisor: Supervisor | None = None
-    _ended: threading.Event = attrs.field(factory=threading.Event)
+    _ended: bool = False
 
     async def watch(self, supervisor: Supervisor) -> None:
         """Whatever begins the drain, the end comes."""
         self._supervisor = supervisor
         await supervisor.wait_draining()
-        self._begin()
-
-    def signaled(self) -> None:
-        """A signal came; the first begins a drain, once the loop hears of it."""
-        self.signals += 1
-        self._begin()
-
-    def _begin(self) -> None:
         self.began = min(self.began, time.monotonic())
 
+    def end(self) -> None:
+        """The supervisor is gone; a drain's bound stays for what else may hold up the process."""
+        self._ended = True
+
     def run(self) -> None:
-        """In a thread, until `end`."""
+        """In a thread."""
         third_at = math.inf
-        while not self._ended.wait(LOOK_S):
+        while not self._ended or self.began < math.inf:
+            self._listen()
             now = time.monotonic()
             if self.signals >= LEAVE_AT:
                 third_at = min(third_at, now)
@@ -171,33 +171,32 @@ class _Bound:
                 report = None if supervisor is None or supervisor.failure is not None else supervisor.report
                 _leave(0 if report is not None and report.is_clean else 1)
 
-    def end(self) -> None:
-        """The supervisor is gone; a drain's bound stays for what else may hold up the process."""
-        if self.began == math.inf:
-            self._ended.set()
+    def _listen(self) -> None:
+        with suppress(TimeoutError):
+            numbers = self.wakeups.recv(64)
+            came = sum(number in SIGNALS for number in numbers)
+            self.signals += came
+            if came:
+                self.began = min(self.began, time.monotonic())
+            if self.trios >= 0 and not self._ended:
+                with suppress(OSError):  # it is full, so Trio wakes anyway
+                    os.write(self.trios, numbers)
 
 
 @contextmanager
 def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
-    """The bound for the length of a block, in which a receiver for the signals is open already."""
-    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S)
-    receivers = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        bound.signaled()
-        receiver = receivers[signal.Signals(number)]
-        if callable(receiver):
-            receiver(number, frame)
-
-    for number in SIGNALS:
-        signal.signal(number, handle)
+    """The bound for the length of a block, within Trio's run."""
+    wakeups, told = socket.socketpair()
+    wakeups.settimeout(LOOK_S)
+    told.settimeout(0)
+    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S, wakeups, signal.set_wakeup_fd(told.fileno()))
     threading.Thread(target=bound.run, name="drain's bound", daemon=True).start()
     try:
         yield bound
     finally:
+        signal.set_wakeup_fd(bound.trios)
         bound.end()
-        for number, receiver in receivers.items():
-            signal.signal(number, receiver)
+        told.close()
 
 
 def _leave_unstoppable(run: Run) -> None:

@@ -61,17 +61,19 @@ async def live(
     async with trio.open_nursery() as web:
         if parts.web is not None:
             web.start_soon(keep, "web", parts.web, WEB)
-        async with trio.open_nursery() as services:
-            services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
-            if await _prepare(parts, migrate=migrate):
-                services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
-                services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
-                services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
-                await _work(parts, keep, services, task_status)
-                await _leave(parts)
-            else:
-                task_status.started()
-            services.cancel_scope.cancel()
+        async with trio.open_nursery() as cutting:
+            async with trio.open_nursery() as services:
+                services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
+                if await _prepare(parts, migrate=migrate):
+                    services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
+                    services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
+                    services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
+                    await _work(parts, keep, cutting, task_status)
+                    await _leave(parts)
+                else:
+                    task_status.started()
+                services.cancel_scope.cancel()
+            cutting.cancel_scope.cancel()
         parts.over.set()
         web.cancel_scope.deadline = trio.current_time() + WEB_END_S
 
@@ -79,12 +81,12 @@ async def live(
 async def _work(
     parts: Parts,
     keep: Callable[..., Awaitable[None]],
-    services: trio.Nursery,
+    cutting: trio.Nursery,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Everything that the services serve: the recorder, the helpers, the queues, until they are drained.
 
-    Writes are shielded, so a deadline would not end them: a task in `services` cuts them off.
+    Writes are shielded, so a deadline would not end them: a task in `cutting` cuts them off.
     """
     async with trio.open_nursery() as recording:
         await recording.start(parts.recorder.run, parts.to_record)
@@ -102,7 +104,7 @@ async def _work(
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
-                services.start_soon(_cut_off_after, parts, LEAVE_S)
+                cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 helpers.cancel_scope.cancel()
 
 

@@ -55,17 +55,20 @@ async def watch_loop(
     ended = threading.Event()
 
     def watch() -> None:
-        reported = math.inf
+        reported = last = math.inf
+        seen_s = 0.0
         while not ended.wait(TICK_S):
             began = turns.began
             for_s = time.monotonic() - began
+            # What this thread has watched: while the process stood still as a whole no handler had its time.
+            seen_s, last = seen_s + TICK_S if began == last else 0.0, began
             if for_s > STALL_S and began != reported:
                 reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
                 log.error("the event loop is blocked", for_s=round(for_s, 2), stack=stack)
             if for_s > STALL_S:
-                blocked(for_s)
+                blocked(min(for_s, seen_s))
 
     thread = threading.Thread(target=watch, name="loop watchdog", daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import resource
+import sqlite3
 import threading
 import time
 import warnings
@@ -86,11 +87,16 @@ LEDGER = Ledger()
 async def visit(job: Job) -> int:
     """Stays for `s` seconds, `block` more of them without letting go of the event loop; the ledger tells when.
 
+    With `native` it never returns from a call into native code, which no signal interrupts.
+
     Its first attempts, as many as `fails` says, fail.
     """
     async with LEDGER.visit(job):
         await trio.sleep(job.args.get("s", 0))
         time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - what is to be tested
+        if job.args.get("native"):
+            endless = "WITH RECURSIVE r (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
+            sqlite3.connect(":memory:").execute(endless).fetchone()
         if job.attempt <= job.args.get("fails", 0):
             raise ValueError("not yet")
     return job.attempt

@@ -14,6 +14,7 @@ from databases import raw_connection
 from structlog.testing import capture_logs
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
+from dataloader.store.outcomes import aio_keep_lines
 
 # A job that is ready again at once may be seen before its own key is free.
 PARKED = "requeue: lock_key"
@@ -222,6 +223,31 @@ async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(
     for job_id in (held, other):
         assert (await row_of(job_id))["progress"] == '{"locked": true}'
         assert sorted(await journal_of(job_id)) == ["done", "log", "picked", "queued"]
+
+
+@pytest.mark.requirement("Q17")
+@pytest.mark.parametrize("in_transaction", [True, False])
+async def test_lines_whose_row_was_locked_for_a_moment_at_the_jobs_end_are_kept(
+    open_worker, journal_of, monkeypatch, in_transaction
+):
+    tasks, asked = Tasks(), []
+
+    @tasks.task("tell")
+    async def tell(job):
+        job.log.info("the last words")
+        if in_transaction:
+            async with job.transaction():
+                pass
+
+    async def locked_at_first(connection, lines):
+        asked.append(lines)
+        return {lines[0][1]} if len(asked) == 1 else await aio_keep_lines(connection, lines)
+
+    monkeypatch.setattr("dataloader.actors.recorder.aio_keep_lines", locked_at_first)
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "tell")
+        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+    assert sorted(await journal_of(job.job_id)) == ["done", "log", "picked", "queued"]
 
 
 @pytest.mark.requirement("Q12")

@@ -140,11 +140,12 @@ async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, d
 
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("signals", [1, 3])
+@pytest.mark.parametrize("how", [{"block": 3_600}, {"native": True}], ids=["asleep", "in native code"])
 async def test_f07_a_handler_that_blocks_the_loop_for_ever_does_not_keep_the_process_from_ending(
-    serve, add, ledger, signals
+    serve, add, ledger, signals, how
 ):
     service = await serve(drain_timeout_sec=1 if signals == 1 else 3_600)
-    await add("visit", {"block": 3_600})
+    await add("visit", how)
     await until(ledger.visits)
     await service.logged("the event loop is blocked")
     for _ in range(signals):

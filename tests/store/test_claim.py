@@ -9,7 +9,7 @@ import trio
 from databases import raw_connection
 from queue_workers import BACKOFF_S, LossyConnection
 
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
@@ -50,6 +50,15 @@ async def test_whatever_another_service_writes_its_job_is_claimed(start_worker, 
     assert (await ready_due(store)).next_due_s < 1
     await trio.sleep(0.2)
     assert await ready_due(store) == Staged(1, None)
+
+
+async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):
+    worker = start_worker()
+    await worker.claim()
+    await raw.execute("ALTER FUNCTION dl_claim RENAME TO gone")
+    with pytest.raises(SchemaError):
+        await worker.claim()
+    assert worker.locks.settled
 
 
 async def test_a_claim_goes_on_behind_the_last_one_until_it_looks_from_the_front_again(start_worker, add_job):

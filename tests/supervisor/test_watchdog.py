@@ -54,7 +54,7 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
     # Again and again, with how long it is by now.
     assert told == sorted(told)
     assert len(told) >= 2
-    assert told[0] > STALL_S
+    assert told[-1] > STALL_S
 
 
 async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
