@@ -53,7 +53,7 @@ _SCHEME = re.compile(
     r"|\b(basic[ \t]+)(?=(?-i:[A-Za-z0-9+/][a-z+/]{0,100}[A-Z0-9=]))[A-Za-z0-9+/]{6,}+={0,2}",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*+)(?:\\*+["']?[ \t]*+(=>|[:=])[ \t]*+|\)=(?=\())""")
+_NAME = re.compile(r"""(?<![\w.-])(?:--?)?([A-Za-z_][\w.-]*+)(?:\\*+["']?[ \t]*+(=>|[:=])[ \t]*+|\)=(?=\())""")
 _OPENING_QUOTE = re.compile(r"""(?:[\w.]{0,40}+\()?[brufBRUF]{0,2}(\\{0,8})(["'])""")
 _REST_OF_STRING = {'"': re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL), "'": re.compile(r"(?:[^'\\]|\\.)*+", re.DOTALL)}
 _HEADER = re.compile(r"""[^\r\n"']*+""")

@@ -30,6 +30,8 @@ _NO_TASKS: Final[Mapping[str, Task]] = {}
 MAX_ARGS_BYTES: Final = 16_777_216
 ANSWER_S: Final = 12.0
 """Whoever triggers has an answer within this time, whatever the database does."""
+KEY_WAIT_S: Final = 5.0
+"""How long a key is waited for that a transaction of somebody else has added: others need the connection."""
 MAX_GROUP: Final = 250
 """Jobs that came one by one and are added in one statement, at the most."""
 
@@ -219,12 +221,12 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-async def _aio_insert(connection: Any, rows: list[Row]) -> set[UUID]:
+async def _aio_insert(connection: Any, rows: list[Row], timeout_s: float | None = None) -> set[UUID]:
     """Add the rows that nothing stands against; the ids of those that were added."""
     if len(rows) == 1:
-        records = await connection.fetch(_ADD_ONE, *rows[0])
+        records = await connection.fetch(_ADD_ONE, *rows[0], timeout=timeout_s)
     else:
-        records = await connection.fetch(_ADD_MANY, *zip(*rows, strict=True))
+        records = await connection.fetch(_ADD_MANY, *zip(*rows, strict=True), timeout=timeout_s)
     return {record["job_id"] for record in records}
 
 
@@ -255,7 +257,8 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> 
 
 
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
-    added = await _aio_insert(connection, new)
+    has_keys = any(job.idempotency_key is not None for job in jobs)
+    added = await _aio_insert(connection, new, KEY_WAIT_S if has_keys else None)
     if len(added) == len(jobs):
         return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]

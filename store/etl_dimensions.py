@@ -13,7 +13,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.errors import TargetError
+from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl_history import HistoryMerge, aio_merge_any
 from dataloader.store.etl_merge import Merge, affected
 from dataloader.store.etl_runs import aio_fence
@@ -38,7 +38,8 @@ MergeOf = Callable[[TableInfo, Segment, int, Sequence[str]], Merge | HistoryMerg
 class DimensionLoad:
     """What is to be merged into `table`: what the user's SELECT gives, by the merge that `merge_of` makes.
 
-    `$1` in the query is `as_of`, a date. `run_id` and `token` are the job's.
+    `$1` in the query is `as_of`, a date. `run_id` and `token` are the job's. A query that gives no row is refused,
+    unless `allow_empty`.
     """
 
     table: str
@@ -49,6 +50,7 @@ class DimensionLoad:
     run_id: UUID
     token: int
     merge_of: MergeOf
+    allow_empty: bool = True
 
 
 async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, int]:
@@ -77,6 +79,8 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
             f" SELECT {load.token:d}, 1, {listed(columns, 'q.')} FROM ({load.query}) AS q",
             *arguments,
         )
+    if not affected(tag) and not load.allow_empty:
+        raise StoreError("the query gives no row, by which every current version would be closed; see allow_empty")
     merge = load.merge_of(info, segment, affected(tag), columns)
     counts = await aio_merge_any(connection, merge)
     await aio_drop(connection, load.stage)

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+import asyncpg
 import attrs
 
 from dataloader.jobs.errors import LeaseLost
@@ -30,6 +31,7 @@ SELECT c.oid::regclass::text AS stage FROM pg_class c
 WHERE c.relkind = 'r' AND c.relname ~ '^dl_stage_[0-9a-f]{32}' AND pg_table_is_visible(c.oid) AND NOT EXISTS (
   SELECT FROM dl_jobs j WHERE j.job_id = substr(c.relname, 10, 32)::uuid AND j.status = 'running' AND
   j.token::text = split_part(c.relname, '_', 4))
+ORDER BY c.relname LIMIT 100
 """
 _BEGIN: Final = """
 INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, $2, $3)
@@ -39,8 +41,12 @@ RETURNING started_at
 _TASKS: Final = """
 INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task)
 SELECT $1, ordinal, layer, task FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS t (layer, task, ordinal)
-ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting' WHERE dl_etl_tasks.status <> 'succeeded'
+ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting', layer = excluded.layer, task = excluded.task,
+  summary = CASE WHEN dl_etl_tasks.task = excluded.task THEN dl_etl_tasks.summary END
+WHERE dl_etl_tasks.status <> 'succeeded' OR dl_etl_tasks.task <> excluded.task
 """
+# A flow may have been changed while its run waited to go on.
+_NOT_TASKS: Final = "DELETE FROM dl_etl_tasks WHERE run_id = $1 AND ordinal > $2"
 _STATUSES: Final = "SELECT task, status, summary FROM dl_etl_tasks WHERE run_id = $1 ORDER BY ordinal"
 _SEGMENTS: Final = "SELECT task, segment, counts FROM dl_etl_segments WHERE run_id = $1"
 _TASK: Final = """
@@ -133,8 +139,8 @@ def stage_name(run_id: UUID, token: int, number: int) -> str:
 class SegmentCommit:
     """A segment's end: what to merge, and what to note in the same transaction.
 
-    `segment` None: what a cancelled run had by then; its rows are merged, and the segment is not done. `cursor`: all
-    before it is loaded now.
+    `segment` None: what a cancelled run had by then; its rows are merged, and the segment is not done. `is_again`: what
+    failed in it in other runs is solved now, or among the `failures`, which are kept. `cursor`: all before is loaded.
     """
 
     run_id: UUID
@@ -142,6 +148,8 @@ class SegmentCommit:
     task: str
     segment: str | None
     merges: Sequence[Merge | HistoryMerge]
+    is_again: bool = True
+    failures: Sequence[Failure] = ()
     cursor: datetime | None = None
 
 
@@ -152,10 +160,10 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
 
     Raises `LeaseLost` if the job is not this worker's any more.
     """
-    for row in await connection.fetch(_LEFT):
-        await connection.execute(f"DROP TABLE IF EXISTS {row['stage']}")
+    await _aio_drop_left(connection)
     started_at = await connection.fetchval(_BEGIN, run_id, name, kind)
     await connection.execute(_TASKS, run_id, [layer for layer, _ in tasks], [task for _, task in tasks])
+    await connection.execute(_NOT_TASKS, run_id, len(tasks))
     rows = await connection.fetch(_STATUSES, run_id)
     segments: dict[str, dict[str, Any]] = {task: {} for _, task in tasks}
     for row in await connection.fetch(_SEGMENTS, run_id):
@@ -167,6 +175,20 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
         {row["task"]: row["summary"] for row in rows},
         segments,
     )
+
+
+async def _aio_drop_left(connection: Any) -> None:
+    """Drop stages that nobody uses, but for those that somebody reads at the moment, as pg_dump reads all tables."""
+    for row in await connection.fetch(_LEFT):
+        await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
+        try:
+            await connection.execute(f"DROP TABLE IF EXISTS {row['stage']}")
+        except asyncpg.LockNotAvailableError:
+            # With the setting.
+            await connection.execute("ROLLBACK TO dl_stage")
+        else:
+            await connection.execute("SET LOCAL lock_timeout = DEFAULT")
+        await connection.execute("RELEASE dl_stage")
 
 
 async def aio_note_task(  # noqa: PLR0917 - the columns of a record
@@ -194,7 +216,10 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
             counts[name] = counts.get(name, 0) + number
     if commit.segment is not None:
         await connection.execute(_SEGMENT, commit.run_id, commit.task, commit.segment, counts)
-        await connection.execute(_AGAIN, commit.run_id, commit.task, commit.segment)
+        if commit.is_again:
+            await connection.execute(_AGAIN, commit.run_id, commit.task, commit.segment)
+    if commit.failures:
+        await _aio_keep(connection, commit.run_id, commit.failures)
     if commit.cursor is not None:
         await connection.execute(_CURSOR, commit.task, commit.cursor, commit.run_id)
     await aio_fence(connection, commit.run_id, commit.token)
@@ -218,10 +243,14 @@ async def aio_cursor(connection: Any, load: str) -> tuple[datetime | None, UUID 
 
 async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:
     """Keep failures of a run, in a transaction. Raises `LeaseLost` if the job is another worker's by now."""
+    await _aio_keep(connection, run_id, failures)
+    await aio_fence(connection, run_id, token)
+
+
+async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
     columns = ("load", "segment", "phase", "key", "error", "sample")
     requests = [storable_json(list(failure.requests)) for failure in failures]
     await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
-    await aio_fence(connection, run_id, token)
 
 
 async def aio_open_failures(

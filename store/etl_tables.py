@@ -39,6 +39,7 @@ _COLUMNS: Final = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
   a.atthasdef AND a.attgenerated = '' AS has_default,
   a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
+  a.attidentity = 'd' AS numbered,
   t.typcategory = 'A' AS is_array,
   format_type(a.atttypid, NULL) !~ '^(json|xml|point|line|lseg|box|path|polygon|circle)(\\[])?$' AS has_equality
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -76,13 +77,17 @@ def listed(names: Iterable[str], prefix: str = "") -> str:
 
 @attrs.frozen
 class Column:
-    """A column of a target. `generated`: the database alone writes it. `has_equality`: its type has one of values."""
+    """A column of a target. `generated`: the database alone writes it; `numbered`: it does where nobody else does.
+
+    `has_equality`: its type has one of values.
+    """
 
     name: str
     type: str
     not_null: bool
     has_default: bool
     generated: bool
+    numbered: bool
     is_array: bool
     has_equality: bool
 
@@ -169,6 +174,10 @@ async def aio_prepare(
     others = [column.name for column in table.columns if column.name not in columns]
     # What a check of the target says of a column that is not loaded goes with that column; NULL is no key.
     changes = [f"DROP COLUMN {quote(name)}" for name in others]
+    # A number that the target gives a row is not in the stage.
+    changes += [
+        f"ALTER COLUMN {quote(c.name)} DROP NOT NULL" for c in table.columns if c.numbered and c.name in columns
+    ]
     changes += [f"ALTER COLUMN {quote(name)} SET NOT NULL" for name in key]
     with told_of_targets():
         await aio_drop(connection, stage)

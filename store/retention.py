@@ -13,11 +13,13 @@ from typing import Any, Final
 from dataloader.jobs.states import Status
 from dataloader.store.database import Database
 
+# What failed in a load stays until it is solved: it tells which rows are missing, and how to ask for them again.
 # The array makes the planner fetch the chosen rows by the primary key; the status is judged again on the locked row.
 _DELETE_JOBS: Final = """
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
-  SELECT job_id FROM dl_jobs WHERE status = $1 AND finished_at < now() - make_interval(days => $2)
-  ORDER BY finished_at LIMIT $3 FOR UPDATE SKIP LOCKED))
+  SELECT j.job_id FROM dl_jobs j WHERE j.status = $1 AND j.finished_at < now() - make_interval(days => $2)
+  AND NOT EXISTS (SELECT FROM dl_etl_failures f WHERE f.run_id = j.job_id AND f.solved_at IS NULL)
+  ORDER BY j.finished_at LIMIT $3 FOR UPDATE OF j SKIP LOCKED))
 """
 
 _DELETE_WORKERS: Final = "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'"

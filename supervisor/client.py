@@ -12,6 +12,7 @@ from uuid import UUID
 
 import trio
 
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
@@ -78,13 +79,22 @@ class Client(Protocol):
         """What failed in any run of a load and is not solved, in the same way. `LoadNotFound` if it has never run."""
 
 
+AWAY_S: Final = 1.0
+"""How long a database, or a service, that is away is left alone."""
+
+
 async def wait_for_end(
     client: Client, job: JobRecord, *, timeout_s: float, on_change: Callable[[JobRecord], Any]
 ) -> JobRecord:
     """Wait until the job has ended, or `timeout_s` seconds; how it stands then comes back."""
     with trio.move_on_after(timeout_s):
         while not job.status.is_final:
-            now = await client.change(job)
+            try:
+                now = await client.change(job)
+            except StoreUnavailable:
+                # The job goes on, and so does the wait: nothing but reading is repeated.
+                await trio.sleep(AWAY_S)
+                continue
             if (now.status, now.attempt, now.progress) != (job.status, job.attempt, job.progress):
                 on_change(now)
             job = now

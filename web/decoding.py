@@ -95,14 +95,22 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
 def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Iterator[FieldError]:
     """What is wrong with the type of one field; the items of a list of structs speak for themselves."""
     item_kind = _struct_in_list(kind)
-    if item_kind is not None and isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _struct_faults(item, item_kind, f"{path}[{index}]", strict=strict)
+    if isinstance(value, list) and (most := _most_items(kind)) is not None and len(value) > most:
+        yield FieldError(path, f"Expected array of length <= {most}")
+        return  # they may be very many, and each takes its time
     try:
         msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        if item_kind is None or " - at `" not in str(error):
+        # At an item: the first that is wrong, and more than that one may be.
+        if item_kind is None or not isinstance(value, list) or " - at `" not in str(error):
             yield _field_error(error, path)
+            return
+    if item_kind is not None and isinstance(value, list):
+        for index, item in enumerate(value):
+            try:
+                msgspec.convert(item, item_kind, strict=strict)
+            except msgspec.ValidationError:
+                yield from _struct_faults(item, item_kind, f"{path}[{index}]", strict=strict)
 
 
 def _field_error(error: msgspec.ValidationError, path: str) -> FieldError:
@@ -129,6 +137,11 @@ def _struct_in_list(kind: object) -> type[Struct] | None:
         if get_origin(part) is list and isinstance(item := get_args(part)[0], type) and issubclass(item, Struct):
             return item
     return None
+
+
+def _most_items(kind: object) -> int | None:
+    """The bound of a list that has one."""
+    return next((p.max_length for p in _parts(kind) if isinstance(p, msgspec.Meta) and p.max_length is not None), None)
 
 
 def _parts(kind: object) -> Iterator[Any]:

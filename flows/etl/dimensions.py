@@ -50,13 +50,15 @@ class Dimension:
     """A table, and the SELECT that gives its rows; a column of the query goes to the table's column of its name.
 
     `$1` in the query, if it is there, is the date as of which it is asked. With `history` each version of a row is
-    kept; without, rows are brought up to date by the key, and those that the query does not give stay as they are.
+    kept; without, rows are brought up to date by the key, and those that the query does not give stay as they are. With
+    `history` a query that gives no row at all has failed, or every version would be closed, unless `allow_empty`.
     """
 
     table: str
     query: str
     key: tuple[str, ...] = attrs.field(converter=as_names)
     history: History | None = None
+    allow_empty: bool = False
 
     def __attrs_post_init__(self) -> None:
         if not self.key:
@@ -142,6 +144,7 @@ class _Merging:
             run_id=run.claimed.job_id,
             token=run.claimed.token,
             merge_of=partial(_merge_of, dimension, self.as_of),
+            allow_empty=dimension.history is None or dimension.allow_empty,
         )
         async with self.limiter:
             began = dt.datetime.now(dt.UTC)

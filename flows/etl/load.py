@@ -187,6 +187,8 @@ class Load:
         # Only what both ends of the pause say together can be judged; one end alone is when the run begins.
         if not {"rate_min", "rate_max"} & self.pipeline.keys() or {"rate_min", "rate_max"} <= self.pipeline.keys():
             PipelineConfig(**self.pipeline)
+        if self.detail is not None and not self.target.key:
+            raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
         if self.target.history is not None and self.windows is None and self.target.history.as_of is None:
             raise ValueError(f"load {self.name}: windows: is missing; history needs an instant for each snapshot")
         if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:

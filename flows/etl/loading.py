@@ -25,6 +25,7 @@ from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, new_segments, retried_segments
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, Turnstile
+from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
 from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_prepare
 
@@ -163,6 +164,9 @@ class _Loading:
             # Not by `count`: the process's metrics have them, or those of the process that wrote them.
             self.report.counts.update({**counts, "segments": 1})
         if self.asked.failures is not None:
+            if not load.target.key:
+                told = "is not allowed: without a key rows that are there would come twice; run the load again"
+                raise BadRequest("args.failures", told)
             kept = await run.database.run(aio_open_failures, load.name, self.asked.failures or None)
             retried += [number for number, requests in kept.items() if requests]
             segments = retried_segments(kept, tables)

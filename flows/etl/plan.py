@@ -110,7 +110,7 @@ class Part:
             return [self._history(target.history, columns, token, is_complete=is_complete)]
         scope = None
         if target.delete_missing is not None and is_complete:
-            scope = Scope(self.table.scope_column, window.start, window.end) if window.start is not None else Scope()
+            scope = self._scope()
         return [
             Merge(
                 table=info,
@@ -123,6 +123,18 @@ class Part:
                 scope=scope,
             )
         ]
+
+    def _scope(self) -> Scope | None:
+        """The rows of the target that a complete segment speaks for."""
+        window, column = self.segment.window, self.table.scope_column
+        if window.start is None or column is None:
+            return Scope()
+        is_of_days = self.table.info.column(column).type == "date"
+        if is_of_days and any(
+            moment is not None and moment.time() != dt.time() for moment in (window.start, window.end)
+        ):
+            return None  # of a day that is loaded in part it can't be told which rows are gone
+        return Scope(column, window.start, window.end)
 
     def _history(self, history: History, columns: Sequence[str], token: int, *, is_complete: bool) -> HistoryMerge:
         info, window = self.table.info, self.segment.window

@@ -31,6 +31,8 @@ PAYLOAD: Final = "payload"
 MAX_SAMPLE: Final = 1_000
 MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
+MAX_REFUSED: Final = 1_000
+"""Records of a page that are refused one by one; of the others the number is kept. All have the page's request."""
 PIECE: Final = 10_000
 """Lines that are joined: by themselves they take as much again."""
 
@@ -67,7 +69,8 @@ class Refused:
 class Processed:
     """What became of a page of `records` records: the lines of `rows` rows, the `columns` that any of them brings.
 
-    `left_out` records gave no row; `ids` are what details are to be asked for, `without_id` had none.
+    `left_out` records gave no row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for,
+    `without_id` had none.
     """
 
     records: int
@@ -76,6 +79,7 @@ class Processed:
     columns: frozenset[str]
     left_out: int
     refused: list[Refused]
+    more_refused: int
     ids: list[str | int]
     without_id: int
 
@@ -95,7 +99,7 @@ def process(
     pieces: list[bytes] = []
     refused: list[Refused] = []
     ids: list[str | int] = []
-    left_out = without_id = records = rows = 0
+    left_out = without_id = records = rows = more_refused = 0
     for index, record in enumerate(page.records):
         records = index + 1
         try:
@@ -107,15 +111,16 @@ def process(
                 encoded = [table.encode(row) for row in several if row is not None]
                 left_out += not encoded
             if recipe.identify is not None:
-                detail = recipe.identify(record)
-                if detail is None:
-                    without_id += 1
-                else:
-                    ids.append(detail)
+                found = _ids_of(recipe.identify(record))
+                ids += found
+                without_id += not found
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a transform raises is this record's failure
-            refused.append(_refusal(recipe, index, record, error))
+            if len(refused) < MAX_REFUSED:
+                refused.append(_refusal(recipe, index, record, error))
+            else:
+                more_refused += 1
         else:
             lines += encoded
             if len(lines) >= PIECE:
@@ -129,9 +134,16 @@ def process(
         columns=frozenset(table.brought & table.known),
         left_out=left_out,
         refused=refused,
+        more_refused=more_refused,
         ids=ids,
         without_id=without_id,
     )
+
+
+def _ids_of(detail: str | int | None) -> list[str | int]:
+    if detail is None or isinstance(detail, (str, int)):
+        return [] if detail is None else [detail]
+    raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
 
 
 class _Table:

@@ -102,7 +102,10 @@ class Report:
                 self.worked()
             following = refused.index + 1
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
-        if following < processed.records:
+        if processed.more_refused:
+            more = f"{processed.more_refused} more records"
+            self.failed(self._of_record(segment, requests, more, "as those before", ""), times=processed.more_refused)
+        elif following < processed.records:
             self.worked()
 
     def _of_record(
@@ -116,6 +119,10 @@ class Report:
         """The failures that are not in the database yet; they are the caller's now."""
         taken, self.unsaved = self.unsaved, []
         return taken
+
+    def put_back(self, failures: Sequence[Failure]) -> None:
+        """They are not in the database after all."""
+        self.unsaved = [*failures, *self.unsaved]
 
     def snapshot(self) -> dict[str, Any]:
         """How far it is, for the job's progress."""

@@ -13,6 +13,7 @@ import attrs
 from dataloader.flows.etl.load import Load
 from dataloader.flows.etl.plan import Segment, Table
 from dataloader.flows.etl.sources.base import Request, Window
+from dataloader.jobs.text import storable_text
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +80,7 @@ async def new_segments(
         if load.source.walks_are_segments:
             async with aclosing(load.source.requests(window)) as requests:
                 async for request in requests:
-                    name = f"{request.endpoint} {request.key}".strip()
+                    name = storable_text(f"{request.endpoint} {request.key}".strip())
                     made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
                     yield made  # noqa: ASYNC119 - loading.py closes us, too
         else:

@@ -76,12 +76,15 @@ class Windows:
         """The segments of a run, oldest first; none if nothing is new.
 
         `cursor` is how far the load has come; `since` and `until`, when they are given, are what was asked for instead.
-        The last segment may end in the middle of its unit: at `until`, or now less the delay.
+        The last segment may end in the middle of its unit: at `until`, and now less the delay at the latest.
 
         Raises `BadRequest` if `since` is not before `until`, or for more segments than anybody can want.
         """
         zone = self._zone()
-        end = now.astimezone(zone) - self.delay if until is None else instant(until, zone)
+        # Nor further when more was asked for: what is to come yet would never be loaded, behind the cursor.
+        end = now.astimezone(zone) - self.delay
+        if until is not None:
+            end = min(instant(until, zone), end, key=lambda moment: moment.astimezone(UTC))
         if since is not None:
             begin = instant(since, zone)
             if begin.astimezone(UTC) >= end.astimezone(UTC):

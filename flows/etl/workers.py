@@ -65,8 +65,8 @@ class Workers:
                 fetched.error = error
             else:
                 await self._hand_on(fetched, fetched.page, made)
-        # If the asker waits for what was read, it tries again, or tells of it.
-        if fetched.error is not None and not needs_answer:
+        # If the asker waits for what was read, it tries again, or tells of it. For the records it does not wait.
+        if fetched.error is not None and (fetched.page is not None or not needs_answer):
             self.shared.request_failed(part, fetched.request, fetched.error)
         self.shared.room.hold(-len(fetched.response.body))
         part.open -= 1

@@ -109,7 +109,6 @@ class Writer:
             self.shared.report.unwritten -= number
             self.shared.room.hold(-len(lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
-        await self.save_failures()
 
     async def _commit_ready(self) -> None:
         """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""
@@ -133,13 +132,26 @@ class Writer:
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self._is_whole_so_far &= segment.is_whole
+        # What is not whole is asked for again when the run goes on: else the cursor would go over it then.
+        is_noted = ends_segment and segment.is_whole
+        merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
+        if merges and not part.table.target.key and not is_noted:
+            merges = []
+            self.shared.log.warning(
+                "a segment that is not whole is left out: without a key its rows would be there twice later",
+                phase="writing",
+                segment=segment.name,
+                rows=part.staged,
+            )
+        failures = self.shared.report.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
-            # What is not whole is asked for again when the run goes on: else the cursor would go over it then.
-            segment=segment.name if ends_segment and segment.is_whole else None,
-            merges=part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records),
+            segment=segment.name if is_noted else None,
+            merges=merges,
+            is_again=not segment.is_retry,
+            failures=failures,
             cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
         )
         try:
@@ -151,6 +163,7 @@ class Writer:
             self.shared.log.warning(
                 "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
             )
+            self.shared.report.put_back(failures)
             self.shared.report.failed(self.shared.failure(part, "segment", segment.name, str(error)))
         else:
             self.shared.report.count(**counts, segments=int(ends_segment))
@@ -158,15 +171,15 @@ class Writer:
         finally:
             self.shared.report.phases["writing"].add(trio.current_time() - began)
             part.committed.set()
-        await self.save_failures()
 
     async def save_failures(self) -> None:
-        """Put what has failed since the last time on record."""
+        """Put what has failed since the last segment's end on record, also of a run that has been given up."""
         failures = self.shared.report.take_unsaved()
         if failures:
-            # Also of a run that has been given up.
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
+                return
+            self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
 
 
 def _cut(lines: bytes, first: int, size: int) -> Iterator[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ import pytest
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading
+from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading, writer
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -189,7 +189,9 @@ async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
 
 async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
     items.service.misbehave("from=2026-01-(0|10|1[2-9]|2[01])", times=None, status=404)
-    outcome = await outcome_of(items_load(items.service.url, pipeline={"workers": 1}), to="2026-01-22")
+    # With time to read the answer before ten more have failed.
+    paused = {"workers": 1, "rate_min": 0.02, "rate_max": 0.02}
+    outcome = await outcome_of(items_load(items.service.url, pipeline=paused), to="2026-01-22")
     assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("succeeded", 20)
 
 
@@ -314,3 +316,56 @@ async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, dat
     outcome = await run_task(tasks, "items", args, dsn=database.dsn)
     assert (outcome.status, said in outcome.error) == ("failed", True)
     assert items.service.requests == []
+
+
+async def test_a_failure_that_is_tried_again_alone_solves_no_other(items, outcome_of, counts_of, raw):
+    def one_is_bad(record):
+        if record["value"] == "bad":
+            raise ValueError("bad")
+        return record
+
+    items.records = [item(1, 1, "bad"), item(2, 2, "bad")]
+    load = items_load(items.service.url, transform=one_is_bad)
+    await counts_of(load, to="2026-01-03")
+    await counts_of(load, failures="all")  # both fail again
+    opened = "SELECT array_agg(failure_id ORDER BY failure_id) FROM dl_etl_failures WHERE solved_at IS NULL"
+    first, second = await raw.fetchval(opened)
+    items.records[0]["value"] = "good"
+    await counts_of(load, failures=[first])
+    assert await raw.fetchval(opened) == [second]
+
+
+async def test_failures_are_on_record_though_the_pool_is_busy_for_long(items, counts_of, failures, soon, monkeypatch):
+    monkeypatch.setattr(writer, "CLEAN_UP_S", 0)
+    items.records = [item(1), item(2, 2)]
+    items.service.misbehave("from=2026-01-01", times=None, status=404)
+    await counts_of(items_load(items.service.url), to="2026-01-03")
+    assert [phase for phase, *_ in await failures()] == ["request"]
+
+
+async def test_of_very_many_records_that_fail_only_some_are_named(items, outcome_of, failures):
+    def refuse(record):
+        raise ValueError("bad")
+
+    items.records = [item(number) for number in range(3_000)]
+    load = items_load(items.service.url, windows=None, transform=refuse, pipeline={"max_failures": 5_000})
+    outcome = await outcome_of(load)
+    assert outcome.result["counts"]["records_failed"] == 3_000
+    kept = await failures()
+    assert len(kept) == 1_001
+    assert kept[-1][1] == "2000 more records"
+
+
+async def test_an_id_that_is_no_text_or_number_is_its_records_own_affair(items, counts_of, failures, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+    items.records = [item(1), item(2)]
+    detail = Detail(
+        id=lambda record: {"odd": 1} if record["id"] == 1 else record["id"],
+        request=lambda _number: Request(endpoint="/items"),
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of(items_load(items.service.url, windows=None, detail=detail))
+    assert (counts["records_failed"], counts["details"]) == (1, 1)
+    assert "a text or a number is needed" in (await failures())[0][2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from dataloader import Tasks
@@ -99,6 +100,20 @@ async def test_a_dimension_keeps_its_versions_and_a_fact_is_brought_up_to_date(d
     assert (counts["dim_country"]["changed"], counts["fact_people"]["updated"]) == (1, 1)
     versions = await raw.fetch("SELECT cities, valid_from::text, valid_to::text FROM dim_country ORDER BY valid_from")
     assert [tuple(version) for version in versions] == [(1, "2026-03-01", "2026-03-02"), (2, "2026-03-02", None)]
+
+
+@pytest.mark.requirement("E8")
+async def test_a_query_that_gives_no_row_closes_no_version_unless_it_may_be_empty(database, raw, cities):
+    await raw.execute("INSERT INTO city VALUES ('Paris', 'fr', 20)")
+    outcomes = []
+    for dimension in (COUNTRIES, COUNTRIES, attrs.evolve(COUNTRIES, allow_empty=True)):
+        tasks = Tasks()
+        add_dimensions(tasks, Dimensions(name="dwd", tables=(dimension,)))
+        as_of = f"2026-03-{len(outcomes) + 1:02}"
+        outcome = await run_task(tasks, "dwd", {"as_of": as_of}, dsn=database.dsn)
+        outcomes.append((outcome.status, await raw.fetchval("SELECT count(*) FROM dim_country WHERE is_current")))
+        await raw.execute("TRUNCATE city")
+    assert outcomes == [("succeeded", 1), ("failed", 1), ("succeeded", 0)]
 
 
 @pytest.mark.requirement("E8")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader.flows.etl.windows import SEGMENTS, Windows
+from dataloader.jobs.errors import BadRequest
 
 pytestmark = pytest.mark.requirement("E6")
 NOW = datetime(2026, 4, 14, 9, 30, tzinfo=UTC)
@@ -40,6 +41,13 @@ def test_the_look_back_does_not_reach_behind_the_start():
 def test_what_is_too_young_is_left_out():
     windows = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3)).plan(cursor=None, now=NOW)
     assert windows[-1].end == NOW - timedelta(days=3)
+
+
+def test_a_run_that_is_asked_for_more_than_there_is_yet_ends_where_any_other_does():
+    load = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3))
+    assert load.plan(cursor=None, now=NOW, until=date(2027, 1, 1))[-1].end == NOW - timedelta(days=3)
+    with pytest.raises(BadRequest, match="from"):
+        load.plan(cursor=None, now=NOW, since=date(2026, 4, 13), until=date(2027, 1, 1))
 
 
 def test_nothing_is_new():

@@ -89,6 +89,12 @@ TEXTS = [
     ("DETAIL: Key (lock_key)=(ecb 2024) already exists.", "DETAIL: Key (lock_key)=(ecb 2024) already exists."),
     ("token => s3cr3t", "token => ***"),
     ("export PGPASSWORD=s3cr3t", "export PGPASSWORD=***"),
+    (
+        "Command '['mysqldump', '--password=s3cr3t', 'db']' failed",
+        "Command '['mysqldump', '--password=***', 'db']' failed",
+    ),
+    ("tool --token=s3cr3t -Dpassword=s3cr3t --api-key s", "tool --token=*** -Dpassword=*** --api-key s"),
+    ("tool --lock-key=ecb", "tool --lock-key=ecb"),
     ('DL_TOKENS=[{"name":"ci","token":"a]b"}] x=1', "DL_TOKENS=*** x=1"),
     # JSON in texts, also cut off and nested
     ('{"password": "s3\\"cr3t", "n": 1}', '{"password": "***", "n": 1}'),

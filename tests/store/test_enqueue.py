@@ -192,10 +192,10 @@ async def test_a_winner_that_is_deleted_meanwhile_is_replaced(database, store, r
         def __init__(self, connection):
             self._connection = connection
 
-        async def fetch(self, sql, *args):
+        async def fetch(self, sql, *args, **options):
             if "dl_jobs WHERE idempotency_key" in sql and len(tries) == 1:
                 await self._connection.execute("DELETE FROM dl_jobs WHERE idempotency_key = 'i'")
-            return await self._connection.fetch(sql, *args)
+            return await self._connection.fetch(sql, *args, **options)
 
     async def add_with_deletion(connection, *args):
         tries.append(args)

@@ -112,3 +112,16 @@ async def test_old_jobs_are_found_without_reading_the_others(store, raw):
 
 async def aio_flush(connection):
     await connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+async def test_a_run_whose_failures_are_not_solved_stays_with_them(store, raw, add_job):
+    job_id = await add_job(status="'succeeded'", finished_at="now() - interval '9 days'")
+    await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'items', 'load')", job_id)
+    await raw.execute(
+        "INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error)"
+        " VALUES ($1, 'items', 's', 'record', 'k', 'e')",
+        job_id,
+    )
+    assert await prune(store, {Status.SUCCEEDED: 7}) == 0
+    await raw.execute("UPDATE dl_etl_failures SET solved_at = now()")
+    assert await prune(store, {Status.SUCCEEDED: 7}) == 1

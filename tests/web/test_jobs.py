@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
+
+from dataloader.web import decoding
+from dataloader.web.problems import ProblemError
+from dataloader.web.schemas import BatchRequest
 
 pytestmark = pytest.mark.requirement("Q2")
 
@@ -114,6 +119,22 @@ async def test_a_batch_is_added_in_order_all_or_none(open_web, database):
         refused = await web.client.post(f"{TRIGGER}/batch", json={"jobs": clash})
         assert refused.status_code == 409
         assert database.psql("SELECT count(*) FROM dl_jobs") == "1000"
+
+
+@pytest.mark.parametrize(("number", "looked_at"), [(1_000, ["", "jobs[500]"]), (20_000, [""])])
+def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monkeypatch, number, looked_at):
+    """That takes a millisecond for each job, in which the loop stands still."""
+    looked, look = [], decoding._struct_faults
+
+    def looking(value, kind, path, *, strict):
+        looked.append(path)
+        return look(value, kind, path, strict=strict)
+
+    monkeypatch.setattr(decoding, "_struct_faults", looking)
+    jobs = [BODY] * 500 + [BODY | {"priority": "high"}] + [BODY] * (number - 501)
+    with pytest.raises(ProblemError):
+        decoding.decode_body(json.dumps({"jobs": jobs}).encode(), BatchRequest)
+    assert looked == looked_at
 
 
 @pytest.mark.parametrize("jobs", [[], [BODY] * 1001], ids=["none", "too many"])

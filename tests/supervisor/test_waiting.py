@@ -1,0 +1,46 @@
+"""Whoever waits for a job's end waits on while the database is away."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from conditions import until
+from databases import raw_connection
+from proxy import open_proxy
+
+from dataloader import Settings
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.states import Status
+from dataloader.store import reads
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.supervisor import client
+from dataloader.supervisor.client_store import StoreClient
+
+
+@pytest.mark.requirement("Q12")
+async def test_a_wait_goes_on_when_the_database_is_back(database, monkeypatch):
+    monkeypatch.setattr(client, "AWAY_S", 0.05)
+    job_id, ended = uuid7(), []
+
+    async def wait(queue, job):
+        ended.append(await client.wait_for_end(queue, job, timeout_s=30, on_change=lambda _job: None))
+
+    async with (
+        raw_connection(database.dsn) as raw,
+        open_proxy(database.dsn) as proxy,
+        open_database(DatabaseOptions(dsn=proxy.dsn, connect_timeout_s=2)) as store,
+    ):
+        await raw.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ($1, 'q', 't', 'k')", job_id)
+        job = await reads.get_job(store, job_id)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, StoreClient(store, None, Settings()), job)
+            proxy.cut()
+            await until(lambda: _refused(store))
+            await trio.sleep(1)
+            await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1", job_id)
+            proxy.mend()
+    assert [job.status for job in ended] == [Status.SUCCEEDED]
+
+
+async def _refused(store):
+    return store.pool_use()[0] == 0
