@@ -44,6 +44,8 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
         address = httpx2.URL("")
     if address.scheme not in {"http", "https"} or not address.host:
         raise ConfigError(f"--url: {mask_text(url)!r} is not allowed; an address such as http://127.0.0.1:8080")
+    if token and not token.isascii():
+        raise ConfigError("--token: is not allowed; a token has letters, digits and signs of ASCII only")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx2.Timeout(ANSWER_S, connect=10.0)
     async with httpx2.AsyncClient(base_url=f"{address}/api/v1", headers=headers, timeout=timeout) as connection:

@@ -151,11 +151,14 @@ class Settings:
         4,
     )
     statement_timeout_s: float = _setting(
-        "DL_STATEMENT_TIMEOUT_SEC", values.seconds("30"), "The longest a statement of the queue's own may take.", 30
+        "DL_STATEMENT_TIMEOUT_SEC",
+        values.seconds("30", most=values.MOST_OF_POSTGRES_S),
+        "The longest a statement of the queue's own may take.",
+        30,
     )
     transaction_timeout_s: float = _setting(
         "DL_TRANSACTION_TIMEOUT_SEC",
-        values.seconds("600"),
+        values.seconds("600", most=values.MOST_OF_POSTGRES_S),
         "The longest a statement in `job.transaction()` may take, and the longest pause between two.",
         600,
     )

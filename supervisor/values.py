@@ -27,6 +27,9 @@ Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
 _SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+asyncpg", "postgres+asyncpg"})
 _LONGEST_S: Final = 31_536_000
+_SHORTEST_S: Final = 0.001
+MOST_OF_POSTGRES_S: Final = 2_147_000
+"""Timeouts that it is told of: milliseconds in 31 bits."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -72,8 +75,8 @@ def quoted(value: object) -> str:
     return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
 
-def seconds(example: str, *, zero: bool = False) -> Kind:
-    """Return the kind of a duration: greater than 0, or also 0 if `zero`."""
+def seconds(example: str, *, zero: bool = False, most: int = _LONGEST_S) -> Kind:
+    """Return the kind of a duration: a millisecond or more, or also 0 if `zero`, and up to `most`."""
     allowed = f"a number of seconds {'not less' if zero else 'greater'} than 0, for example {example}"
 
     def read(value: object) -> float:
@@ -85,8 +88,12 @@ def seconds(example: str, *, zero: bool = False) -> Kind:
             raise Refused(allowed) from None
         if math.isnan(number) or number < 0 or (number == 0 and not zero):
             raise Refused(allowed)
-        if number > _LONGEST_S:
-            raise Refused(f"{allowed}, and at most {_LONGEST_S} (a year)")
+        if 0 < number < _SHORTEST_S:
+            raise Refused(f"{allowed}, and at least {_SHORTEST_S}")
+        if number > most:
+            raise Refused(
+                f"{allowed}, and at most {most} ({'a year' if most == _LONGEST_S else 'PostgreSQL has no more'})"
+            )
         return number
 
     return Kind(allowed, read, lambda value: f"{value:.12g}")

@@ -133,8 +133,12 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
 @routes.add("GET", "/api/v1/jobs/<job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventList})
 async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     """Read a job's journal, oldest line first: send the last `event_id` as `after` to read on."""
-    events = await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit)
-    return Answer(value=EventList([attrs.evolve(event, payload=mask(event.payload)) for event in events]))
+    events = []
+    for event in await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit):
+        events.append(attrs.evolve(event, payload=mask(event.payload)))
+        # Log lines have up to 8 kB each: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return Answer(value=EventList(events))
 
 
 @routes.add("POST", "/api/v1/jobs/<job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus})

@@ -128,20 +128,21 @@ class Writer:
 
     async def _commit(self, part: Part, *, is_done: bool) -> None:
         segment, began = part.segment, trio.current_time()
-        segment.is_whole &= part.is_whole
+        # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
+        has_history = part.table.target.history is not None and segment.window.start is not None
+        waits = has_history and not self._is_whole_so_far
+        segment.is_whole &= part.is_whole and not waits
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self._is_whole_so_far &= segment.is_whole
         # What is not whole is asked for again when the run goes on: else the cursor would go over it then.
         is_noted = ends_segment and segment.is_whole
         merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
-        if merges and not part.table.target.key and not is_noted:
+        if merges and (waits or (not part.table.target.key and not is_noted)):
             merges = []
+            why = "an older one has to be whole before" if waits else "without a key its rows would come twice"
             self.shared.log.warning(
-                "a segment that is not whole is left out: without a key its rows would be there twice later",
-                phase="writing",
-                segment=segment.name,
-                rows=part.staged,
+                "a segment is left out", phase="writing", segment=segment.name, rows=part.staged, why=why
             )
         failures = self.shared.report.take_unsaved()
         commit = SegmentCommit(

@@ -6,6 +6,7 @@ Refusals are click's usage errors: one line that names the option, exit code 2.
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -33,16 +34,31 @@ def instant_after_now(text: str) -> datetime:
 
 
 def _instant(text: str, sign: int) -> datetime:
-    if span := _SPAN.fullmatch(text):
-        return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
     try:
+        if span := _SPAN.fullmatch(text):
+            return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
         instant = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         instant = None
     if instant is None or instant.tzinfo is None:
         allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
         raise click.BadParameter(f"{text!r} is not allowed; {allowed}")
     return instant
+
+
+NUMBER: Final = click.IntRange(0, 2**63 - 1)
+"""Of an entry in a table of the queue."""
+
+
+def span_to_wait(value: str | float) -> float:
+    """A number of seconds from 0 on, or `inf`."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise click.BadParameter(f"{value!r} is not allowed; a number of seconds not less than 0")
+    return seconds
 
 
 def day_or_instant(text: str) -> str:
@@ -68,6 +84,8 @@ def json_object(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise click.BadParameter(f"is no JSON object: {error}") from error
+    except RecursionError as error:
+        raise click.BadParameter("is nested too deeply") from error
 
 
 def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import click
 from dataloader.jobs.errors import Conflict, JobNotFound
 from dataloader.jobs.model import JobRecord
 from dataloader.store.reads import JobFilter
-from dataloader.supervisor.cli.arguments import finds_jobs
+from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs
 from dataloader.supervisor.cli.entry import report
 from dataloader.supervisor.cli.output import cell, print_json, print_table, state_of
 from dataloader.supervisor.cli.target import Target, asks_queue
@@ -121,7 +121,7 @@ def _described(wanted: JobFilter) -> str:
 
 @click.command()
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Entries at most.")
-@click.option("--before", type=int, help="Only those before the entry with this number.")
+@click.option("--before", type=NUMBER, help="Only those before the entry with this number.")
 @asks_queue
 def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> None:
     """List what operators did, latest first."""

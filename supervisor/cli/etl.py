@@ -10,6 +10,7 @@ from uuid import UUID
 import click
 
 from dataloader.store.etl_reads import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
+from dataloader.supervisor.cli.arguments import NUMBER
 from dataloader.supervisor.cli.etl_plan import plan
 from dataloader.supervisor.cli.etl_run import flow, retry, run
 from dataloader.supervisor.cli.output import print_fields, print_json, print_table
@@ -75,7 +76,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 @click.argument("load", required=False)
 @click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, solved ones too.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Failures at most.")
-@click.option("--after", type=int, default=0, help="Only those behind the failure with this number.")
+@click.option("--after", type=NUMBER, default=0, help="Only those behind the failure with this number.")
 @asks_queue
 def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
     """List what failed in LOAD and is not solved, or in a run.

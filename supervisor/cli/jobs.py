@@ -12,7 +12,7 @@ import click
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.reads import JobFilter
-from dataloader.supervisor.cli.arguments import finds_jobs, instant_after_now, json_object
+from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of
 from dataloader.supervisor.cli.target import Target, asks_queue
@@ -20,7 +20,7 @@ from dataloader.supervisor.client import Client, wait_for_end
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0), default=math.inf, help="Seconds to --wait at most."
+    "--timeout", "timeout_s", type=span_to_wait, default=math.inf, help="Seconds to --wait at most."
 )
 
 
@@ -113,7 +113,7 @@ def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as
 @click.command()
 @click.argument("job_id", type=click.UUID)
 @click.option("--limit", type=click.IntRange(1, 1000), default=200, show_default=True, help="Events at most.")
-@click.option("--after", type=int, default=0, help="Only those behind the event with this number.")
+@click.option("--after", type=NUMBER, default=0, help="Only those behind the event with this number.")
 @asks_queue
 def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""

@@ -10,7 +10,7 @@ from databases import raw_connection
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Target, add_loads
+from dataloader.flows.etl import History, Target, add_loads
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
@@ -271,3 +271,20 @@ async def test_a_stage_that_somebody_reads_holds_up_no_load(items, counts_of, da
         await dump.execute("ROLLBACK")
     await counts_of(items_load(items.service.url, windows=None))
     assert await raw.fetchval(f"SELECT to_regclass('{left}')") is None
+
+
+@pytest.mark.requirement("E6")
+async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, counts_of, raw, soon):
+    await raw.execute("""
+        CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
+          PRIMARY KEY (id, valid_from))""")
+    target = Target(table="versioned", key=("id",), history=History(tracked=("value",)))
+    load = items_load(items.service.url, target=target, transform=lambda r: {"id": r["id"], "value": r["value"]})
+    items.records = [item(1, number, f"of {number}") for number in (1, 2, 3)]
+    items.service.misbehave("from=2026-01-02", times=3, status=500)
+    await counts_of(load, to="2026-01-04")
+    versions = "SELECT value, valid_from::text FROM versioned ORDER BY valid_from"
+    assert [tuple(row) for row in await raw.fetch(versions)] == [("of 1", "2026-01-01")]
+    counts = await counts_of(load, to="2026-01-04")
+    assert [row["value"] for row in await raw.fetch(versions)] == ["of 1", "of 2", "of 3"]
+    assert counts.get("segments_failed", 0) == 0

@@ -104,7 +104,7 @@ class Measuring:
         self._connection = connection
         self.blocks = 0
 
-    async def fetch(self, sql, *args):
+    async def fetch(self, sql, *args, **_options):
         # By EXECUTE, so that a session's plan is the generic one that it has; values come as literals there.
         await self._connection.execute(f"PREPARE measured AS {sql}")
         values = f"({', '.join(map(literal, args))})" if args else ""

@@ -58,10 +58,14 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
         (("--priority", "-1"), "priority: -1 is not allowed"),
         (("--available-at", "2040-01-02T03:04:05"), "time zone"),
         (("--available-at", "tomorrow"), "'tomorrow' is not allowed"),
+        (("--available-at", "9999999d"), "'9999999d' is not allowed"),
+        (("--args", "@deep.json"), "nested too deeply"),
+        (("--wait", "--timeout", "nan"), "'nan' is not allowed"),
         (("--lease", "1"), "lease_ttl_sec: 1 is not allowed"),
     ],
 )
-def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database, database, options, said):
+def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database, database, tmp_path, options, said):
+    (tmp_path / "deep.json").write_text('{"a":' * 3_000 + "1" + "}" * 3_000)
     result = on_database("trigger", "q", "t", *options)
     assert result.returncode == 2
     assert said in result.stderr

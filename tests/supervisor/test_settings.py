@@ -118,6 +118,12 @@ BAD = [
     ("DL_HEARTBEAT_SEC", "-1", f"'-1' is not allowed; {SEC} 10"),
     ("DL_HEARTBEAT_SEC", "ten", f"'ten' is not allowed; {SEC} 10"),
     ("DL_HEARTBEAT_SEC", "nan", f"'nan' is not allowed; {SEC} 10"),
+    (
+        "DL_STATEMENT_TIMEOUT_SEC",
+        "2592000",
+        f"'2592000' is not allowed; {SEC} 30, and at most 2147000 (PostgreSQL has no more)",
+    ),
+    ("DL_CONNECT_TIMEOUT_SEC", "0.0001", f"'0.0001' is not allowed; {SEC} 10, and at least 0.001"),
     ("DL_CLAIM_BACKOFF_SEC", "inf", f"'inf' is not allowed; {SEC} 15, and at most 31536000 (a year)"),
     ("DL_DRAIN_TIMEOUT_SEC", "-1", "'-1' is not allowed; a number of seconds not less than 0, for example 30"),
     ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "'1.5' is not allowed; a whole number from 3 to 86400"),
