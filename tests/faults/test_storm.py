@@ -225,7 +225,7 @@ async def test_f21_a_storm_of_claims_operators_reapers_and_deletions_meets_no_de
 async def test_f21_a_deadlock_with_somebody_elses_session_is_tried_again_and_no_client_sees_it(
     serve, add, raw, database, client_of
 ):
-    await raw.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '2s'")
+    await raw.execute(f"ALTER DATABASE {database.name} SET deadlock_timeout = '1s'")
     service = await serve({"of nobody": 1})
     first, second = sorted([await add("quick"), await add("quick")])
     waiting = (
