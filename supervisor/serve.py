@@ -178,6 +178,8 @@ class _Bound:
             self.signals += came
             if came:
                 self.began = min(self.began, time.monotonic())
+            if not numbers:
+                time.sleep(LOOK_S)  # the other end is closed: nothing is told any more
             if self.trios >= 0 and not self._ended:
                 with suppress(OSError):  # it is full, so Trio wakes anyway
                     os.write(self.trios, numbers)

@@ -127,9 +127,9 @@ class Part:
     def _scope(self) -> Scope | None:
         """The rows of the target that a complete segment speaks for."""
         window, column = self.segment.window, self.table.scope_column
-        if window.start is None or column is None:
+        if window.start is None:
             return Scope()
-        is_of_days = self.table.info.column(column).type == "date"
+        is_of_days = column is not None and self.table.info.column(column).type == "date"
         if is_of_days and any(
             moment is not None and moment.time() != dt.time() for moment in (window.start, window.end)
         ):

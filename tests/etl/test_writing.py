@@ -10,7 +10,7 @@ from databases import raw_connection
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import History, Target, add_loads
+from dataloader.flows.etl import Detail, History, Request, Target, add_loads
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
@@ -288,3 +288,20 @@ async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, count
     counts = await counts_of(load, to="2026-01-04")
     assert [row["value"] for row in await raw.fetch(versions)] == ["of 1", "of 2", "of 3"]
     assert counts.get("segments_failed", 0) == 0
+
+
+@pytest.mark.requirement("E6")
+async def test_details_of_a_window_take_none_of_another_window_for_gone(items, outcome_of, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY, deleted_at timestamptz)")
+    await raw.execute("INSERT INTO detail VALUES (99)")
+    items.records = [item(1), item(2, 2)]
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda _number: Request(endpoint="/items"),
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",), delete_missing="deleted_at"),
+        transform=lambda number, _record: {"id": int(number)},
+    )
+    outcome = await outcome_of(items_load(items.service.url, detail=detail), to="2026-01-03")
+    assert "a window needs a column" in outcome.error
+    assert await raw.fetchval("SELECT count(*) FROM detail WHERE deleted_at IS NOT NULL") == 0
