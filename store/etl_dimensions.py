@@ -18,6 +18,7 @@ from dataloader.store.etl_history import HistoryMerge, aio_merge_any
 from dataloader.store.etl_merge import Merge, affected
 from dataloader.store.etl_runs import aio_fence
 from dataloader.store.etl_tables import (
+    REQUEST,
     SEGMENT,
     TOKEN,
     Segment,
@@ -50,7 +51,7 @@ class DimensionLoad:
     run_id: UUID
     token: int
     merge_of: MergeOf
-    allow_empty: bool = True
+    allow_empty: bool
 
 
 async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, int]:
@@ -75,8 +76,8 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
     # The query's own $1 is the date, so the stage's marks come as numbers.
     with told_of_targets():
         tag = await connection.execute(
-            f"INSERT INTO {quote(load.stage)} ({TOKEN}, {SEGMENT}, {listed(columns)})"
-            f" SELECT {load.token:d}, 1, {listed(columns, 'q.')} FROM ({load.query}) AS q",
+            f"INSERT INTO {quote(load.stage)} ({TOKEN}, {SEGMENT}, {REQUEST}, {listed(columns)})"
+            f" SELECT {load.token:d}, 1, 1, {listed(columns, 'q.')} FROM ({load.query}) AS q",
             *arguments,
         )
     if not affected(tag) and not load.allow_empty:

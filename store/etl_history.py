@@ -42,6 +42,13 @@ _CLOSE: Final = """
 UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
 WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
 """
+_TAKEN: Final = """
+INSERT INTO dl_etl_snapshots (target, as_of) VALUES ($1, $2::text::timestamptz) ON CONFLICT DO NOTHING
+"""
+_BEHIND: Final = """
+SELECT s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
+WHERE s.target = $1 AND s.as_of < h.last_as_of
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,9 +106,7 @@ class HistoryMerge:
     @property
     def instant(self) -> str:
         """`as_of` with a zone, as text."""
-        if isinstance(self.as_of, dt.datetime):
-            return self.as_of.isoformat()
-        return dt.datetime.combine(self.as_of, dt.time(), dt.UTC).isoformat()
+        return instant_of(self.as_of).isoformat()
 
 
 @attrs.frozen(kw_only=True)
@@ -160,6 +165,7 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     # Without a complete snapshot not all current versions have a value in an added column yet.
     columns = [name for name in history.tracked if history.complete or known is None or name in known]
     await connection.execute(_CLOSE, history.table.sql, history.instant, columns)
+    await connection.execute(_TAKEN, history.table.sql, history.instant)
     return HistoryCounts(
         inserted=born["inserted"],
         changed=born["changed"],
@@ -170,6 +176,16 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
         unchanged=rows - sum(born) - filled - mended,
         duplicates=duplicates,
     )
+
+
+async def aio_snapshots_behind(connection: Any, table: TableInfo) -> frozenset[dt.datetime]:
+    """The instants of the snapshots that a table has taken in before its last one (asyncio-flavoured)."""
+    return frozenset(row["as_of"] for row in await connection.fetch(_BEHIND, table.sql))
+
+
+def instant_of(as_of: dt.date) -> dt.datetime:
+    """A snapshot's instant: of a date, midnight in UTC."""
+    return as_of if isinstance(as_of, dt.datetime) else dt.datetime.combine(as_of, dt.time(), dt.UTC)
 
 
 async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:

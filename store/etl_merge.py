@@ -23,6 +23,7 @@ import attrs
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl_tables import (
     METADATA,
+    REQUEST,
     SEGMENT,
     SEQUENCE,
     TOKEN,
@@ -37,6 +38,8 @@ from dataloader.store.etl_tables import (
 CONTENT_HASH: Final = "content_hash"
 MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
 """Of a stage's rows those of a segment, whose token and number are the first two arguments."""
+
+_LAST_FIRST: Final = f"s.{REQUEST} DESC, s.{SEQUENCE} DESC"
 
 _SAVEPOINT: Final = "dl_before_insert"
 
@@ -121,7 +124,8 @@ class Counts:
 async def aio_merge(connection: Any, merge: Merge) -> Counts:
     """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
 
-    Of several staged rows of one key the last one counts. Only the columns that the load brings are written.
+    Of several staged rows of one key the last one counts, in the order of the requests. Only the columns that the load
+    brings are written.
 
     Raises:
         StoreError: not as many rows are staged as the caller says; load the segment again.
@@ -203,7 +207,7 @@ async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[s
         f"""
         DELETE FROM {quote(segment.stage)} WHERE ctid IN (
           SELECT place FROM (
-            SELECT s.ctid AS place, row_number() OVER (PARTITION BY {listed(key, "s.")} ORDER BY s.{SEQUENCE} DESC) AS n
+            SELECT s.ctid AS place, row_number() OVER (PARTITION BY {listed(key, "s.")} ORDER BY {_LAST_FIRST}) AS n
             FROM {quote(segment.stage)} s WHERE {MINE}) AS numbered
           WHERE n > 1)""",
         segment.token,
@@ -305,7 +309,7 @@ def _insert(merge: Merge, *, are_some_there: bool) -> str:
     return f"""
         INSERT INTO {merge.table.sql} AS t ({listed(merge.columns)})
         SELECT {listed(merge.columns, "s.")} FROM {quote(merge.segment.stage)} s
-        WHERE {MINE} {absent} ORDER BY s.{SEQUENCE}"""
+        WHERE {MINE} {absent} ORDER BY s.{REQUEST}, s.{SEQUENCE}"""
 
 
 def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:

@@ -28,6 +28,7 @@ METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
 # Names that no target has, we hope; one that has is refused by the database, which knows no column twice.
 TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's, and no secret
 SEGMENT: Final = '"dl:segment"'
+REQUEST: Final = '"dl:request"'
 SEQUENCE: Final = '"dl:sequence"'
 
 _TABLE: Final = """
@@ -183,7 +184,8 @@ async def aio_prepare(
         await aio_drop(connection, stage)
         await connection.execute(
             f"CREATE UNLOGGED TABLE {quote(stage)} (LIKE {table.sql} INCLUDING DEFAULTS INCLUDING CONSTRAINTS,"
-            f" {TOKEN} bigint NOT NULL, {SEGMENT} int NOT NULL, {SEQUENCE} bigint GENERATED ALWAYS AS IDENTITY)"
+            f" {TOKEN} bigint NOT NULL, {SEGMENT} int NOT NULL,"
+            f" {REQUEST} int NOT NULL, {SEQUENCE} bigint GENERATED ALWAYS AS IDENTITY)"
         )
         if changes:
             await connection.execute(f"ALTER TABLE {quote(stage)} {', '.join(changes)}")
@@ -194,18 +196,23 @@ async def aio_drop(connection: Any, stage: str) -> None:
     await connection.execute(f"DROP TABLE IF EXISTS {quote(stage)}")
 
 
-async def aio_stage(connection: Any, segment: Segment, columns: Sequence[str], lines: bytes) -> int:
+async def aio_stage(
+    connection: Any, segment: Segment, columns: Sequence[str], pieces: Iterable[tuple[int, bytes]]
+) -> int:
     """Put lines of `columns` into the segment's stage, all or none (asyncio-flavoured); their number comes back.
+
+    `pieces` are lines of one request each, with its number in the segment: in whatever order they come, the rows of a
+    later request are later ones.
 
     Raises:
         Unstorable: the database does not take one of them; the text says which line and column, where it knows.
         TargetError: there is no such stage: another run of the load has made its own, or this one's is dropped.
     """
-    mark = b"%d\t%d\t" % (segment.token, segment.number)
-    # A line's end is the only newline in it.
-    marked = mark + lines.removesuffix(b"\n").replace(b"\n", b"\n" + mark) + b"\n" if lines else b""
+    marked = b"".join(
+        _marked(b"%d\t%d\t%d\t" % (segment.token, segment.number, request), lines) for request, lines in pieces
+    )
     statement = (
-        f"COPY {quote(segment.stage)} ({TOKEN}, {SEGMENT}, {listed(columns)}) FROM STDIN"
+        f"COPY {quote(segment.stage)} ({TOKEN}, {SEGMENT}, {REQUEST}, {listed(columns)}) FROM STDIN"
         " WITH (FORMAT text, DEFAULT '\\D', ENCODING 'UTF8')"
     )
     try:
@@ -215,6 +222,12 @@ async def aio_stage(connection: Any, segment: Segment, columns: Sequence[str], l
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError) as error:
         raise Unstorable(_of_line(error)) from error
     return int(tag.rpartition(" ")[2])
+
+
+def _marked(mark: bytes, lines: bytes) -> bytes:
+    """The lines with the mark before each."""
+    # A line's end is the only newline in it.
+    return mark + lines.removesuffix(b"\n").replace(b"\n", b"\n" + mark) + b"\n" if lines else b""
 
 
 def _of_line(error: asyncpg.PostgresError) -> str:

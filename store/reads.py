@@ -37,6 +37,10 @@ from dataloader.store.database import Database
 
 MAX_PAGE: Final = 1_000
 """The most rows that one call lists."""
+MAX_PAGE_TEXT: Final = 8_000_000
+"""The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
+_FIRST_FETCH: Final = 10
+"""Rows that are fetched before it is known how long they are."""
 _CURSOR: Final = struct.Struct(">q16s")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -196,13 +200,14 @@ async def list_jobs(
 ) -> JobPage:
     """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
 
+    A page of long jobs has fewer: see `MAX_PAGE_TEXT`.
+
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     sql, values = _list_statement(job_filter, limit + 1, after)
-    records = await database.run(_aio_list, sql, values)
-    jobs = [job_of(record) for record in records[:limit]]
-    more = len(records) > limit
+    records, more = await database.run(_aio_list, sql, values, limit)
+    jobs = list(map(job_of, records))
     return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
 
 
@@ -219,12 +224,28 @@ def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> 
     return f"{' UNION ALL '.join(halves)} {newest}", values
 
 
-async def _aio_list(connection: Any, sql: str, values: list[Any]) -> list[Any]:
+async def _aio_list(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[Any], bool]:
+    """The rows of a page, and whether there are more."""
+    records: list[Any] = []
+    size, number = 0, _FIRST_FETCH
     async with connection.transaction(readonly=True):
         # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
         # three jobs are better sorted than found by age.
         await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
-        return list(await connection.fetch(sql, *values))
+        cursor = await connection.cursor(sql, *values)
+        while fetched := await cursor.fetch(min(number, limit + 1 - len(records))):
+            for record in fetched:
+                size += _size_of(record)
+                if records and (size > MAX_PAGE_TEXT or len(records) == limit):
+                    return records, True
+                records.append(record)
+            number = max(1, (MAX_PAGE_TEXT - size) * len(records) // size)
+    return records, False
+
+
+def _size_of(record: Mapping[str, Any]) -> int:
+    # Not as JSON, which has no encoder for numbers as long as a foreign row's may be.
+    return sum(len(repr(record[name])) for name in ("args", "progress", "result", "error"))
 
 
 async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:

@@ -27,9 +27,9 @@ class Load:
     encoder: LineEncoder
     segment: Segment = attrs.field(factory=lambda: Segment(STAGE, 7, 1))
 
-    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None) -> int:
+    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None, *, request: int = 1) -> int:
         lines = b"".join(map(self.encoder.encode, rows))
-        return await self.transactions.run(aio_stage, segment or self.segment, self.columns, lines)
+        return await self.transactions.run(aio_stage, segment or self.segment, self.columns, [(request, lines)])
 
     async def merge(self, rows: list[tuple[object, ...]], **options: Any) -> Counts:
         return await self.merge_staged(await self.stage(rows), **options)

@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parent
 FAST = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
 """Settings with which a dead process's jobs are taken over within six seconds."""
 LEASE_S, SWEEP_S = FAST["default_lease_ttl_sec"], FAST["reaper_period_sec"]
+LISTENER_BOUND_S = 5 + 5
+"""The listener is pinged every five seconds, and an answer waited for as long."""
 
 
 @attrs.define(eq=False)

@@ -91,8 +91,15 @@ def _refuse_foreign_pages(method: str, headers: Headers) -> None:
             f"The host {host[:100]!r} is not served without tokens; use localhost, 127.0.0.1 or [::1].",
         )
     origin = headers.get("Origin")
-    if method not in _READING and origin is not None and urlsplit(origin).netloc != host:
+    if method not in _READING and origin is not None and _host_of(origin) != host:
         raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} may not change anything here.")
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=64)

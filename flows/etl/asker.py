@@ -127,7 +127,8 @@ class Asker:
                 finally:
                     report.phases["requests"].add(trio.current_time() - began)
                 slot.hint_s = source.hint_s(response)
-                fetched = Fetched(part, request, response)
+                part.answers += 1
+                fetched = Fetched(part, request, response, part.answers)
                 part.open += 1
                 self.shared.room.hold(len(response.body))
                 self.shared.to_workers.send_nowait(fetched)

@@ -28,11 +28,15 @@ MOST_BYTES: Final = 8 * 2**20
 
 @attrs.define(eq=False)
 class Fetched:
-    """A response on its way from the asker to a worker. Once `is_read` is set, `page` is there, or `error`."""
+    """A response on its way from the asker to a worker, the part's `number`th.
+
+    Once `is_read` is set, `page` is there, or `error`.
+    """
 
     part: Part
     request: Request
     response: Response
+    number: int
     page: Page | None = None
     error: SourceError | None = None
     is_read: trio.Event = attrs.field(factory=trio.Event)
@@ -40,13 +44,14 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """So many rows of one response on their way from a worker to the writer, as lines for the database.
+    """So many rows of the part's `answer`th response on their way from a worker to the writer, as lines.
 
     In one piece: a line by itself takes as much again.
     """
 
     part: Part
     request: Request
+    answer: int
     number: int
     lines: bytes = attrs.field(repr=False)
 

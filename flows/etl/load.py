@@ -62,6 +62,23 @@ class History:
     valid_to: str = "valid_to"
     is_current: str = "is_current"
 
+    def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
+        """As of when a snapshot holds, as the table has it: as a day or as an instant.
+
+        Raises `ValueError` for one that has no beginning.
+        """
+        as_of = snapshot.window.start if self.as_of is None else self.as_of(snapshot)
+        if as_of is None:
+            raise ValueError(f"table {table.sql}: the snapshot {snapshot.name} has no instant")
+        return self._fitting(as_of, table)
+
+    def _fitting(self, as_of: date, table: TableInfo) -> date:
+        """Where the table has days, an instant is its day in its own zone; where it has instants, a day is midnight."""
+        has_days = table.column(self.valid_from).type == "date"
+        if isinstance(as_of, datetime):
+            return as_of.date() if has_days else as_of
+        return as_of if has_days else datetime.combine(as_of, time(), UTC)
+
     def merge(
         self,
         table: TableInfo,
@@ -74,15 +91,7 @@ class History:
         as_of: date,
         complete: bool,
     ) -> HistoryMerge:
-        """What the staged rows do to the table: of their `columns` those that are neither key nor tracked are others.
-
-        Where the table has days, an instant is its day, in its own zone; where it has instants, a day is its midnight.
-        """
-        has_days = table.column(self.valid_from).type == "date"
-        if isinstance(as_of, datetime):
-            as_of = as_of.date() if has_days else as_of
-        elif not has_days:
-            as_of = datetime.combine(as_of, time(), UTC)
+        """What the staged rows do to the table: of their `columns` those neither of the key nor tracked are others."""
         known = {*key, *self.tracked}
         return HistoryMerge(
             table=table,
@@ -91,7 +100,7 @@ class History:
             key=key,
             tracked=tracked,
             others=[name for name in columns if name not in known],
-            as_of=as_of,
+            as_of=self._fitting(as_of, table),
             complete=self.complete and complete,
             valid_from=self.valid_from,
             valid_to=self.valid_to,

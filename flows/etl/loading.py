@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -26,6 +26,7 @@ from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, new_segments, retried_segments
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, Turnstile
 from dataloader.jobs.errors import BadRequest
+from dataloader.store.etl_history import aio_snapshots_behind, instant_of
 from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
 from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_prepare
 
@@ -177,12 +178,28 @@ class _Loading:
                 load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
             segments = new_segments(load, self.asked, tables, cursor=cursor, now=state.started_at)
         number = 0
-        async with aclosing(segments):
-            async for segment in segments:
+        async with aclosing(segments), aclosing(self._not_behind(segments, tables[0])) as wanted:
+            async for segment in wanted:
                 number += 1
                 if segment.name not in done:
                     segment.number = number
                     yield segment  # noqa: ASYNC119 - the asker closes us, too
+
+    async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:
+        """Of snapshots without those that the table has taken in before its last one; they can't change it any more."""
+        history = table.target.history
+        behind = frozenset[datetime]()
+        if history is not None:
+            behind = await self.run_of_job.database.run(aio_snapshots_behind, table.info)
+        left_out = 0
+        async for segment in segments:
+            if history is not None and instant_of(history.instant(segment, table.info)) in behind:
+                left_out += 1
+            else:
+                yield segment  # noqa: ASYNC119 - who iterates closes us
+        if left_out:
+            told = "snapshots before the last one were taken in earlier and are left out"
+            RunLog(self.run_of_job.job.log, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
     async def _tables(self) -> AsyncIterator[list[Table]]:

@@ -71,7 +71,7 @@ class Segment:
 class Part:
     """The rows of a segment for one table, as far as they have come.
 
-    `lacks_records` when some could not be made rows.
+    `lacks_records` when some could not be made rows. `answers` have come, which gives each its number.
     `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
     their way to the writer, `is_ready` when they are there. `ids` are what details are asked for.
     """
@@ -79,6 +79,7 @@ class Part:
     segment: Segment
     table: Table
     ends_segment: bool
+    answers: int = 0
     open: int = 0
     is_asked: bool = False
     is_closed: bool = False
@@ -137,10 +138,7 @@ class Part:
         return Scope(column, window.start, window.end)
 
     def _history(self, history: History, columns: Sequence[str], token: int, *, is_complete: bool) -> HistoryMerge:
-        info, window = self.table.info, self.segment.window
-        as_of: dt.date | None = window.start if history.as_of is None else history.as_of(self.segment)
-        if as_of is None:
-            raise ValueError(f"table {info.sql}: the snapshot {self.segment.name} has no instant")
+        info = self.table.info
         return history.merge(
             info,
             self.staged_as(token),
@@ -148,6 +146,6 @@ class Part:
             key=self.table.target.key,
             tracked=[name for name in history.tracked if name in columns],
             columns=columns,
-            as_of=as_of,
+            as_of=history.instant(self.segment, info),
             complete=is_complete,
         )

@@ -102,7 +102,7 @@ class Workers:
                 self.shared.log.warning(
                     "the writer lags behind", phase="processing", responses=waiting, rows=report.unwritten
                 )
-            await self.shared.to_writer.send(Rows(part, fetched.request, made.rows, made.lines))
+            await self.shared.to_writer.send(Rows(part, fetched.request, fetched.number, made.rows, made.lines))
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""

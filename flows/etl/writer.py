@@ -27,10 +27,10 @@ from dataloader.store.transaction import Transactions
 
 @attrs.define(eq=False)
 class Batch:
-    """So many rows of one part that are written at once, and the requests that brought them."""
+    """So many rows of one part that are written at once: lines, each with its answer's number, and their requests."""
 
     number: int = 0
-    lines: list[bytes] = attrs.field(factory=list)
+    lines: list[tuple[int, bytes]] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
 
 
@@ -70,7 +70,7 @@ class Writer:
         for number, lines in [(rows.number, rows.lines)] if rows.number <= room else _cut(rows.lines, room, size):
             batch = self._batches.setdefault(rows.part, Batch())
             batch.number += number
-            batch.lines.append(lines)
+            batch.lines.append((rows.answer, lines))
             batch.requests.append(rows.request)
             self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
             # What is asked for next would wait for the rest of a batch, which would wait for that.
@@ -88,9 +88,9 @@ class Writer:
             self._oldest = math.inf
         began = trio.current_time()
         table, number = part.table, batch.number
-        columns, lines = table.recipe.encoder.columns, b"".join(batch.lines)
+        columns = table.recipe.encoder.columns
         try:
-            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, lines)
+            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, batch.lines)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
@@ -99,7 +99,7 @@ class Writer:
                 "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
             )
             key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
-            sample = brief(lines.partition(b"\n")[0].decode(errors="replace"))
+            sample = brief(batch.lines[0][1].partition(b"\n")[0].decode(errors="replace"))
             failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
             self.shared.report.failed(failure, times=number)
         else:
@@ -107,7 +107,7 @@ class Writer:
             self.shared.report.worked()
         finally:
             self.shared.report.unwritten -= number
-            self.shared.room.hold(-len(lines))
+            self.shared.room.hold(-sum(len(lines) for _, lines in batch.lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
 
     async def _commit_ready(self) -> None:

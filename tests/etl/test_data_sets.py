@@ -248,6 +248,8 @@ async def test_the_constituents_of_the_sp500_have_814_versions(run, raw, data):
     )
     counts = await run(load)
     assert (counts["segments"], counts["closed"], counts["reappeared"]) == (126, 78, 6)
+    again = await run(load)
+    assert (again["segments"], again["unchanged"], again.get("segments_failed", 0)) == (1, 503, 0)
     versions = await raw.fetchrow("SELECT count(*), count(*) FILTER (WHERE is_current) AS open FROM constituent")
     assert tuple(versions) == (814, 503)
     assert await raw.fetchval("SELECT sum(cik::bigint) FROM constituent WHERE is_current") == 437_236_779

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import unicodedata
 from decimal import Decimal
 
@@ -24,8 +25,8 @@ def staged(monkeypatch):
     """How many rows each batch had that the writer has sent to the database."""
     batches, stage = [], writer.aio_stage
 
-    async def aio_stage(connection, segment, columns, lines):
-        number = await stage(connection, segment, columns, lines)
+    async def aio_stage(*args):
+        number = await stage(*args)
         batches.append(number)
         return number
 
@@ -114,6 +115,24 @@ async def test_no_request_is_sent_while_too_many_bytes_wait_to_be_written(items,
     outcome = await outcome_of(items_load(items.service.url, pipeline={"batch_timeout": 3_600}), to="2026-01-06")
     assert (outcome.result["counts"]["inserted"], written, staged) == (5, [0, 1, 2, 3, 4], [1] * 5)
     assert any("queue is full" in line.message and line.fields["held_bytes"] > 500 for line in outcome.log)
+
+
+@pytest.mark.requirement("E2", "E6")
+async def test_of_two_rows_of_one_key_the_later_request_s_counts_whichever_worker_is_first(
+    items, counts_of, table, staged
+):
+    items.records = [item(1, value="old"), item(1, value="new")]
+
+    def transform(record):
+        deadline = time.monotonic() + WATCHDOG_S
+        while record["value"] == "old" and not staged and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        return record
+
+    load = items_load(items.service.url, windows=None, page_size=1, transform=transform, pipeline={"batch_size": 1})
+    assert (await counts_of(load))["inserted"] == 1
+    assert staged == [1, 1]
+    assert await table("(id, value)") == ["(1,new)"]
 
 
 @pytest.mark.requirement("E3", "E9")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import pytest
 import trio
@@ -10,7 +10,7 @@ from databases import raw_connection
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, History, Request, Target, add_loads
+from dataloader.flows.etl import Csv, Detail, Files, History, Load, Request, Target, add_loads
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
@@ -288,6 +288,36 @@ async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, count
     counts = await counts_of(load, to="2026-01-04")
     assert [row["value"] for row in await raw.fetch(versions)] == ["of 1", "of 2", "of 3"]
     assert counts.get("segments_failed", 0) == 0
+
+
+@pytest.mark.requirement("E6", "E8")
+async def test_snapshots_in_files_are_taken_in_once_and_one_that_comes_late_is_refused(outcome_of, raw, tmp_path):
+    await raw.execute("""
+        CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
+          PRIMARY KEY (id, valid_from))""")
+    history = History(tracked=("value",), as_of=lambda segment: date.fromisoformat(segment.name[-14:-4]))
+    load = Load(
+        name="snapshots",
+        source=Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+        target=Target(table="versioned", key=("id",), history=history),
+    )
+
+    async def run_with(*days):
+        for day in days:
+            (tmp_path / f"2026-01-0{day}.csv").write_text(f"id,value\n1,of {day}\n")
+        outcome = await outcome_of(load)
+        versions = await raw.fetch("SELECT value FROM versioned ORDER BY valid_from")
+        return outcome.result, [row["value"] for row in versions], outcome.log
+
+    result, versions, _ = await run_with(1, 3)
+    assert (result["counts"]["segments"], versions) == (2, ["of 1", "of 3"])
+    result, versions, log = await run_with(4)
+    assert (result["status"], result["counts"]["segments"], versions) == ("succeeded", 2, ["of 1", "of 3", "of 4"])
+    assert result["counts"]["unchanged"] == 1
+    assert [line.fields["segments"] for line in log if "left out" in line.message] == [1]
+    result, versions, _ = await run_with(2)
+    assert [failure["item"][-14:] for failure in result["failures"]] == ["2026-01-02.csv"]
+    assert versions == ["of 1", "of 3", "of 4"]
 
 
 @pytest.mark.requirement("E6")

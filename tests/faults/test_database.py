@@ -23,7 +23,7 @@ import trio
 from conditions import until
 from databases import raw_connection
 from proxy import open_proxy
-from services import FAST, LEASE_S
+from services import FAST, LEASE_S, LISTENER_BOUND_S
 
 from dataloader.store.enqueue import ANSWER_S
 
@@ -41,8 +41,6 @@ IMPATIENT = {"connect_timeout_sec": 2, "statement_timeout_sec": 2}
 """Half-open connections are noticed when a statement on them takes too long."""
 WRITE_BOUND_S = 2 + 2 + 2
 """The longest a write takes with these: connecting, the statement, and a little (`DatabaseOptions`)."""
-LISTENER_BOUND_S = 5 + 5
-"""The listener is pinged every five seconds, and an answer waited for as long."""
 
 
 async def worked(visits, number=5):

@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+import trio
 from bouncer import find_bouncer, open_bouncer
 from conditions import until
 from pooler import open_pooler
-from services import FAST, LEASE_S
+from proxy import open_proxy
+from services import FAST, LEASE_S, LISTENER_BOUND_S
 
 from dataloader.store.database import PLANNER
 
@@ -99,6 +101,33 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
                 ended = (await ask.client.get(f"/api/v1/jobs/{job_id}/status?wait=15")).json()
             assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
             await ask.ready(200, within_s=5)
+        assert await pooler.is_shared("pool", "heartbeat", "recorder")
+    calm(service)
+
+
+async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
+    serve, add, asking, calm, row_when, database, pooled
+):
+    poll_s = 2
+    async with await pooled() as pooler, open_proxy(database.dsn) as direct:
+        options = FAST | {"claim_backoff_sec": 60}
+        service = await serve(dsn=pooler.dsn, lock_dsn=direct.dsn, poll_sec=poll_s, **options)
+
+        async def one_after_another(number):
+            began = trio.current_time()
+            for _ in range(number):
+                await row_when(await add("quick", lease_ttl_sec=LEASE_S), "succeeded", within_s=poll_s * 1.2 + 2)
+            return trio.current_time() - began
+
+        async with asking(service) as ask:
+            await ask.shows("listener_connected", 1, within_s=10)
+            direct.freeze("listener")
+            assert await one_after_another(3) > 2 * poll_s * 0.8, "something else than the poll has started them"
+            await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 2)
+            await ask.ready(200, within_s=1)
+            direct.thaw()
+            await ask.shows("listener_connected", 1, within_s=15)
+            assert await one_after_another(5) < 4 * poll_s * 0.8, "polls have started them"
         assert await pooler.is_shared("pool", "heartbeat", "recorder")
     calm(service)
 

@@ -138,7 +138,7 @@ async def test_a_second_snapshot_of_a_day_corrects_the_first(
     # And a third one, as the first: as if the second had never been.
     await dimension.merge(D2, [tuple(first)] if first else [])
     third = await history("a")
-    await raw.execute("TRUNCATE target, dl_etl_history")
+    await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
     for as_of, snapshot in snapshots[:3]:
         await dimension.merge(as_of, [tuple(snapshot)] if snapshot else [])
     assert await history("a") == third

@@ -89,6 +89,10 @@ async def test_of_staged_rows_with_one_key_the_last_counts(transactions, raw, ta
     assert await load.merge_staged(4) == Counts(inserted=2, duplicates=2)
     assert await target() == ["(1,third)", "(2,only)"]
     assert await load.merge([(2, "new"), (2, "only")]) == Counts(unchanged=1, duplicates=1)
+    await load.stage([(1, "fifth")], request=2)
+    assert await load.stage([(1, "fourth"), (2, "only")]) == 2
+    assert await load.merge_staged(3) == Counts(updated=1, unchanged=1, duplicates=1)
+    assert await target() == ["(1,fifth)", "(2,only)"]
 
 
 @pytest.mark.requirement("E6")

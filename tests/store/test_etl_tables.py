@@ -242,12 +242,12 @@ async def load(transactions, raw):
 @pytest.mark.requirement("E3")
 async def test_a_stage_has_the_loads_columns_and_no_log(load, raw, transactions):
     await load.stage([(1, "a", "1.50", DEFAULT)])
-    await load.stage([(2, "b", None, "1999-12-31"), (3, "", 2, None)], segment=Segment(STAGE, 2**40, 5))
+    await load.stage([(2, "b", None, "1999-12-31"), (3, "", 2, None)], segment=Segment(STAGE, 2**40, 5), request=9)
     rows = [tuple(row) for row in await raw.fetch(f"SELECT t::text FROM {quote(STAGE)} t")]
     assert rows == [
-        ("(1,a,1.50,2020-01-01,7,1,1)",),
-        ("(2,b,,1999-12-31,1099511627776,5,2)",),
-        ('(3,"",2,,1099511627776,5,3)',),
+        ("(1,a,1.50,2020-01-01,7,1,1,1)",),
+        ("(2,b,,1999-12-31,1099511627776,5,9,2)",),
+        ('(3,"",2,,1099511627776,5,9,3)',),
     ]
     assert await raw.fetchval("SELECT relpersistence::text FROM pg_class WHERE relname = $1", STAGE) == "u"
     assert await raw.fetchval("SELECT count(*) FROM target") == 0
@@ -296,9 +296,9 @@ async def test_a_key_is_never_null(transactions, raw):
 
 async def test_a_line_without_enough_cells_is_refused_and_not_quoted(load, transactions):
     with pytest.raises(Unstorable, match=r"^line 2: missing data for column .price.$"):
-        await transactions.run(aio_stage, load.segment, load.columns, b"1\ta\t1\t\\N\n2\tsecre\n")
+        await transactions.run(aio_stage, load.segment, load.columns, [(1, b"1\ta\t1\t\\N\n2\tsecre\n")])
     with pytest.raises(Unstorable, match=r"^line 1: extra data after last expected column$"):
-        await transactions.run(aio_stage, load.segment, load.columns, b"1\ta\t1\t\\N\tsecre\n")
+        await transactions.run(aio_stage, load.segment, load.columns, [(1, b"1\ta\t1\t\\N\tsecre\n")])
 
 
 async def test_a_stage_that_is_gone_and_columns_that_are_not_there_are_the_targets_fault(load, raw, transactions):

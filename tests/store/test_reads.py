@@ -41,12 +41,14 @@ FILTERS = {
 }
 
 
-async def all_pages(store, job_filter, limit):
+async def all_pages(store, job_filter, limit, pages=None):
     jobs, after = [], None
     while True:
         page = await reads.list_jobs(store, job_filter, limit=limit, after=after)
         assert len(page.jobs) <= limit
         jobs += page.jobs
+        if pages is not None:
+            pages.append(page)
         if page.next is None:
             return jobs
         after = Cursor.decode(page.next)
@@ -120,6 +122,20 @@ async def test_pages_hold_every_job_once_newest_first_also_with_equal_instants(s
 async def test_a_page_that_is_just_full_is_the_last(store, add_job):
     await add_job()
     assert (await reads.list_jobs(store, JobFilter(), limit=1)).next is None
+
+
+async def test_a_page_of_long_jobs_ends_early_and_they_all_come(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at, args, result)"
+        " SELECT gen_random_uuid(), 'q', 't', i::text, timestamptz '2026-01-01' + i * interval '1 second',"
+        " jsonb_build_object('text', repeat('a', CASE WHEN i = 3 THEN 9000000 WHEN i < 12 THEN 1500000 ELSE 1 END)),"
+        " jsonb_build_object('text', repeat('b', CASE WHEN i < 12 THEN 1500000 ELSE 1 END))"
+        " FROM generate_series(0, 39) i"
+    )
+    pages = []
+    jobs = await all_pages(store, JobFilter(), 1_000, pages)
+    assert [job.lock_key for job in jobs] == [str(i) for i in reversed(range(40))]
+    assert [len(page.jobs) for page in pages] == [30, 2, 2, 2, 1, 2, 1]
 
 
 async def test_jobs_that_arrive_between_pages_move_nothing(store, add_job):

@@ -93,7 +93,7 @@ async def test_without_tokens_no_foreign_page_changes_anything(open_web):
     async with open_web() as web:
         job_id = await web.trigger()
         address = f"/api/v1/jobs/{job_id}/cancel"
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://["):
             assert (await web.client.post(address, headers={"Origin": origin})).status_code == 403
         assert (await web.client.get(f"/api/v1/jobs/{job_id}")).json()["status"] == "queued"
         assert (await web.client.post(address, headers={"Origin": web.url})).status_code == 200

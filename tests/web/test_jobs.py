@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
 
-from dataloader.web import decoding
+from dataloader.web import decoding, jobs
 from dataloader.web.problems import ProblemError
 from dataloader.web.schemas import BatchRequest
 
@@ -378,3 +379,25 @@ async def test_a_queue_is_paused_and_resumed_whatever_its_name(open_web, databas
         assert (await web.client.post("/api/v1/queues/a/b%20c/resume")).json()["paused"] is False
         assert (await web.client.post("/api/v1/queues/a%00/pause")).status_code == 422
         assert database.psql("SELECT count(*) FROM dl_queues WHERE paused") == "0"
+
+
+@pytest.mark.requirement("Q16")
+async def test_a_job_of_megabytes_is_masked_off_the_loop(open_web, monkeypatch):
+    masked, threads = jobs.masked, []
+
+    def seen(job):
+        threads.append(threading.current_thread())
+        return masked(job)
+
+    monkeypatch.setattr(jobs, "masked", seen)
+    async with open_web() as web:
+        job_id = await web.trigger(args={"password": "hunter2", "text": "a" * 500_000})
+        address = f"/api/v1/jobs/{job_id}"
+        answers = [
+            (await web.client.get(address)).json(),
+            (await web.client.get("/api/v1/jobs")).json()["jobs"][0],
+            (await web.client.patch(address, json={"priority": 1})).json(),
+        ]
+    assert [answer["args"]["password"] for answer in answers] == ["***"] * 3
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads

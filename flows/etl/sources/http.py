@@ -261,11 +261,14 @@ class HttpConnection:
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code
         sample = body.decode(_charset(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
+        rest_s = hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
+        # Some services, GitHub for one, say so of a quota that is used up.
+        is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
         return self._error(
             request,
             f"status {status}{f': {sample}' if sample else ''}",
-            is_passing=status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR,
-            retry_after_s=hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None,
+            is_passing=status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota,
+            retry_after_s=rest_s,
             status=status,
         )
 

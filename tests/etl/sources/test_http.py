@@ -156,7 +156,7 @@ async def test_a_status_that_is_no_success_is_an_error_that_passes_or_does_not(s
     assert status == 304 or "password=***" in str(error)
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [403, 429, 503])
 async def test_a_service_says_how_long_it_wants_to_be_left_alone(service, status):
     source = Http(service.url)
     service.misbehave(status=status, headers={"Retry-After": "120"})
@@ -166,7 +166,8 @@ async def test_a_service_says_how_long_it_wants_to_be_left_alone(service, status
     service.misbehave(status=status, headers={"Retry-After": later})
     assert 60 < (await failure(source)).retry_after_s <= 91
     service.misbehave(status=status, headers={"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "77"})
-    assert (await failure(source)).retry_after_s == 77
+    error = await failure(source)
+    assert (error.retry_after_s, error.is_passing) == (77, True)
 
 
 async def test_an_answer_that_is_fine_can_ask_for_rest_too(service):
