@@ -16,6 +16,7 @@ import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database
 from dataloader.store.leases import reap
 
@@ -32,6 +33,7 @@ class Reaper:
     """Sweeps every `period_s` seconds; sets `jumped` when the database's clock has."""
 
     database: Database
+    telemetry: Telemetry
     period_s: float
     jumped: Wake
 
@@ -58,5 +60,6 @@ class Reaper:
                 self.jumped.set()
             if reaped.hashes:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.hashes))
+                self.telemetry.taken_back(reaped.became)
             if len(reaped.hashes) < BATCH or batches == MAX_BATCHES:
                 return reaped.ahead_s

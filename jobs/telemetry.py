@@ -67,6 +67,7 @@ class Telemetry(Collector):
         self._claim_s = _ByQueue()
         self._pickup_s = _ByQueue()
         self._stall_s = _Distribution(LATENCY_S)
+        self._taken_back: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._leases_lost = 0
         self._fenced = 0
         registry.register(self)
@@ -87,6 +88,11 @@ class Telemetry(Collector):
     def picked_up(self, queue: str, latency_s: float) -> None:
         """A job's handler was started `latency_s` seconds after the job became ready."""
         self._pickup_s[queue].observe(latency_s)
+
+    def taken_back(self, became: Iterable[tuple[str, str]]) -> None:
+        """Jobs whose workers had not renewed their leases were taken from them; each one's queue and new status."""
+        for queue, status in became:
+            self._taken_back[queue, status] += 1
 
     def lease_lost(self, n: int = 1) -> None:
         """`n` running jobs were stopped because their leases could not be held."""
@@ -113,6 +119,12 @@ class Telemetry(Collector):
         pickup_s = {(queue,): times for queue, times in self._pickup_s.items()}
         yield _histogram("dataloader_pickup_seconds", "From ready to started.", ("queue",), pickup_s)
         yield _histogram("dataloader_loop_stall_seconds", "Stalls of the event loop.", (), {(): self._stall_s})
+        yield _counter(
+            "dataloader_jobs_taken_back",
+            "Jobs taken from workers whose leases had ended, by what they became: queued, lost or canceled.",
+            ("queue", "status"),
+            self._taken_back,
+        )
         yield _counter(
             "dataloader_leases_lost",
             "Running jobs stopped because their lease or key could not be held.",

@@ -50,6 +50,8 @@ PLANNER: Final = {
     # length look dear to it.
     "plan_cache_mode": "force_generic_plan",
 }
+PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
+"""What somebody else's SQL is planned with in a transaction on a connection that may have ours."""
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
 
@@ -405,6 +407,11 @@ class Session:
             return
         with trio.move_on_after(2, shield=True):
             await self._database.crossing.run(aio_close, connection)
+
+
+def set_local(settings: Mapping[str, str]) -> str:
+    """The settings for the rest of a transaction, as SQL; their values are our own and need no quoting."""
+    return "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
 
 
 async def _aio_nothing(_connection: object) -> None:

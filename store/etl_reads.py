@@ -20,7 +20,7 @@ from dataloader.jobs.errors import JobNotFound, StoreError
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.store import etl_runs
-from dataloader.store.database import Database
+from dataloader.store.database import PLANNER_OF_USERS, Database, set_local
 from dataloader.store.reads import MAX_PAGE, Cursor
 
 MAX_LOADS: Final = 200
@@ -307,6 +307,7 @@ async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[
     """The rows of somebody's own statement, in a transaction that can't write (asyncio-flavoured)."""
     try:
         async with connection.transaction(readonly=True):
+            await connection.execute(set_local(PLANNER_OF_USERS))
             return [dict(row) for row in await connection.fetch(sql, *values)]
     except asyncpg.ReadOnlySQLTransactionError as error:
         # Our own doing, not a server that has become a standby, which will pass.

@@ -83,7 +83,9 @@ WITH clock AS MATERIALIZED (
          jsonb_strip_nulls(jsonb_build_object('reason', 'lease expired', 'attempt', attempt, 'worker', claimed_by))
   FROM taken
 )
-SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes FROM clock
+SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes, ARRAY(SELECT queue FROM taken) AS queues,
+       ARRAY(SELECT status::text FROM taken) AS statuses
+FROM clock
 """
 
 
@@ -139,11 +141,13 @@ class Reaped:
     """What a sweep took back, by the hashes of the keys; their next jobs have been woken already.
 
     `ahead_s` is the database's clock less Trio's; `jumped` tells that it has changed too much, and nothing was taken.
+    `became` has the queue and the new status of each job.
     """
 
     hashes: list[int]
     ahead_s: float
     jumped: bool
+    became: list[tuple[str, str]] = attrs.field(factory=list)
 
 
 async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
@@ -160,4 +164,5 @@ async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, j
     hashes = record["hashes"]
     if hashes:
         await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
-    return Reaped(hashes, record["now"] - sent_at, record["jumped"])
+    became = list(zip(record["queues"], record["statuses"], strict=True))
+    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became)

@@ -20,7 +20,14 @@ import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
-from dataloader.store.database import Database, aio_close, connect
+from dataloader.store.database import (
+    PLANNER_OF_USERS,
+    Database,
+    DatabaseOptions,
+    aio_close,
+    connect,
+    set_local,
+)
 from dataloader.store.outcomes import aio_finish
 
 P = ParamSpec("P")
@@ -66,6 +73,7 @@ class Transactions:
         """Connections are opened when first needed."""
         self._database = database
         self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
+        self._begin = _begin_with(database.options)
         self._idle: list[asyncpg.Connection[Any]] = []
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -122,11 +130,12 @@ class Transactions:
         options = self._database.options
         if self._idle:
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                return await _aio_begun(self._idle.pop(), options.connect_timeout_s)
+                return await _aio_begun(self._idle.pop(), self._begin, options.connect_timeout_s)
             # Nobody has looked after the others either.
             self.close()
         patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
-        return await _aio_begun(await connect(patient, role="transaction", planner={}), options.connect_timeout_s)
+        connection = await connect(patient, role="transaction", planner={})
+        return await _aio_begun(connection, self._begin, options.connect_timeout_s)
 
     async def _put_back(self, connection: Any) -> None:
         """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
@@ -157,10 +166,19 @@ class Transactions:
         raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
 
 
-async def _aio_begun(connection: Any, timeout_s: float) -> Any:
+def _begin_with(options: DatabaseOptions) -> str:
+    """What begins a transaction. Behind a pooler, which ignores what a connection asks for, with the settings in it."""
+    if options.lock_dsn is None:
+        return "BEGIN"
+    timeout = f"{int(options.transaction_timeout_s * 1000)}"
+    timeouts = {"statement_timeout": timeout, "idle_in_transaction_session_timeout": timeout}
+    return f"BEGIN; {set_local(timeouts | PLANNER_OF_USERS)}"
+
+
+async def _aio_begun(connection: Any, begin: str, timeout_s: float) -> Any:
     """The connection with a transaction begun on it; one that can't, or is cancelled meanwhile, is not left open."""
     try:
-        await connection.execute("BEGIN", timeout=timeout_s)
+        await connection.execute(begin, timeout=timeout_s)
     except BaseException:
         connection.terminate()
         raise

@@ -284,7 +284,9 @@ def _make(
         helpers={
             "listener": listener.run,
             "stager": stager.run,
-            "reaper": Reaper(database=database, period_s=settings.reaper_period_s, jumped=heartbeat.wake).run,
+            "reaper": Reaper(
+                database=database, telemetry=telemetry, period_s=settings.reaper_period_s, jumped=heartbeat.wake
+            ).run,
             "pruner": Pruner(database=database, days=days).run,
         },
         listener=listener,

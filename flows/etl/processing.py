@@ -69,14 +69,15 @@ class Refused:
 class Processed:
     """What became of a page of `records` records: the lines of `rows` rows, the `columns` that any of them brings.
 
-    `left_out` records gave no row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for,
-    `without_id` had none.
+    `dropped` are the fields of rows that the table has no columns for, nor for a payload. `left_out` records gave no
+    row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for, `without_id` had none.
     """
 
     records: int
     rows: int
     lines: bytes = attrs.field(repr=False)
     columns: frozenset[str]
+    dropped: frozenset[str]
     left_out: int
     refused: list[Refused]
     more_refused: int
@@ -132,6 +133,7 @@ def process(
         rows=rows + len(lines),
         lines=b"".join([*pieces, *lines]),
         columns=frozenset(table.brought & table.known),
+        dropped=frozenset(table.brought - table.known),
         left_out=left_out,
         refused=refused,
         more_refused=more_refused,

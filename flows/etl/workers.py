@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -15,6 +15,9 @@ from dataloader.flows.etl.reader import Reader, open_reader
 from dataloader.flows.etl.sources.base import Page, Response, Source, SourceError
 from dataloader.store.database import Database
 
+MOST_TOLD: Final = 50
+"""Names of fields in one line of the log."""
+
 
 @attrs.frozen(eq=False)
 class Workers:
@@ -23,6 +26,7 @@ class Workers:
     shared: Shared
     database: Database
     in_processes: bool
+    _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
     limiter: trio.CapacityLimiter = attrs.field(init=False)
 
     @limiter.default
@@ -92,6 +96,7 @@ class Workers:
         report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.columns |= made.columns
+        self._tell_of_dropped(part.table.name, made.dropped)
         part.ids += made.ids
         if made.rows:
             report.count(rows=made.rows)
@@ -103,6 +108,19 @@ class Workers:
                     "the writer lags behind", phase="processing", responses=waiting, rows=report.unwritten
                 )
             await self.shared.to_writer.send(Rows(part, fetched.request, fetched.number, made.rows, made.lines))
+
+    def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
+        """Once for each field: it is meant so, or a name is misspelt."""
+        known = self._dropped.setdefault(table, set())
+        if not names <= known:
+            told = sorted(names - known)
+            known |= names
+            self.shared.log.info(
+                "fields are left out: the table has no columns of these names, and no payload",
+                phase="processing",
+                table=table,
+                fields=told[:MOST_TOLD],
+            )
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""

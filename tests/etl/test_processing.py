@@ -117,6 +117,16 @@ async def test_no_request_is_sent_while_too_many_bytes_wait_to_be_written(items,
     assert any("queue is full" in line.message and line.fields["held_bytes"] > 500 for line in outcome.log)
 
 
+@pytest.mark.requirement("E9")
+async def test_fields_without_a_column_are_told_of_once(items, outcome_of, table):
+    items.records = [item(number, number) for number in (1, 2)]
+    load = items_load(items.service.url, transform=lambda record: {**record, "valeu": 1})
+    outcome = await outcome_of(load, to="2026-01-03")
+    assert outcome.result["counts"]["inserted"] == 2
+    [line] = [line for line in outcome.log if line.message.startswith("fields are left out")]
+    assert (line.fields["table"], line.fields["fields"]) == ("item", ["valeu"])
+
+
 @pytest.mark.requirement("E2", "E6")
 async def test_of_two_rows_of_one_key_the_later_request_s_counts_whichever_worker_is_first(
     items, counts_of, table, staged

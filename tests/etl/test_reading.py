@@ -49,6 +49,18 @@ async def test_a_row_comes_by_its_columns_names(items, counts_of, table, names):
     assert await table("t.value") == ["one None"]
 
 
+async def test_what_a_transform_asks_is_planned_as_anywhere_else(items, counts_of, table):
+    items.records = [item(1)]
+
+    def transform(record, reader):
+        names = ["enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_sort", "plan_cache_mode"]
+        settings = reader.fetch("SELECT DISTINCT setting FROM pg_settings WHERE name = ANY ($1) ORDER BY 1", names)
+        return {**record, "value": "/".join(row["setting"] for row in settings)}
+
+    await counts_of(items_load(items.service.url, windows=None, transform=transform, reads=True))
+    assert await table("t.value") == ["auto/on"]
+
+
 async def test_each_worker_reads_on_a_connection_of_its_own(items, counts_of):
     items.records = [item(number, number) for number in range(1, 4)]
     together, backends = threading.Barrier(3), []

@@ -409,11 +409,13 @@ async def test_f44_a_pause_in_the_middle_of_claims_holds_in_all_processes_until_
 
 @pytest.mark.requirement("Q14", "Q15")
 async def test_f44_a_queue_that_comes_back_with_fewer_slots_runs_no_more_at_once_than_those(
-    serve, add, row_when, ledger
+    serve, add, row_when, ledger, raw
 ):
     wide = await serve({"q": 6}, drain_timeout_sec=0.3, **FAST)
-    jobs = [await add("visit", {"s": 1.5}, lease_ttl_sec=LEASE_S) for _ in range(8)]
+    jobs = [await add("visit", {"s": 600}, lease_ttl_sec=LEASE_S) for _ in range(8)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
+    # Who claims them next finds something shorter to do.
+    await raw.execute("""UPDATE dl_jobs SET args = '{"s": 1.5}'""")
     narrow = await serve({"q": 2}, **FAST)
     wide.signal(signal.SIGTERM)
     assert await wide.exit_code(within_s=20) == 0

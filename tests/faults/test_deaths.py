@@ -226,7 +226,7 @@ async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done
 
 @pytest.mark.requirement("Q10")
 async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end_and_the_others_of_its_queue_succeed(
-    serve, add, raw, ledger, row_when, counts
+    serve, add, raw, ledger, row_when, counts, metric
 ):
     poison = await add("segmentation fault", lease_ttl_sec=3, max_attempts=2)
     for _ in range(20):
@@ -252,6 +252,7 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end
     ]
     await until(counts, lambda found: found == {"lost": 1, "succeeded": 20})
     assert last.process.poll() is None
+    assert await metric(last, 'dataloader_jobs_taken_back_total{queue="q",status="lost"}') == 1
     assert await ledger.overlaps() == []
 
 

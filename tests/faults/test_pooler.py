@@ -16,7 +16,8 @@ from pooler import open_pooler
 from proxy import open_proxy
 from services import FAST, LEASE_S, LISTENER_BOUND_S
 
-from dataloader.store.database import PLANNER
+from dataloader.store.database import PLANNER, PLANNER_OF_USERS, DatabaseOptions, open_database
+from dataloader.store.transaction import Transactions
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.requirement("Q7", "Q8", "Q14")]
 
@@ -130,6 +131,26 @@ async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
             assert await one_after_another(5) < 4 * poll_s * 0.8, "polls have started them"
         assert await pooler.is_shared("pool", "heartbeat", "recorder")
     calm(service)
+
+
+SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY ($1)"
+
+
+async def settings(connection):
+    return dict(await connection.fetch(SETTINGS, list(OF_THE_ROLE)))
+
+
+async def test_f24_a_handler_s_transaction_has_its_own_limits_and_the_planner_as_it_is(database, pooled):
+    async with await pooled() as pooler:
+        options = DatabaseOptions(dsn=pooler.dsn, lock_dsn=database.dsn, transaction_timeout_s=77)
+        async with open_database(options) as db:
+            transactions = Transactions(db)
+            of_handlers = await transactions.run(settings)
+            transactions.close()
+            of_the_queue = await db.run(settings)
+    timeouts = {"statement_timeout": "77000", "idle_in_transaction_session_timeout": "77000"}
+    assert of_handlers == {**of_the_queue, **PLANNER_OF_USERS, **timeouts}
+    assert of_the_queue == {**OF_THE_ROLE, "statement_timeout": "30000", "idle_in_transaction_session_timeout": "30000"}
 
 
 async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connection(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from databases import raw_connection
+from prometheus_client import CollectorRegistry
 
 from dataloader.actors import reaper as reaper_module
 from dataloader.actors.messages import Wake
@@ -12,6 +13,7 @@ from dataloader.actors.reaper import Reaper
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
+from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.leases import Beat, Pulse, Reaped, aio_beat, reap
 
 EXPIRE = "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1"
@@ -142,7 +144,8 @@ async def test_heartbeats_are_journalled_only_when_asked(ten, journal_of):
 async def test_an_expired_job_goes_back_to_the_queue(ten, store, raw, row_of, journal_of):
     _worker, [job, *others] = ten
     await raw.execute(EXPIRE, job.job_id)
-    assert (await reap(store, 100)).hashes == [job.lock_hash]
+    reaped = await reap(store, 100)
+    assert (reaped.hashes, reaped.became) == ([job.lock_hash], [("q", "queued")])
     row = await row_of(job.job_id)
     assert (row["status"], row["attempt"], row["crashes"], row["waits_for"]) == ("queued", 1, 1, None)
     assert (row["claimed_by"], row["lease_expires_at"], row["finished_at"]) == (None, None, None)
@@ -264,7 +267,8 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
 
     monkeypatch.setattr(reaper_module, "reap", sweep)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Reaper(database=store, period_s=0.01, jumped=jumped).run)
+        telemetry = Telemetry(CollectorRegistry())
+        nursery.start_soon(Reaper(database=store, telemetry=telemetry, period_s=0.01, jumped=jumped).run)
         with trio.fail_after(10):
             await swept.wait()
         nursery.cancel_scope.cancel()

@@ -73,6 +73,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
         web.telemetry.picked_up("q", 0.02)
         web.telemetry.job_ended("q", "t", "succeeded", 0.3)
         web.telemetry.job_ended("q", "t", "succeeded", 1e9)
+        web.telemetry.taken_back([("q", "lost"), ("q", "queued"), ("q", "lost")])
         web.telemetry.lease_lost(2)
         web.telemetry.loop_stalled(0.2)
         web.telemetry.fenced(1)
@@ -86,6 +87,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
             'dataloader_jobs_claimed_total{queue="q"} 3.0',
             'dataloader_claim_seconds_bucket{le="0.005",queue="q"} 1.0',
             'dataloader_pickup_seconds_sum{queue="q"} 0.02',
+            'dataloader_jobs_taken_back_total{queue="q",status="lost"} 2.0',
             "dataloader_leases_lost_total 2.0",
             "dataloader_writes_fenced_total 1.0",
             "dataloader_loop_stall_seconds_count 1.0",

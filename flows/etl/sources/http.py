@@ -78,7 +78,8 @@ class Http(Source):
         auth: who asks; see `Auth`.
         name: whose turn it is; by default the host.
         method: GET or POST.
-        timeout_s: seconds for a whole answer, from the connection to the last byte. The smaller of this and `fetch`'s.
+        timeout_s: seconds for a whole answer, from the connection to the last byte, if less than the pipeline's
+            `request_timeout`.
         max_body_bytes: an answer of more, unpacked, is an error.
         allowed_hosts: other hosts to which redirects and links to the next page may lead. They get no `auth` and none
             of `headers`.
@@ -98,7 +99,9 @@ class Http(Source):
     auth: Auth = attrs.field(factory=Auth, kw_only=True)
     name: str = attrs.field(kw_only=True, validator=checks.text)
     method: str = attrs.field(default="GET", kw_only=True, validator=attrs.validators.in_(("GET", "POST")))
-    timeout_s: float = attrs.field(default=30.0, kw_only=True, validator=checks.seconds)
+    timeout_s: float | None = attrs.field(
+        default=None, kw_only=True, validator=attrs.validators.optional(checks.seconds)
+    )
     max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=checks.whole(1))
     allowed_hosts: frozenset[str] = attrs.field(default=frozenset(), converter=_as_hosts, kw_only=True)
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
@@ -197,7 +200,7 @@ class HttpConnection:
             SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success, a
                 redirect to another host. Passing: what a network or a busy service does, 408, 425, 429 and 5xx.
         """
-        limit_s = min(timeout_s, self.source.timeout_s)
+        limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
         body = Body()
         began_at = trio.current_time()
         try:
