@@ -175,8 +175,9 @@ class Heartbeat:
             was_in_time = run.lease_until - run.overdue_since >= margin_s(run.job.lease_s) / 2
             lease_is_gone = now >= run.lease_until and (was_in_time or has_had_its_grace)
             job_is_gone = run.why is Why.LEASE_LOST and has_had_its_grace
-            # What has committed has no lease to lose: nobody will run its job again.
-            if (lease_is_gone or job_is_gone) and not run.committed and not run.reported_unstoppable:
+            # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
+            is_harmless = run.committed and run.stopped_by() is not Why.KEY_LOST
+            if (lease_is_gone or job_is_gone) and not is_harmless and not run.reported_unstoppable:
                 run.reported_unstoppable = True
                 self.unstoppable(run)
 

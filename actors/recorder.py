@@ -219,7 +219,7 @@ class Recorder:
         logging = await self._keep_lines([run for run in runs if run.lines])
         for run in runs:
             if run.job.token in logging:
-                self._take(Shown(run), [])
+                self._show_again(run)
         if not shown:
             return
         waiting = {run.job.token for run, _ in shown}
@@ -235,7 +235,11 @@ class Recorder:
         for run, progress in shown:
             if run.job.token in waiting:
                 run.progress = run.progress or progress
-                self._take(Shown(run), [])
+                self._show_again(run)
+
+    def _show_again(self, run: Run) -> None:
+        run.to_be_shown = True
+        self._take(Shown(run), [])
 
     async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
         """Write what the runs have logged; the tokens of those who keep it, since somebody has locked their row."""

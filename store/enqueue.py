@@ -57,7 +57,7 @@ WITH added AS (
                        max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
   SELECT job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
          coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group, request_hash
-  FROM {rows} AS r ({names})
+  FROM {rows} AS r ({names}) {where}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue
 ), journal AS (
@@ -67,15 +67,23 @@ SELECT job_id FROM added
 """
 
 
-def _add(rows: str, parameter: str) -> str:
+# The server ends the wait by itself: one that is told to stop from here goes on until it has heard of it.
+_BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
+
+
+def _add(rows: str, parameter: str, where: str = "") -> str:
     """The statement for rows as one parameter for each column: of its type, or of a list of it."""
     parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(_COLUMNS.values(), 1))
-    return _ADD.format(rows=rows.format(parameters), names=", ".join(_COLUMNS))
+    return _ADD.format(rows=rows.format(parameters), names=", ".join(_COLUMNS), where=where)
 
 
-_ADD_MANY: Final = _add("unnest({})", "${}::{}[]")
-_ADD_ONE: Final = _add("(VALUES ({}))", "${}::{}")
+_MANY: Final = "unnest({})", "${}::{}[]"
+_ONE: Final = "(VALUES ({}))", "${}::{}"
 """For the common single job: lists of one cost a quarter of the statement."""
+_ADD_MANY: Final = _add(*_MANY)
+_ADD_ONE: Final = _add(*_ONE)
+_ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
+_ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key, args
@@ -221,12 +229,12 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-async def _aio_insert(connection: Any, rows: list[Row], timeout_s: float | None = None) -> set[UUID]:
+async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> set[UUID]:
     """Add the rows that nothing stands against; the ids of those that were added."""
     if len(rows) == 1:
-        records = await connection.fetch(_ADD_ONE, *rows[0], timeout=timeout_s)
+        records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *rows[0])
     else:
-        records = await connection.fetch(_ADD_MANY, *zip(*rows, strict=True), timeout=timeout_s)
+        records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*rows, strict=True))
     return {record["job_id"] for record in records}
 
 
@@ -257,8 +265,7 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> 
 
 
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
-    has_keys = any(job.idempotency_key is not None for job in jobs)
-    added = await _aio_insert(connection, new, KEY_WAIT_S if has_keys else None)
+    added = await _aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
     if len(added) == len(jobs):
         return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]

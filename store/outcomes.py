@@ -106,7 +106,7 @@ WITH ours AS MATERIALIZED (
   SELECT j.job_id, j.queue, l.token
   FROM (SELECT DISTINCT u.job_id, u.token FROM unnest($1::uuid[], $2::bigint[]) AS u (job_id, token)) AS l
   JOIN dl_jobs j ON j.job_id = l.job_id
-  WHERE j.token = l.token AND j.status IN ('running', 'succeeded')
+  WHERE j.token = l.token AND (j.status IN ('running', 'succeeded')) IS TRUE
   FOR KEY SHARE OF j SKIP LOCKED
 ), written AS (
   INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -120,7 +120,7 @@ SELECT token FROM ours
 
 _OURS: Final = """
 SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
-WHERE j.token = m.token AND j.status = ANY ($3::dl_status[])
+WHERE j.token = m.token AND (j.status = ANY ($3::dl_status[])) IS TRUE
 """
 
 

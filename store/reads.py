@@ -52,12 +52,12 @@ FROM dl_jobs
 """
 
 _FRAGMENTS: Final = {
-    "queue": "queue = ${}",
-    "task": "task = ${}",
-    "status": "status = ANY (${}::dl_status[])",
-    "lock_key": "lock_key = ${}",
-    "created_from": "created_at >= ${}",
-    "created_to": "created_at < ${}",
+    "queue": "queue = ${0}",
+    "task": "task = ${0}",
+    "status": "status = ANY (${0}::dl_status[])",
+    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
+    "created_from": "created_at >= ${0}",
+    "created_to": "created_at < ${0}",
 }
 
 _ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"

@@ -41,7 +41,8 @@ WITH known AS MATERIALIZED (
   FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS t (task)
   CROSS JOIN LATERAL (
     SELECT job_id FROM dl_jobs j
-    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue = q.queue AND j.task = t.task
+    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue = q.queue
+      AND hashtext(j.task) = hashtext(t.task) AND j.task = t.task
     ORDER BY j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
   ) AS p
 )

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Final, NoReturn
 
 import attrs
@@ -39,6 +40,7 @@ LEAVE_AT: Final = 3
 TOTAL_BOUND_S: Final = 10.0
 """After the drain's timeout: when the process ends, whatever still runs."""
 LOOK_S: Final = 0.25
+LAST_WORD_S: Final = 1.0
 HEARD_S: Final = 1.0
 """So long after it came a loop that turns has heard of a signal."""
 
@@ -113,8 +115,7 @@ async def _obey(signals: AsyncIterator[int], supervisor: Supervisor) -> None:
             log.warning("second signal: the running jobs are stopped now", signal=name)
             supervisor.hurry()
         else:
-            log.critical("third signal: leaving at once", signal=name)
-            _leave(1)
+            _leave(1, "third signal: leaving at once", signal=name)
 
 
 def _announce(supervisor: Supervisor, settings: Settings) -> None:
@@ -162,14 +163,13 @@ class _Bound:
             if self.signals >= LEAVE_AT:
                 third_at = min(third_at, now)
             if now - third_at > HEARD_S:
-                log.critical("third signal: leaving at once, though the loop is blocked")
-                _leave(1)
+                _leave(1, "third signal: leaving at once, though the loop is blocked")
             if now - self.began > self.bound_s:
-                log.critical("the total deadline of the drain has passed: leaving at once", after_s=self.bound_s)
                 # A client that takes no data or a connection that does not close holds us up, and no row.
                 supervisor = self._supervisor
                 report = None if supervisor is None or supervisor.failure is not None else supervisor.report
-                _leave(0 if report is not None and report.is_clean else 1)
+                code = 0 if report is not None and report.is_clean else 1
+                _leave(code, "the total deadline of the drain has passed: leaving at once", after_s=self.bound_s)
 
     def _listen(self) -> None:
         with suppress(TimeoutError):
@@ -185,9 +185,16 @@ class _Bound:
                     os.write(self.trios, numbers)
 
 
+@lru_cache
+def _let_no_child_tell() -> None:
+    """A forked child has our wake-up socket, too, and its signals are not ours. Python does so itself from 3.12 on."""
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
 @contextmanager
 def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
     """The bound for the length of a block, within Trio's run."""
+    _let_no_child_tell()
     wakeups, told = socket.socketpair()
     wakeups.settimeout(LOOK_S)
     told.settimeout(0)
@@ -202,15 +209,21 @@ def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
 
 
 def _leave_unstoppable(run: Run) -> None:
-    log.critical(
+    _leave(
+        1,
         "a handler goes on although its lease is gone: this process ends, so that the job never runs twice at once",
         job_id=str(run.job.job_id),
         task=run.job.task,
     )
-    _leave(1)
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, why: str = "", **fields: object) -> NoReturn:
+    """End the process, with a last word if it can be said: a log that nobody reads may be what holds us up."""
+    at_the_latest = threading.Timer(LAST_WORD_S, os._exit, (code,))
+    at_the_latest.daemon = True
+    at_the_latest.start()
+    if why:
+        log.critical(why, **fields)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -275,7 +275,11 @@ class SettingRow:
 
 
 def load_settings(
-    env: Mapping[str, str] | None = None, *, directory: Path | None = None, overrides: Mapping[str, object] = _NOTHING
+    env: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    overrides: Mapping[str, object] = _NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
 ) -> Settings:
     """Return the settings from all layers: defaults < `.env` < `.env.local` < environment < command line (Q13, E5).
 
@@ -284,12 +288,13 @@ def load_settings(
         directory: where `.env` and `.env.local` are looked for; by default the current one.
         overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` are
             variables, which override single ones of the other layers.
+        defaults: values by field name of what is given nowhere, instead of the setting's own.
 
     Raises:
         ConfigError: one line for each bad value, or for a line in a file that can't be read.
     """
     given = _given(env, directory, overrides)
-    return Settings(**{field: value for field, (value, _) in given.items()})  # type: ignore[arg-type]
+    return Settings(**{**defaults, **{field: value for field, (value, _) in given.items()}})
 
 
 def explain(

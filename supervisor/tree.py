@@ -108,6 +108,10 @@ async def _work(
                 helpers.cancel_scope.cancel()
 
 
+def _tell_of_migration(name: str) -> None:
+    log.info("the schema is brought up to date; indexes wait for older transactions", migration=name)
+
+
 async def _cut_off_after(parts: Parts, pause_s: float) -> None:
     await trio.sleep(pause_s)
     await parts.cut_off()
@@ -127,7 +131,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
         while not prepared:
             try:
                 if migrate:
-                    applied = await migrations.migrate(parts.database)
+                    applied = await migrations.migrate(parts.database, tell=_tell_of_migration)
                     if applied:
                         log.info("the schema was brought up to date", applied=applied)
                 else:

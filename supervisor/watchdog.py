@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -66,7 +67,9 @@ async def watch_loop(
                 reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
-                log.error("the event loop is blocked", for_s=round(for_s, 2), stack=stack)
+                # In a thread: a log that nobody reads may be what blocks the loop.
+                tell = partial(log.error, "the event loop is blocked", for_s=round(for_s, 2), stack=stack)
+                threading.Thread(target=tell, daemon=True).start()
             if for_s > STALL_S:
                 blocked(min(for_s, seen_s))
 

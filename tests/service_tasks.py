@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import random
 import resource
 import sqlite3
+import sys
 import threading
 import time
 import warnings
@@ -87,19 +89,38 @@ LEDGER = Ledger()
 async def visit(job: Job) -> int:
     """Stays for `s` seconds, `block` more of them without letting go of the event loop; the ledger tells when.
 
-    With `native` it never returns from a call into native code, which no signal interrupts.
+    With `native` it never returns from a call into native code, which no signal interrupts. It writes `chat` long lines
+    to stderr.
 
     Its first attempts, as many as `fails` says, fail.
     """
     async with LEDGER.visit(job):
         await trio.sleep(job.args.get("s", 0))
         time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - what is to be tested
+        for _ in range(job.args.get("chat", 0)):
+            sys.stderr.write("x" * 1_000 + "\n")
+            sys.stderr.flush()
         if job.args.get("native"):
             endless = "WITH RECURSIVE r (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
             sqlite3.connect(":memory:").execute(endless).fetchone()
         if job.attempt <= job.args.get("fails", 0):
             raise ValueError("not yet")
     return job.attempt
+
+
+@tasks.task("children")
+def children(_job: ThreadJob) -> None:
+    """Forks three processes and sends each of them a signal."""
+    started = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)) for _ in range(3)]
+    for child in started:
+        child.start()
+    time.sleep(0.5)
+    for child in started:
+        child.terminate()
+    time.sleep(0.5)
+    for child in started:
+        child.kill()
+        child.join(10)
 
 
 @tasks.task("late", retry=RetryPolicy(base_s=0))

@@ -37,14 +37,17 @@ class Service:
 
     process: subprocess.Popen
     lines: list[dict] = attrs.field(factory=list)
+    is_read: threading.Event = attrs.field(factory=threading.Event)
     _reader: threading.Thread = attrs.field(init=False)
 
     def __attrs_post_init__(self):
+        self.is_read.set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self):
         for line in self.process.stderr:
+            self.is_read.wait()
             try:
                 self.lines.append(json.loads(line))
             except ValueError:
@@ -75,6 +78,7 @@ class Service:
             return self.process.poll()
 
         ended = await until(code, lambda code: code is not None, within_s=within_s)
+        self.is_read.set()
         await trio.to_thread.run_sync(self._reader.join, 5)
         return ended
 
@@ -127,6 +131,7 @@ def serve(database, tmp_path):
     for service in services:
         service.process.kill()
         service.process.wait(timeout=20)
+        service.is_read.set()
         service._reader.join(5)
         service.process.stderr.close()
 

@@ -12,7 +12,7 @@ CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_parked ON dl_jobs (hashtext(l
   WHERE status = 'queued' AND waits_for = 'lock';
 
 -- What waits for a worker that knows its task.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_unknown ON dl_jobs (queue, task, created_at)
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_unknown ON dl_jobs (queue, hashtext(task), created_at)
   WHERE status = 'queued' AND waits_for = 'task';
 
 -- Which keys run, for the claim's look at live leases.
@@ -25,7 +25,7 @@ CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_created ON dl_jobs (created_a
 -- Lists of what went wrong, which is rare among what ended, and of what became of a key's jobs. Only the finish pays for it.
 CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_wrong ON dl_jobs (created_at, job_id)
   WHERE status IN ('failed', 'canceled', 'lost');
-CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_ended ON dl_jobs (lock_key, created_at, job_id)
+CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_key_ended ON dl_jobs (hashtext(lock_key), created_at, job_id)
   WHERE status IN ('succeeded', 'failed', 'canceled', 'lost');
 
 -- Retention, and lists of what ended.

@@ -4,7 +4,7 @@
 run when that is somebody else (`render`). A file is one transaction, unless its first line says `-- outside a
 transaction`: then its statements run one by one, each may be repeated after an interruption, and `-- repeat while rows
 change` marks a back-fill. Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up
-everybody's heartbeats.
+everybody's heartbeats; but an index that is built concurrently holds up nobody, and waits for all older transactions.
 
 Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can read and run).
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from dataloader.store.database import Database, connect
 LOCK_KEY: Final = 0x646C_6D69_6772
 """The advisory lock of migrations: 'dlmigr'."""
 LOCK_TRIES: Final = 30
+LOCK_TIMEOUT: Final = "2s"
 _LEDGER: Final = """CREATE TABLE IF NOT EXISTS dl_migrations (
   number int PRIMARY KEY,
   name text NOT NULL,
@@ -41,6 +42,11 @@ class Migration:
     number: int
     name: str
     sql: str
+
+    @property
+    def full_name(self) -> str:
+        """Number and name."""
+        return f"{self.number:04} {self.name}"
 
     @property
     def is_transactional(self) -> bool:
@@ -66,6 +72,10 @@ def migrations() -> list[Migration]:
 
 
 LATEST: Final = len(migrations())
+_INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
+"""Those that are built concurrently, so that an interruption can leave half of one."""
+_DROP_HALF: Final = """SELECT 'DROP INDEX CONCURRENTLY {name}' FROM pg_index
+WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid \\gexec"""
 
 
 def render() -> str:
@@ -77,21 +87,35 @@ def render() -> str:
         f"{_LEDGER};",
     ]
     for migration in migrations():
-        parts.append(f"\n-- {migration.number:04} {migration.name}")
+        parts.append(f"\n-- {migration.full_name}")
         sql = migration.sql.replace("{schema}", ":schema").strip()
-        parts.append(f"BEGIN;\n{sql}\nCOMMIT;" if migration.is_transactional else sql)
+        parts.append(f"BEGIN;\n{sql}\nCOMMIT;" if migration.is_transactional else "\n".join(_lines_of(migration)))
         # The values are the file's own name: digits and word characters.
         ledger = f"INSERT INTO dl_migrations (number, name) VALUES ({migration.number}, '{migration.name}')"
         parts.append(f"{ledger} ON CONFLICT DO NOTHING;")
     return "\n".join(parts) + "\n"
 
 
-async def migrate(database: Database) -> list[str]:
+def _lines_of(migration: Migration) -> Iterator[str]:
+    """The statements of a file outside a transaction, as psql runs them: also a second time, after an interruption."""
+    for statement, repeated in migration.statements():
+        sql = statement.removesuffix(";")
+        if index := _INDEX.match(sql):
+            yield _DROP_HALF.format(name=index[1])
+        if repeated:
+            yield f"DO $$ BEGIN LOOP\n{sql};\nEXIT WHEN NOT FOUND;\nCOMMIT;\nEND LOOP; END $$;"
+        else:
+            yield f"{sql};"
+
+
+async def migrate(database: Database, *, tell: Callable[[str], object] | None = None) -> list[str]:
     """Apply what is missing; the names of the files applied come back. Safe to call from many processes at once.
+
+    `tell` hears of each before it is applied, which may take long.
 
     Raises `SchemaError` when the database is newer than this program, or its tables belong to another role.
     """
-    return await database.crossing.run(_aio_migrate, database)
+    return await database.crossing.run(_aio_migrate, database, tell)
 
 
 async def check(database: Database) -> None:
@@ -111,20 +135,21 @@ async def _aio_number(connection: asyncpg.Connection[Any]) -> int:
 
 
 async def _aio_invalid(connection: asyncpg.Connection[Any]) -> bool:
-    """Whether an index of the queue's tables was left half made."""
+    """Whether one of our own indexes was left half made; somebody else's is their affair."""
     return bool(
         await connection.fetchval(
-            "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
-            " AND indrelid IN (to_regclass('dl_jobs'), to_regclass('dl_job_events'))"
+            "SELECT count(*) FROM pg_index JOIN unnest($1::text[]) AS name ON indexrelid = to_regclass(name)"
+            " WHERE NOT indisvalid",
+            _INDEXES,
         )
     )
 
 
-async def _aio_migrate(database: Database) -> list[str]:
+async def _aio_migrate(database: Database, tell: Callable[[str], object] | None) -> list[str]:
     connection = await connect(database.options, direct=True, role="migrate", planner={})
     try:
         # A back-fill or an index of a large table takes as long as it takes.
-        await connection.execute("SET statement_timeout = 0; SET lock_timeout = '2s'")
+        await connection.execute(f"SET statement_timeout = 0; SET lock_timeout = '{LOCK_TIMEOUT}'")
         number = await _aio_number(connection)
         if number > LATEST:
             message = f"the database's schema is at {number}, newer than this version ({LATEST}); upgrade dataloader"
@@ -142,15 +167,17 @@ async def _aio_migrate(database: Database) -> list[str]:
         missing = [m for m in migrations() if m.number > number or (broken and not m.is_transactional)]
         schema = await connection.fetchval("SELECT quote_ident(current_schema())")
         for migration in missing:
+            if tell is not None:
+                tell(migration.full_name)
             try:
                 await _aio_apply(connection, migration, schema)
             except asyncpg.InsufficientPrivilegeError as error:
                 message = (
-                    f"migration {migration.number:04} {migration.name} was refused ({error}): the tables belong to "
-                    "another role. Let their owner run the output of `dataloader migrate --sql`, then start again"
+                    f"migration {migration.full_name} was refused ({error}): the tables belong to another role. "
+                    "Let their owner run the output of `dataloader migrate --sql`, then start again"
                 )
                 raise SchemaError(message) from error
-        return [f"{migration.number:04} {migration.name}" for migration in missing]
+        return [migration.full_name for migration in missing]
     finally:
         connection.terminate()
 
@@ -181,6 +208,9 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
             if transaction:
                 async with connection.transaction():
                     return await connection.execute(sql, timeout=3600)
+            # Whoever waits for its turn with a concurrent index begins anew after each timeout, and is never done where
+            # some transaction is always older than two seconds.
+            await connection.execute(f"SET lock_timeout = '{'0' if ' CONCURRENTLY ' in sql else LOCK_TIMEOUT}'")
             return await connection.execute(sql, timeout=86_400)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             if attempt == LOCK_TRIES - 1:

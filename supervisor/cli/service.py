@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-import attrs
 import click
 
 from dataloader.jobs.errors import ConfigError, DataloaderError
@@ -34,17 +33,18 @@ DEFAULT_WORKERS: Final = (Worker("default", 10),)
 def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
-    Without WORKERS_JSON it serves one queue, "default", ten jobs at once. Without DL_DB_DSN it starts a PostgreSQL of
+    Without WORKERS_JSON it serves one queue, "default", ten jobs at once; with an empty list none. Without DL_DB_DSN it starts a PostgreSQL of
     its own in the data directory, or joins the one that runs there. --pipeline-… override DL_PIPELINE__… for all loads
     that say nothing of their own.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
-    settings = load_settings(overrides=overrides | {"pipeline": as_variables(pipeline)})
+    settings = load_settings(
+        overrides=overrides | {"pipeline": as_variables(pipeline)},
+        defaults={} if where is None else {"workers": DEFAULT_WORKERS},
+    )
     if settings.workers and where is None:
         raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
-    if where is None:
-        return _serve(settings, Tasks())
-    return _serve(attrs.evolve(settings, workers=settings.workers or DEFAULT_WORKERS), load_tasks(where))
+    return _serve(settings, Tasks() if where is None else load_tasks(where))
 
 
 def _serve(settings: Settings, tasks: Tasks) -> int:
@@ -59,7 +59,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
     for warning in _warnings():
         log.warning(warning)
     if not settings.workers:
-        log.warning("no queues are served: without --tasks this process only answers the HTTP API")
+        log.warning("no queues are served: this process only answers the HTTP API")
     with provide_database(settings, create=True) as provided:
         if settings.db_dsn is None:
             data_dir = settings.data_dir.absolute()

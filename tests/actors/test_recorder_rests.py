@@ -89,6 +89,29 @@ async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(moc
         nursery.cancel_scope.cancel()
 
 
+class LockedRow:
+    """A database in which somebody has locked the row."""
+
+    async def write(self, _show, shown) -> set[int]:
+        return {token for _, token, _ in shown}
+
+
+async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_told_of_again(mock_clock):
+    runs, run = Runs(), a_run()
+    runs.add(run)
+    send, receive = open_channel(1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a_recorder(LockedRow(), runs).run, receive)
+        run.progress, run.to_be_shown = "{}", True
+        send.send_nowait(Shown(run))
+        for _ in range(3):
+            await trio.testing.wait_all_tasks_blocked()
+            assert run.to_be_shown
+            mock_clock.jump(10)
+        nursery.cancel_scope.cancel()
+    assert run.progress == "{}"
+
+
 def ended(runs: Runs, token: int) -> Ended:
     run = a_run(token)
     runs.add(run)

@@ -154,6 +154,47 @@ async def test_f07_a_handler_that_blocks_the_loop_for_ever_does_not_keep_the_pro
     assert await service.exit_code(within_s=1 + 10 + 3) == 1
 
 
+async def chats_to_nobody(service, add, ledger):
+    """A handler that is blocked by its own lines, since nobody reads the process's log any more."""
+    service.is_read.clear()
+    job_id = await add("visit", {"chat": 500}, lease_ttl_sec=LEASE_S)
+    await until(ledger.visits)
+    await trio.sleep(1)
+    return job_id
+
+
+@pytest.mark.requirement("Q15")
+async def test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending(serve, add, ledger):
+    service = await serve(drain_timeout_sec=1, default_lease_ttl_sec=3_600)
+    await chats_to_nobody(service, add, ledger)
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=1 + 10 + 3) == 1
+
+
+@pytest.mark.requirement("Q8")
+async def test_f07_a_process_whose_log_nobody_reads_ends_when_its_leases_and_the_grace_are_over(
+    serve, add, ledger, raw, row_when
+):
+    blocked = await serve(cancel_grace_sec=1, **FAST)
+    job_id = await chats_to_nobody(blocked, add, ledger)
+    await raw.execute("UPDATE dl_jobs SET args = '{}'")
+    await serve(**FAST)
+    assert await blocked.exit_code(within_s=LEASE_S + 1 + 10) == 1
+    await ledger.died(blocked.process.pid)
+    assert (await row_when(job_id, "succeeded"))["crashes"] == 1
+
+
+@pytest.mark.requirement("Q15")
+async def test_signals_of_forked_children_are_not_the_process_s_own(serve, add, row_when):
+    service = await serve(drain_timeout_sec=1)
+    await row_when(await add("children"), "succeeded")
+    await trio.sleep(3)
+    await row_when(await add("quick"), "succeeded")
+    assert service.process.poll() is None
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=15) == 0
+
+
 @pytest.mark.requirement("Q8")
 @pytest.mark.full
 async def test_f07_a_process_whose_loop_is_blocked_for_ever_ends_when_its_leases_and_the_grace_are_over(

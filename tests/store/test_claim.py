@@ -15,6 +15,7 @@ from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.leases import Beat, reap
+from dataloader.store.reads import JobFilter, list_jobs
 from dataloader.store.stage import Staged, ready_due, ready_known
 
 TRY_LOCK = "WHEN pg_try_advisory_lock(h)"
@@ -50,6 +51,26 @@ async def test_whatever_another_service_writes_its_job_is_claimed(start_worker, 
     assert (await ready_due(store)).next_due_s < 1
     await trio.sleep(0.2)
     assert await ready_due(store) == Staged(1, None)
+
+
+LONG_NAME = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 300) AS i)"
+"""More than an index can hold."""
+
+
+async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(start_worker, add_job, store, raw, row_of):
+    worker, name = start_worker(), await raw.fetchval(f"SELECT {LONG_NAME}")
+    ended = await add_job(lock_key=LONG_NAME)
+    [job] = await worker.claim()
+    await worker.end(job)
+    lost = await add_job(lock_key=LONG_NAME, max_attempts="1")
+    unknown = await add_job(task=LONG_NAME)
+    assert ids(await worker.claim()) == {lost}
+    await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+    await reap(store, 10)
+    assert [await row_of(job_id, "status") for job_id in (ended, lost, unknown)] == ["succeeded", "lost", "queued"]
+    assert {job.job_id for job in (await list_jobs(store, JobFilter(lock_key=name))).jobs} == {ended, lost}
+    assert await ready_known(store, ["q"], [name]) == 1
+    assert ids(await worker.claim(tasks=(name,))) == {unknown}
 
 
 async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):

@@ -24,6 +24,7 @@ import pytest
 from databases import raw_connection
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store import cluster as cluster_module
 from dataloader.store.cluster import Cluster
 from dataloader.store.embedded import embedded_postgres, psql_command
 
@@ -180,6 +181,7 @@ def test_its_owner_alone_reaches_it(home):
 
         assert mode("postgres-18") == 0o700
         assert mode("postgres.password") == mode("postgres.log") == mode("users.lock") == mode("start.lock") == 0o600
+        assert mode("server.lock") == 0o600
         assert mode(".") & 0o066 == 0
 
 
@@ -298,6 +300,36 @@ def test_a_stale_lock_file_that_names_a_living_process_does_not_stop_the_start(h
             assert stranger.poll() is None
         finally:
             stranger.kill()
+
+
+def test_a_copy_of_a_data_directory_in_use_gets_a_server_of_its_own(data_dir):
+    with embedded_postgres(data_dir / "first", extra_settings=QUICK) as first:
+        command, environment = first.psql("-XAtc", "create table kept as select 1 as x; checkpoint")
+        subprocess.run(command, env=environment, check=True, timeout=30, stdout=subprocess.DEVNULL)
+        subprocess.run(["cp", "-a", data_dir / "first", data_dir / "copy"], check=True, timeout=60)
+        with embedded_postgres(data_dir / "copy", extra_settings=QUICK) as copy:
+            assert copy.pid != first.pid
+            command, environment = copy.psql("-XAtc", "drop table kept")
+            subprocess.run(command, env=environment, check=True, timeout=30, stdout=subprocess.DEVNULL)
+        assert not is_alive(copy.pid)
+        command, environment = first.psql("-XAtc", "select x from kept")
+        assert subprocess.check_output(command, env=environment, text=True, timeout=30) == "1\n"
+
+
+def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_dir, monkeypatch):
+    monkeypatch.setattr(cluster_module, "ORPHANS_TIMEOUT_S", 0.3)
+    before, after = data_dir / "before", data_dir / "after"
+    with embedded_postgres(before, extra_settings=QUICK) as server:
+        before.rename(after)
+        with (
+            pytest.raises(EmbeddedDatabaseError, match="A server that does not answer here has the cluster"),
+            embedded_postgres(after, extra_settings=QUICK),
+        ):
+            pass
+        assert (after / "postgres-18" / "postmaster.pid").read_text().startswith(f"{server.pid}\n")
+        assert is_alive(server.pid)
+        after.rename(before)
+    assert not is_alive(server.pid)
 
 
 def test_a_long_and_odd_path_gets_its_socket_elsewhere_in_private(data_dir):

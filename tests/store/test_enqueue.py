@@ -161,6 +161,29 @@ async def test_the_loser_of_a_race_for_a_key_is_given_the_winner(database, store
     assert [(answer.job_id == winner, answer.created) for answer in answers] == [(True, False), (False, True)][:batch]
 
 
+@pytest.mark.slow
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("batch", [1, 2])
+async def test_a_key_that_somebody_keeps_is_not_waited_for_for_long_and_nothing_goes_on_in_the_server(
+    store, raw, batch
+):
+    await raw.execute("BEGIN")
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key) VALUES ($1, 'q', 't', 'k', 'i')", uuid7()
+    )
+    jobs = [new(idempotency_key="i"), new()][:batch]
+    with trio.fail_after(9), pytest.raises(StoreUnavailable, match="lock timeout"):
+        await enqueue(store, jobs)
+    assert await raw.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") == 0
+    await raw.execute("ROLLBACK")
+    assert [answer.created for answer in await enqueue(store, jobs)] == [True] * batch
+    assert await store.run(_lock_timeout) == "0"
+
+
+async def _lock_timeout(connection):
+    return await connection.fetchval("SHOW lock_timeout")
+
+
 @pytest.mark.requirement("Q2")
 async def test_when_the_winner_rolls_back_the_other_takes_its_place(store, raw, until_blocked):
     await raw.execute("BEGIN")

@@ -7,8 +7,9 @@ import trio
 from databases import raw_connection
 
 from dataloader.jobs.errors import SchemaError
+from dataloader.store import migrations as module
 from dataloader.store.database import DatabaseOptions, open_database
-from dataloader.store.migrations import LATEST, check, migrate, migrations
+from dataloader.store.migrations import LATEST, check, migrate, migrations, render
 
 STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost")
 
@@ -90,6 +91,60 @@ async def test_a_reader_with_an_old_snapshot_holds_an_index_up_and_does_not_leav
             await reader.execute("COMMIT")
         assert await raw.fetchval("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 0
         assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q1")
+async def test_indexes_are_built_also_where_some_transaction_is_always_older_than_a_lock_is_waited_for(
+    empty_database, monkeypatch
+):
+    monkeypatch.setattr(module, "LOCK_TIMEOUT", "50ms")
+    ended = False
+
+    async def read(reader, after_s):
+        await trio.sleep(after_s)
+        while not ended:
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            await reader.execute("SELECT count(*) FROM pg_class")
+            await trio.sleep(0.3)
+            await reader.execute("COMMIT")
+
+    async with (
+        raw_connection(empty_database.dsn) as first,
+        raw_connection(empty_database.dsn) as second,
+        open_database(options(empty_database)) as database,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(read, first, 0)
+        nursery.start_soon(read, second, 0.15)
+        with trio.fail_after(60):
+            assert len(await migrate(database)) == LATEST
+        ended = True
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_of_somebody_else_is_their_affair(database):
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("CREATE INDEX theirs ON dl_jobs (producer)")
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'theirs'::regclass")
+        await check(store)
+        assert await migrate(store) == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_the_script_does_all_that_is_left_also_when_it_is_run_again(empty_database, document_ddl):
+    async with raw_connection(empty_database.dsn) as raw:
+        await raw.execute(document_ddl)
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " SELECT gen_random_uuid(), 'q', 't', 'k', now() + interval '1 hour' FROM generate_series(1, 5001)"
+        )
+        await trio.to_thread.run_sync(empty_database.psql, render())
+        assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE waits_for IS NULL") == 0
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_ready'::regclass")
+        await trio.to_thread.run_sync(empty_database.psql, render())
+        async with open_database(options(empty_database)) as store:
+            await check(store)
 
 
 @pytest.mark.requirement("Q1")
