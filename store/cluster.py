@@ -200,8 +200,9 @@ class Cluster:
     def state(self) -> Literal["ready", "busy", "absent"]:
         """Does the server answer? `busy` is starting, recovering, stopping or stuck.
 
-        A lock file that came with a copy of the directory is another server's. The socket is asked first, since it also answers across containers that share the directory. A process id alone
-        says nothing: it may be somebody else's by now, or a zombie's.
+        A lock file that came with a copy of the directory is another server's. The socket is asked first, since it also
+        answers across containers that share the directory. A process id alone says nothing: it may be somebody else's
+        by now, or a zombie's.
         """
         try:
             postmaster = self.postmaster()

@@ -33,9 +33,9 @@ DEFAULT_WORKERS: Final = (Worker("default", 10),)
 def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
-    Without WORKERS_JSON it serves one queue, "default", ten jobs at once; with an empty list none. Without DL_DB_DSN it starts a PostgreSQL of
-    its own in the data directory, or joins the one that runs there. --pipeline-… override DL_PIPELINE__… for all loads
-    that say nothing of their own.
+    Without WORKERS_JSON it serves one queue, "default", ten jobs at once; with an empty list none. Without DL_DB_DSN it
+    starts a PostgreSQL of its own in the data directory, or joins the one that runs there. --pipeline-… override
+    DL_PIPELINE__… for all loads that say nothing of their own.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
     settings = load_settings(
