@@ -13,9 +13,11 @@ passed := ".flake8_async_passed"
 default:
     @{{ bin }}/just --list
 
-# install the project, editable, with an extra: dev, demo or embedded
+# install the project, editable, with an extra: dev, demo or embedded; once, so that it runs without a network from then on
 setup extra="dev":
-    {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]'
+    @test {{ bin }}/installed-{{ extra }} -nt pyproject.toml && test {{ bin }}/installed-{{ extra }} -nt constraints.txt \
+        || {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]'
+    @touch {{ bin }}/installed-{{ extra }}
 
 # what every commit passes, in less than two minutes
 check: lint types imports

@@ -23,6 +23,7 @@ from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRe
 from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, Client
+from dataloader.supervisor.values import is_loopback
 
 T = TypeVar("T")
 
@@ -48,7 +49,11 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
         raise ConfigError("--token: is not allowed; a token has letters, digits and signs of ASCII only")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx2.Timeout(ANSWER_S, connect=10.0)
-    async with httpx2.AsyncClient(base_url=f"{address}/api/v1", headers=headers, timeout=timeout) as connection:
+    # A proxy of the environment is for what is elsewhere, and would be told the token.
+    is_here = is_loopback(address.host)
+    async with httpx2.AsyncClient(
+        base_url=f"{address}/api/v1", headers=headers, timeout=timeout, trust_env=not is_here
+    ) as connection:
         yield HttpClient(connection, mask_text(str(address)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 
 import pytest
 
@@ -20,6 +21,16 @@ def module(tmp_path):
         return name
 
     return write
+
+
+@pytest.mark.requirement("Q15")
+def test_a_sigterm_while_the_tasks_are_imported_ends_the_command(start, module):
+    name = module("import sys, time\nsys.stderr.write('imported\\n')\nsys.stderr.flush()\ntime.sleep(60)\n")
+    process = start("tasks", "--tasks", f"{name}:tasks")
+    assert process.stderr.readline() == "imported\n"
+    process.send_signal(signal.SIGTERM)
+    # Not by the signal itself, which the kernel keeps from a container's first process.
+    assert process.wait(timeout=20) == 130
 
 
 TASKS = "from dataloader.jobs.tasks import Tasks\ntasks = Tasks()\n"

@@ -61,13 +61,25 @@ def serve(start, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.requirement("Q13")
+@pytest.mark.parametrize(("given", "queues"), [({}, {"default": 10}), ({"WORKERS_JSON": "[]"}, {})])
+def test_without_queues_the_default_is_served_and_with_an_empty_list_none(serve, database, given, queues):
+    service = serve(DL_DB_DSN=database.dsn, **given)
+    assert service.line("serving")["queues"] == queues
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 def test_serve_starts_an_embedded_database_runs_jobs_and_drains(serve, dataloader):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]')
     up = service.line("embedded PostgreSQL is up")
     serving = service.line("serving")
     assert serving["queues"] == {"q": 1}
-    job = dataloader("trigger", "q", "hello", "--wait", "--json", "--url", serving["url"])
+    # Through no proxy: it would have to be on this machine, too, and would see the token.
+    by_url = ("--url", serving["url"])
+    job = dataloader("trigger", "q", "hello", "--wait", "--json", *by_url, http_proxy="http://127.0.0.1:1")
     assert job.returncode == 0, job.stderr
     assert json.loads(job.stdout)["result"] == {"said": "hello"}
     # Without --url a command joins the database that runs.
