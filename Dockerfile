@@ -13,7 +13,7 @@ RUN useradd --system --uid 10001 --create-home --home-dir /app dataloader
 WORKDIR /app
 COPY --from=builder /wheels /wheels
 COPY constraints.txt /wheels/
-# Without the extra `embedded`: in a container the database is another machine.
+# Without extras: in a container the database is another machine. Loads from S3 and `processes=True` need boto3 and trio-parallel.
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
 ENV PYTHONUNBUFFERED=1 PYTHONPATH=/app DL_HOST=0.0.0.0 DL_PORT=8080
 USER 10001

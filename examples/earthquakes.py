@@ -1,6 +1,7 @@
 """Earthquakes of the USGS: a list by days, and for each strong one its details, into two tables.
 
-createdb quakes && psql quakes -f examples/earthquakes.sql
+cd examples
+createdb quakes && psql quakes -f earthquakes.sql
 DL_DB_DSN=postgresql:///quakes dataloader etl run usgs.quakes --tasks earthquakes:tasks --from 2026-01-01
 """
 

@@ -81,7 +81,7 @@ class Settings:
         values.WORKERS,
         "The queues whose jobs this process runs, and how many of each at once.",
         (),
-        optional="no jobs are run here",
+        optional="none; `serve --tasks`: `default`, ten jobs at once",
     )
     heartbeat_s: float = _setting(
         "DL_HEARTBEAT_SEC", values.seconds("10"), "How often the leases of running jobs are renewed.", 10

@@ -239,6 +239,11 @@ GUARDS = {
         f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_another_runs_the_job",
         put("supervisor.serve._leave_unstoppable", _nothing),
     ),
+    "bound of the last word": Guard(
+        "a log that nobody reads does not hold up the exit",
+        f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending",
+        put("supervisor.serve.LAST_WORD_S", 3_600.0),
+    ),
     "masking of secrets": Guard(
         "no line, error or event shows a password",
         "tests/system/test_serving.py::test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret",

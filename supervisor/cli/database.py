@@ -65,13 +65,16 @@ def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run psql to its end. ^C is psql's own: it cancels a query there, and must not end us."""
-    # A Python function, unlike SIG_IGN, is not inherited by the child.
-    before = signal.signal(signal.SIGINT, lambda *_: None)
+    """Run psql to its end. ^C is psql's own: it cancels a query there, and must not end us. SIGTERM ends it."""
+    # Python functions, unlike SIG_IGN, are not inherited by the child.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - the user's own arguments
+        with subprocess.Popen(command, env=environment) as shell:  # noqa: S603 - the user's own arguments
+            signal.signal(signal.SIGTERM, lambda *_: shell.terminate())
+            code = shell.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 
