@@ -41,8 +41,8 @@ class Ledger:
     async def _fetchval(self, sql: str, *args: object) -> Any:
         if self._connection is None or self._connection.is_closed():
             name = {"application_name": f"ledger {os.getpid()}"}
-            self._connection = await asyncpg.connect(os.environ["LEDGER_DSN"], timeout=5, server_settings=name)
-        return await self._connection.fetchval(sql, *args, timeout=5)
+            self._connection = await asyncpg.connect(os.environ["LEDGER_DSN"], timeout=30, server_settings=name)
+        return await self._connection.fetchval(sql, *args, timeout=30)
 
     def write(self, sql: str, *args: object) -> Any:
         """Run a statement, from any thread but the ledger's own."""
@@ -50,7 +50,7 @@ class Ledger:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(self._fetchval(sql, *args), self._loop).result(15)
+            return asyncio.run_coroutine_threadsafe(self._fetchval(sql, *args), self._loop).result(60)
 
     def begin(self, job: Job | ThreadJob) -> int:
         """Note that a handler is in, from any thread but the ledger's own."""
@@ -89,6 +89,8 @@ LEDGER = Ledger()
 async def visit(job: Job) -> int:
     """Stays for `s` seconds, `block` more of them without letting go of the event loop; the ledger tells when.
 
+    Also until there is a file, whose path is `until`, or `block_until` without letting go of the loop.
+
     With `native` it never returns from a call into native code, which no signal interrupts. It writes `chat` long lines
     to stderr.
 
@@ -96,7 +98,11 @@ async def visit(job: Job) -> int:
     """
     async with LEDGER.visit(job):
         await trio.sleep(job.args.get("s", 0))
+        while "until" in job.args and not os.path.exists(job.args["until"]):  # noqa: ASYNC110, ASYNC240, PTH110 - as told
+            await trio.sleep(0.05)
         time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - what is to be tested
+        while "block_until" in job.args and not os.path.exists(job.args["block_until"]):  # noqa: ASYNC240, PTH110
+            time.sleep(0.05)  # noqa: ASYNC251 - as above
         for _ in range(job.args.get("chat", 0)):
             sys.stderr.write("x" * 1_000 + "\n")
             sys.stderr.flush()

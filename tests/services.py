@@ -27,6 +27,9 @@ FOLDER = Path(__file__).parent
 FAST = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
 """Settings with which a dead process's jobs are taken over within six seconds."""
 LEASE_S, SWEEP_S = FAST["default_lease_ttl_sec"], FAST["reaper_period_sec"]
+PATIENT = FAST | {"default_lease_ttl_sec": 15}
+PATIENT_LEASE_S = PATIENT["default_lease_ttl_sec"]
+"""With leases that a healthy process holds also on a machine that gives it no time for some seconds."""
 LISTENER_BOUND_S = 5 + 5
 """The listener is pinged every five seconds, and an answer waited for as long."""
 
@@ -53,7 +56,7 @@ class Service:
             except ValueError:
                 self.lines.append({"event": line, "level": "no JSON"})
 
-    async def logged(self, event, *, within_s=20):
+    async def logged(self, event, *, within_s=None):
         """The first line whose event contains `event`, as soon as it is there."""
 
         async def line():
@@ -166,7 +169,7 @@ def add(raw):
 def row_when(raw):
     """A job's row as soon as it has a status."""
 
-    async def row_when(job_id, status, *, within_s=15):
+    async def row_when(job_id, status, *, within_s=None):
         return await until(
             lambda: raw.fetchrow("SELECT * FROM dl_jobs WHERE job_id = $1", job_id),
             lambda row: row["status"] == status,

@@ -27,7 +27,7 @@ def test_without_a_guard_its_test_fails(name):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert result.returncode == pytest.ExitCode.TESTS_FAILED, result.stdout + result.stderr

@@ -21,7 +21,7 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
-from services import FAST, LEASE_S
+from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S
 
 from dataloader.store.migrations import LATEST
 
@@ -384,11 +384,11 @@ async def test_f44_jobs_of_a_queue_that_was_taken_out_wait_until_it_is_put_back(
 async def test_f44_a_pause_in_the_middle_of_claims_holds_in_all_processes_until_the_resume(
     serve, raw, counts, client_of
 ):
+    one, other = [await serve({"q": 8}, poll_sec=0.3, **PATIENT) for _ in range(2)]
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec)"
-        " SELECT gen_random_uuid(), 'q', 'churn', 'key ' || n, 5 FROM generate_series(1, 500) AS n"
+        " SELECT gen_random_uuid(), 'q', 'churn', 'key ' || n, 15 FROM generate_series(1, 1500) AS n"
     )
-    one, other = [await serve({"q": 8}, poll_sec=0.3, **FAST) for _ in range(2)]
     await until(counts, lambda counts: counts.get("succeeded", 0) > 50)
     async with client_of(one) as at_one, client_of(other) as at_other:
         assert (await at_one.post("/api/v1/queues/q/pause")).status_code == 200
@@ -403,7 +403,7 @@ async def test_f44_a_pause_in_the_middle_of_claims_holds_in_all_processes_until_
         await until(claims, lambda now: all(n >= before + 3 for n, before in zip(now, asked, strict=True)))
         assert await counts() == settled
         assert (await at_other.post("/api/v1/queues/q/resume")).status_code == 200
-    assert (await until(counts, lambda counts: len(counts) == 1, within_s=40)) == {"succeeded": 500}
+    assert (await until(counts, lambda counts: len(counts) == 1, within_s=180)) == {"succeeded": 1_500}
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE attempt <> 1") == 0
 
 
@@ -411,16 +411,16 @@ async def test_f44_a_pause_in_the_middle_of_claims_holds_in_all_processes_until_
 async def test_f44_a_queue_that_comes_back_with_fewer_slots_runs_no_more_at_once_than_those(
     serve, add, row_when, ledger, raw
 ):
-    wide = await serve({"q": 6}, drain_timeout_sec=0.3, **FAST)
-    jobs = [await add("visit", {"s": 600}, lease_ttl_sec=LEASE_S) for _ in range(8)]
+    wide = await serve({"q": 6}, drain_timeout_sec=0.3, **PATIENT)
+    jobs = [await add("visit", {"s": 600}, lease_ttl_sec=PATIENT_LEASE_S) for _ in range(8)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
     # Who claims them next finds something shorter to do.
     await raw.execute("""UPDATE dl_jobs SET args = '{"s": 1.5}'""")
-    narrow = await serve({"q": 2}, **FAST)
+    narrow = await serve({"q": 2}, **PATIENT)
     wide.signal(signal.SIGTERM)
     assert await wide.exit_code(within_s=20) == 0
     for job_id in jobs:
-        row = await row_when(job_id, "succeeded", within_s=30)
+        row = await row_when(job_id, "succeeded")
         assert (row["attempt"], row["crashes"]) == (1, 0)
     visits = [visit for visit in await ledger.visits() if visit["pid"] == narrow.process.pid]
     assert len(visits) >= 2

@@ -15,7 +15,7 @@ import pytest
 import trio
 from conditions import IDLE_LOCK_SESSIONS, until
 from proxy import open_proxy
-from services import FAST, LEASE_S, SWEEP_S, all_at_once
+from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_once
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +71,15 @@ async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_an
     job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=LEASE_S)
     await row_when(job_id, "running")
     await serve(**FAST)
+    await raw.execute("UPDATE dl_jobs SET args = '{\"s\": 0}'")
     victim.process.kill()
     await trio.to_thread.run_sync(victim.process.wait, 20)
-    lease_until = await raw.fetchval("UPDATE dl_jobs SET args = '{\"s\": 0}' RETURNING lease_expires_at")
-    done = await row_when(job_id, "succeeded", within_s=LEASE_S + SWEEP_S + 4)
+    lease_until = await raw.fetchval("SELECT lease_expires_at FROM dl_jobs")
+    done = await row_when(job_id, "succeeded")
     assert (done["attempt"], done["crashes"]) == (2, 1)
     # Not before the dead process's lease had ended, and by the next sweep.
     picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
-    assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 2
+    assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 8
 
 
 @pytest.mark.requirement("Q12")
@@ -135,11 +136,11 @@ async def test_twenty_thousand_jobs_of_two_processes_one_of_them_killed_half_way
 async def test_f02_replicas_that_are_killed_one_after_the_other_lose_no_job(
     unmeasured, serve, raw, ledger, kill, all_succeeded
 ):
-    replicas = await all_at_once(*[partial(serve, {"q": 5}, **FAST)] * 3)
-    await raw.execute(VISITS, 300, 60, LEASE_S, 0.4)
+    replicas = await all_at_once(*[partial(serve, {"q": 5}, **PATIENT)] * 3)
+    await raw.execute(VISITS, 900, 60, PATIENT_LEASE_S, 0.4)
 
     async def replace():
-        replicas.append(await serve({"q": 5}, **FAST))
+        replicas.append(await serve({"q": 5}, **PATIENT))
 
     async def at_work():
         pids = {visit["pid"] for visit in await ledger.visits() if visit["ended_at"] is None}
@@ -152,7 +153,7 @@ async def test_f02_replicas_that_are_killed_one_after_the_other_lose_no_job(
             replicas.remove(victim)
             await kill(victim)
             nursery.start_soon(replace)
-    await all_succeeded(300)
+    await all_succeeded(900, within_s=240)
     assert await ledger.overlaps() == []
     ends = Counter(visit["how"] for visit in await ledger.visits())
     assert ends.keys() == {"killed", "returned"}
@@ -174,12 +175,13 @@ async def test_f03_a_job_whose_claimer_was_killed_before_it_read_the_reply_runs_
         claimed = await row_when(job_id, "running")
         await kill(claimer)
         await serve(**FAST)
-        row = await row_when(job_id, "succeeded", within_s=LEASE_S + SWEEP_S + 4)
+        ready_at = await raw.fetchval("SELECT clock_timestamp()")
+        row = await row_when(job_id, "succeeded")
     assert (row["attempt"], row["crashes"]) == (2, 1)
     [visit] = await ledger.visits(job_id)
     assert visit["attempt"] == 2
-    waited_s = (visit["began_at"] - claimed["lease_expires_at"]).total_seconds()
-    assert 0 < waited_s < SWEEP_S + 3
+    assert visit["began_at"] > claimed["lease_expires_at"]
+    assert (visit["began_at"] - max(claimed["lease_expires_at"], ready_at)).total_seconds() < SWEEP_S + 8
 
 
 @pytest.mark.requirement("Q7", "Q8")
@@ -210,14 +212,13 @@ async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done
 ):
     async with open_proxy(database.dsn) as proxy:
         doer = await serve(dsn=proxy.dsn, **FAST)
-        job_id = await add("visit", {"s": 3}, lease_ttl_sec=LEASE_S)
-        await until(ledger.visits)
         proxy.freeze("recorder")
-        await until(ledger.visits, lambda visits: visits[0]["how"] == "returned")
+        job_id = await add("visit", lease_ttl_sec=LEASE_S)
+        await until(ledger.visits, lambda visits: visits and visits[0]["how"] == "returned")
         left = await row_when(job_id, "running", within_s=0)
         await kill(doer)
         await serve(**FAST)
-        row = await row_when(job_id, "succeeded", within_s=LEASE_S + SWEEP_S + 4)
+        row = await row_when(job_id, "succeeded")
     assert (row["attempt"], row["crashes"], row["result"]) == (2, 1, "2")
     first, second = await ledger.visits(job_id)
     assert (first["how"], second["how"]) == ("returned", "returned")
@@ -261,14 +262,13 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end
 async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_running(
     unmeasured, serve, raw, ledger, counts, database, all_succeeded
 ):
-    await raw.execute(VISITS, 1_000, 1_000, 60, 0.05)
-
     async def at_work():
         return {record["pid"] for record in await raw.fetch("SELECT DISTINCT pid FROM ledger")}
 
     async with open_proxy(database.dsn) as proxy:
         for _ in range(3):
             services = await all_at_once(*[partial(serve, {"q": 8}, dsn=proxy.dsn)] * 2)
+            await raw.execute(VISITS, 600, 600, 60, 0.05)
             # Now some claim is under way at almost any time.
             proxy.delay_s, proxy.jitter_s = 0.01, 0.03
             pids = {service.process.pid for service in services}
@@ -276,13 +276,13 @@ async def test_f10_a_sigterm_at_any_moment_while_claims_flow_leaves_no_row_runni
             for service in services:
                 await trio.sleep(random.uniform(0, 0.3))
                 service.signal(signal.SIGTERM)
-            assert [await service.exit_code(within_s=20) for service in services] == [0, 0]
+            assert [await service.exit_code(within_s=60) for service in services] == [0, 0]
             proxy.delay_s = proxy.jitter_s = 0
             assert (await counts()).keys() == {"queued", "succeeded"}
     await serve({"q": 30})
-    await all_succeeded(1_000)
+    await all_succeeded(1_800, within_s=240)
     # Nothing ran twice: what was claimed has run, or has gone back before it began, with its attempt.
-    assert [visit["how"] for visit in await ledger.visits()] == ["returned"] * 1_000
+    assert [visit["how"] for visit in await ledger.visits()] == ["returned"] * 1_800
     assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1") == []
 
 

@@ -67,14 +67,14 @@ async def test_f24_two_replicas_run_each_key_one_at_a_time_and_one_of_them_may_b
     async with await pooled() as pooler:
         victim = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
         survivor = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
-        for number in range(80):
+        for number in range(240):
             await add("visit", {"s": 0.1}, lock_key=f"k{number % 6}", lease_ttl_sec=LEASE_S)
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
         running = "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by LIKE '%:' || $1 || ':%'"
         await until(lambda: raw.fetchval(done), lambda count: count > 20)
         await until(lambda: raw.fetchval(running, str(victim.process.pid)))
         await kill(victim)
-        await until(lambda: raw.fetchval(done), lambda count: count == 80, within_s=40)
+        await until(lambda: raw.fetchval(done), lambda count: count == 240, within_s=120)
         assert await pooler.is_shared("pool", "heartbeat", "recorder")
     assert len({visit["pid"] for visit in await ledger.visits()}) == 2
     assert await ledger.overlaps() == []
@@ -101,7 +101,7 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
             while ended["status"] == "running":
                 ended = (await ask.client.get(f"/api/v1/jobs/{job_id}/status?wait=15")).json()
             assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
-            await ask.ready(200, within_s=5)
+            await ask.ready(200, within_s=20)
         assert await pooler.is_shared("pool", "heartbeat", "recorder")
     calm(service)
 
@@ -109,7 +109,7 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
 async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
     serve, add, asking, calm, row_when, database, pooled
 ):
-    poll_s = 2
+    poll_s = 4
     async with await pooled() as pooler, open_proxy(database.dsn) as direct:
         options = FAST | {"claim_backoff_sec": 60}
         service = await serve(dsn=pooler.dsn, lock_dsn=direct.dsn, poll_sec=poll_s, **options)
@@ -117,17 +117,17 @@ async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
         async def one_after_another(number):
             began = trio.current_time()
             for _ in range(number):
-                await row_when(await add("quick", lease_ttl_sec=LEASE_S), "succeeded", within_s=poll_s * 1.2 + 2)
+                await row_when(await add("quick", lease_ttl_sec=LEASE_S), "succeeded", within_s=poll_s * 1.2 + 15)
             return trio.current_time() - began
 
         async with asking(service) as ask:
-            await ask.shows("listener_connected", 1, within_s=10)
+            await ask.shows("listener_connected", 1, within_s=30)
             direct.freeze("listener")
             assert await one_after_another(3) > 2 * poll_s * 0.8, "something else than the poll has started them"
-            await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 2)
-            await ask.ready(200, within_s=1)
+            await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 20)
+            await ask.ready(200, within_s=10)
             direct.thaw()
-            await ask.shows("listener_connected", 1, within_s=15)
+            await ask.shows("listener_connected", 1, within_s=30)
             assert await one_after_another(5) < 4 * poll_s * 0.8, "polls have started them"
         assert await pooler.is_shared("pool", "heartbeat", "recorder")
     calm(service)
@@ -159,15 +159,15 @@ async def test_f24_rows_and_success_of_a_job_commit_together_on_a_shared_connect
     await raw.execute("CREATE TABLE target (job_id uuid, n int)")
     async with await pooled() as pooler:
         victim = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
-        for _ in range(60):
+        for _ in range(150):
             await add("fill", lease_ttl_sec=LEASE_S)
         await until(lambda: pooler.is_shared("pool", "transaction"))
         done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
         await until(lambda: raw.fetchval(done), lambda count: count >= 10)
         victim.process.kill()
         survivor = await serve(dsn=pooler.dsn, lock_dsn=database.dsn, **FAST)
-        await until(lambda: raw.fetchval(done), lambda count: count == 60, within_s=40)
+        await until(lambda: raw.fetchval(done), lambda count: count == 150, within_s=120)
     # Were rows committed without their success, or the other way round, there would be more or fewer.
-    assert await raw.fetchval("SELECT count(*) FROM target") == 60 * 20
+    assert await raw.fetchval("SELECT count(*) FROM target") == 150 * 20
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE crashes = 1") > 0
     calm(survivor)

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_running_jobs_finish_and_ends_with_0(serve, add, row_when, number):
     service = await serve()
-    job_id = await add("sleep", {"s": 1})
+    job_id = await add("sleep", {"s": 5})
     await row_when(job_id, "running")
     service.signal(number)
-    assert await service.exit_code(within_s=15) == 0
+    assert await service.exit_code(within_s=40) == 0
     assert (await row_when(job_id, "succeeded", within_s=0))["attempt"] == 1
     drained = await service.logged("drained")
     assert (drained["finished"], drained["returned"]) == (1, 0)
@@ -34,7 +34,7 @@ async def test_what_does_not_finish_in_time_goes_back_with_its_attempt_refunded(
     job_id = await add("sleep", {"s": 3_600})
     await row_when(job_id, "running")
     service.signal(signal.SIGTERM)
-    assert await service.exit_code(within_s=15) == 0
+    assert await service.exit_code(within_s=40) == 0
     row = await row_when(job_id, "queued", within_s=0)
     assert (row["attempt"], row["waits_for"]) == (0, None)
 
@@ -47,7 +47,7 @@ async def test_a_second_signal_stops_the_jobs_at_once(serve, add, row_when):
     service.signal(signal.SIGTERM)
     await service.logged("signal: draining")
     service.signal(signal.SIGTERM)
-    assert await service.exit_code(within_s=15) == 0
+    assert await service.exit_code(within_s=40) == 0
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
 
 
@@ -59,7 +59,7 @@ async def test_a_third_signal_ends_the_process_whatever_runs(serve, add, row_whe
     for line in ("signal: draining", "second signal", "third signal"):
         service.signal(signal.SIGINT)
         await service.logged(line)
-    assert await service.exit_code(within_s=5) == 1
+    assert await service.exit_code(within_s=20) == 1
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
     job_id = await add("deaf thread")
     await row_when(job_id, "running")
     service.signal(signal.SIGTERM)
-    assert await service.exit_code(within_s=0.2 + 10 + 3) == 1
+    assert await service.exit_code(within_s=0.2 + 10 + 20) == 1
     assert (await service.logged("drained"))["stuck"] == [str(job_id)]
 
 
@@ -87,7 +87,7 @@ async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, r
         getattr(proxy, broken)()
         service.signal(signal.SIGTERM)
         # 1 s and ten more, and some for a slow machine.
-        assert await service.exit_code(within_s=1 + 10 + 3) == (1 if busy else 0)
+        assert await service.exit_code(within_s=1 + 10 + 20) == (1 if busy else 0)
 
 
 @pytest.mark.requirement("Q15")
@@ -108,7 +108,7 @@ async def test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_ex
         await service.logged("draining: no new jobs are taken")
         if back:
             proxy.mend()
-        assert await service.exit_code(within_s=1 + 10 + 3) == (0 if back else 1)
+        assert await service.exit_code(within_s=1 + 10 + 20) == (0 if back else 1)
     await row_when(job_id, "queued" if back else "running", within_s=0)
 
 
@@ -126,7 +126,7 @@ async def test_a_client_that_stops_reading_holds_nothing_up(serve, add, raw, cli
         client.sendall(f"GET /api/v1/jobs/{job_id} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await trio.to_thread.run_sync(client.recv, 1)  # the answer has begun, and gets no further
         service.signal(signal.SIGTERM)
-        assert await service.exit_code(within_s=1 + 10 + 3) == 0
+        assert await service.exit_code(within_s=1 + 10 + 20) == 0
 
 
 @pytest.mark.requirement("Q15")
@@ -135,7 +135,7 @@ async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, d
         proxy.cut()
         service = await serve(dsn=proxy.dsn, ready="waiting for the database")
         service.signal(signal.SIGTERM)
-        assert await service.exit_code(within_s=10) == 0
+        assert await service.exit_code(within_s=30) == 0
 
 
 @pytest.mark.requirement("Q15")
@@ -150,8 +150,8 @@ async def test_f07_a_handler_that_blocks_the_loop_for_ever_does_not_keep_the_pro
     await service.logged("the event loop is blocked")
     for _ in range(signals):
         service.signal(signal.SIGTERM)
-        await trio.sleep(0.5)  # two of a kind that come together are one
-    assert await service.exit_code(within_s=1 + 10 + 3) == 1
+        await trio.sleep(2 if signals > 1 else 0)  # two of a kind that come together are one
+    assert await service.exit_code(within_s=1 + 10 + 20) == 1
 
 
 async def chats_to_nobody(service, add, ledger):
@@ -168,7 +168,7 @@ async def test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending
     service = await serve(drain_timeout_sec=1, default_lease_ttl_sec=3_600)
     await chats_to_nobody(service, add, ledger)
     service.signal(signal.SIGTERM)
-    assert await service.exit_code(within_s=1 + 10 + 3) == 1
+    assert await service.exit_code(within_s=1 + 10 + 20) == 1
 
 
 @pytest.mark.requirement("Q8")
@@ -179,7 +179,7 @@ async def test_f07_a_process_whose_log_nobody_reads_ends_when_its_leases_and_the
     job_id = await chats_to_nobody(blocked, add, ledger)
     await raw.execute("UPDATE dl_jobs SET args = '{}'")
     await serve(**FAST)
-    assert await blocked.exit_code(within_s=LEASE_S + 1 + 10) == 1
+    assert await blocked.exit_code(within_s=LEASE_S + 1 + 30) == 1
     await ledger.died(blocked.process.pid)
     assert (await row_when(job_id, "succeeded"))["crashes"] == 1
 
@@ -192,7 +192,7 @@ async def test_signals_of_forked_children_are_not_the_process_s_own(serve, add, 
     await row_when(await add("quick"), "succeeded")
     assert service.process.poll() is None
     service.signal(signal.SIGTERM)
-    assert await service.exit_code(within_s=15) == 0
+    assert await service.exit_code(within_s=40) == 0
 
 
 @pytest.mark.requirement("Q8")
@@ -205,6 +205,6 @@ async def test_f07_a_process_whose_loop_is_blocked_for_ever_ends_when_its_leases
     await until(ledger.visits)
     await raw.execute("UPDATE dl_jobs SET args = '{}'")
     await serve(**FAST)
-    assert await blocked.exit_code(within_s=LEASE_S + 1 + 10) == 1
+    assert await blocked.exit_code(within_s=LEASE_S + 1 + 30) == 1
     await ledger.died(blocked.process.pid)
     assert (await row_when(job_id, "succeeded"))["crashes"] == 1

