@@ -15,9 +15,9 @@ default:
 
 # install the project, editable, with an extra: dev, demo or embedded; once, so that it runs without a network from then on
 setup extra="dev":
-    @test {{ bin }}/installed-{{ extra }} -nt pyproject.toml && test {{ bin }}/installed-{{ extra }} -nt constraints.txt \
-        || {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]'
-    @touch {{ bin }}/installed-{{ extra }}
+    @done={{ bin }}/installed-{{ extra }}-$({{ bin }}/python -c 'import sys; print(sys.version_info[1])'); \
+        test "$done" -nt pyproject.toml && test "$done" -nt constraints.txt \
+        || { {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]' && touch "$done"; }
 
 # what every commit passes, in less than two minutes
 check: lint types imports

@@ -208,7 +208,7 @@ class Cluster:
             postmaster = self.postmaster()
         except (FileNotFoundError, IndexError, ValueError):  # none; or one that has not written all of it yet
             return "absent"
-        if postmaster.directory != self.directory:
+        if postmaster.directory != self.directory.resolve():
             return "absent"
         if postmaster.socket_dir.is_absolute():  # the line is empty until the server listens
             arguments = ["--host", str(postmaster.socket_dir), "--port", PORT, "--timeout", "3", "--quiet"]

@@ -43,11 +43,12 @@ UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text
 WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
 """
 _TAKEN: Final = """
-INSERT INTO dl_etl_snapshots (target, as_of) VALUES ($1, $2::text::timestamptz) ON CONFLICT DO NOTHING
+INSERT INTO dl_etl_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
+ON CONFLICT (target, load, segment) DO UPDATE SET as_of = excluded.as_of
 """
 _BEHIND: Final = """
-SELECT s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
-WHERE s.target = $1 AND s.as_of < h.last_as_of
+SELECT s.segment, s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
+WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of
 """
 
 
@@ -165,7 +166,6 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     # Without a complete snapshot not all current versions have a value in an added column yet.
     columns = [name for name in history.tracked if history.complete or known is None or name in known]
     await connection.execute(_CLOSE, history.table.sql, history.instant, columns)
-    await connection.execute(_TAKEN, history.table.sql, history.instant)
     return HistoryCounts(
         inserted=born["inserted"],
         changed=born["changed"],
@@ -178,9 +178,14 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     )
 
 
-async def aio_snapshots_behind(connection: Any, table: TableInfo) -> frozenset[dt.datetime]:
-    """The instants of the snapshots that a table has taken in before its last one (asyncio-flavoured)."""
-    return frozenset(row["as_of"] for row in await connection.fetch(_BEHIND, table.sql))
+async def aio_note_snapshot(connection: Any, history: HistoryMerge, load: str, segment: str) -> None:
+    """Note, after its merge, that a load's segment is taken in whole (asyncio-flavoured)."""
+    await connection.execute(_TAKEN, history.table.sql, load, segment, history.instant)
+
+
+async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
+    """A load's segments, and their instants, that a table took in whole before its last one (asyncio-flavoured)."""
+    return frozenset((row["segment"], row["as_of"]) for row in await connection.fetch(_BEHIND, table.sql, load))
 
 
 def instant_of(as_of: dt.date) -> dt.datetime:

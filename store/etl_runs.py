@@ -19,7 +19,7 @@ import attrs
 from dataloader.jobs.errors import LeaseLost
 from dataloader.jobs.text import storable_json
 from dataloader.store.database import Database
-from dataloader.store.etl_history import HistoryMerge, aio_merge_any
+from dataloader.store.etl_history import HistoryMerge, aio_merge_any, aio_note_snapshot
 from dataloader.store.etl_merge import Merge
 
 _FENCE: Final = """
@@ -216,6 +216,9 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
             counts[name] = counts.get(name, 0) + number
     if commit.segment is not None:
         await connection.execute(_SEGMENT, commit.run_id, commit.task, commit.segment, counts)
+        for merge in commit.merges:
+            if isinstance(merge, HistoryMerge):
+                await aio_note_snapshot(connection, merge, commit.task, commit.segment)
         if commit.is_again:
             await connection.execute(_AGAIN, commit.run_id, commit.task, commit.segment)
     if commit.failures:

@@ -239,7 +239,8 @@ async def _aio_list(connection: Any, sql: str, values: list[Any], limit: int) ->
                 if records and (size > MAX_PAGE_TEXT or len(records) == limit):
                     return records, True
                 records.append(record)
-            number = max(1, (MAX_PAGE_TEXT - size) * len(records) // size)
+            # Those that follow may be much longer.
+            number = max(1, min(2 * number, (MAX_PAGE_TEXT - size) * len(records) // size))
     return records, False
 
 

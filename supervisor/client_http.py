@@ -51,8 +51,10 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
     timeout = httpx2.Timeout(ANSWER_S, connect=10.0)
     # A proxy of the environment is for what is elsewhere, and would be told the token.
     is_here = is_loopback(address.host)
+    # With the authorities that the environment names.
+    verify = httpx2.create_ssl_context()
     async with httpx2.AsyncClient(
-        base_url=f"{address}/api/v1", headers=headers, timeout=timeout, trust_env=not is_here
+        base_url=f"{address}/api/v1", headers=headers, timeout=timeout, verify=verify, trust_env=not is_here
     ) as connection:
         yield HttpClient(connection, mask_text(str(address)))
 

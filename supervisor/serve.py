@@ -221,7 +221,10 @@ def _leave(code: int, why: str = "", **fields: object) -> NoReturn:
     """End the process, with a last word if it can be said: a log that nobody reads may be what holds us up."""
     at_the_latest = threading.Timer(LAST_WORD_S, os._exit, (code,))
     at_the_latest.daemon = True
-    at_the_latest.start()
+    try:
+        at_the_latest.start()
+    except RuntimeError:  # the machine has no thread left
+        os._exit(code)
     if why:
         log.critical(why, **fields)
     logging.shutdown()

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -69,7 +70,8 @@ async def watch_loop(
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
                 # In a thread: a log that nobody reads may be what blocks the loop.
                 tell = partial(log.error, "the event loop is blocked", for_s=round(for_s, 2), stack=stack)
-                threading.Thread(target=tell, daemon=True).start()
+                with suppress(RuntimeError):  # the machine has no thread left
+                    threading.Thread(target=tell, daemon=True).start()
             if for_s > STALL_S:
                 blocked(min(for_s, seen_s))
 

@@ -42,6 +42,9 @@ from dataloader.web.services import Services
 
 routes: Final = Routes()
 
+_MASKING: Final = trio.CapacityLimiter(2)
+"""Not Trio's own threads, which handlers may have taken all."""
+
 
 @routes.add(
     "POST",
@@ -113,7 +116,7 @@ async def show_job(call: Call, job_id: UUID) -> Answer:
 
 async def _masked(jobs: Sequence[JobRecord]) -> list[JobRecord]:
     """The jobs without secrets. In a thread: a megabyte of args takes a tenth of a second."""
-    return await trio.to_thread.run_sync(lambda: list(map(masked, jobs)))
+    return await trio.to_thread.run_sync(lambda: list(map(masked, jobs)), limiter=_MASKING)
 
 
 @routes.add(

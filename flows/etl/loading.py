@@ -186,14 +186,14 @@ class _Loading:
                     yield segment  # noqa: ASYNC119 - the asker closes us, too
 
     async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:
-        """Of snapshots without those that the table has taken in before its last one; they can't change it any more."""
+        """Snapshots without those that the table took in whole before its last one; they can't change it any more."""
         history = table.target.history
-        behind = frozenset[datetime]()
+        behind = frozenset[tuple[str, datetime]]()
         if history is not None:
-            behind = await self.run_of_job.database.run(aio_snapshots_behind, table.info)
+            behind = await self.run_of_job.database.run(aio_snapshots_behind, table.info, self.load.name)
         left_out = 0
         async for segment in segments:
-            if history is not None and instant_of(history.instant(segment, table.info)) in behind:
+            if history is not None and (segment.name, instant_of(history.instant(segment, table.info))) in behind:
                 left_out += 1
             else:
                 yield segment  # noqa: ASYNC119 - who iterates closes us

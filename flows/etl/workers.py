@@ -113,7 +113,7 @@ class Workers:
         """Once for each field: it is meant so, or a name is misspelt."""
         known = self._dropped.setdefault(table, set())
         if not names <= known:
-            told = sorted(names - known)
+            told = sorted(map(str, names - known))
             known |= names
             self.shared.log.info(
                 "fields are left out: the table has no columns of these names, and no payload",

@@ -131,9 +131,11 @@ CREATE INDEX IF NOT EXISTS ix_dl_etl_failures_load ON dl_etl_failures (load, fai
 -- What a table with versions has taken in: the last snapshot's instant, and the columns it was compared by.
 CREATE TABLE IF NOT EXISTS dl_etl_history (target text PRIMARY KEY, last_as_of timestamptz, columns text[]);
 
--- The instants of all of them: of those behind the last one, which can't be taken in any more, it tells which have been.
+-- Which of them, whole: those behind the last one can't be taken in any more, and need not be if they stand here.
 CREATE TABLE IF NOT EXISTS dl_etl_snapshots (
   target text NOT NULL REFERENCES dl_etl_history ON DELETE CASCADE,
+  load text NOT NULL,
+  segment text NOT NULL,
   as_of timestamptz NOT NULL,
-  PRIMARY KEY (target, as_of)
+  PRIMARY KEY (target, load, segment)
 );

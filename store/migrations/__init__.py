@@ -205,12 +205,13 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
         if index is not None:
             await _aio_drop_invalid(connection, index[1])
         try:
+            # Whoever waits for its turn with a concurrent index begins anew after each timeout, and is never done where
+            # some transaction is always older than two seconds.
+            waits = not transaction and " CONCURRENTLY " in sql
+            await connection.execute(f"SET lock_timeout = '{'0' if waits else LOCK_TIMEOUT}'")
             if transaction:
                 async with connection.transaction():
                     return await connection.execute(sql, timeout=3600)
-            # Whoever waits for its turn with a concurrent index begins anew after each timeout, and is never done where
-            # some transaction is always older than two seconds.
-            await connection.execute(f"SET lock_timeout = '{'0' if ' CONCURRENTLY ' in sql else LOCK_TIMEOUT}'")
             return await connection.execute(sql, timeout=86_400)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             if attempt == LOCK_TRIES - 1:

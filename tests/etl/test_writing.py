@@ -315,6 +315,11 @@ async def test_snapshots_in_files_are_taken_in_once_and_one_that_comes_late_is_r
     assert (result["status"], result["counts"]["segments"], versions) == ("succeeded", 2, ["of 1", "of 3", "of 4"])
     assert result["counts"]["unchanged"] == 1
     assert [line.fields["segments"] for line in log if "left out" in line.message] == [1]
+    # Of an instant that was taken in, and not itself.
+    (tmp_path / "late 2026-01-01.csv").write_text("id,value\n1,late\n")
+    result, versions, _ = await run_with()
+    assert [failure["item"][-19:] for failure in result["failures"]] == ["late 2026-01-01.csv"]
+    (tmp_path / "late 2026-01-01.csv").unlink()
     result, versions, _ = await run_with(2)
     assert [failure["item"][-14:] for failure in result["failures"]] == ["2026-01-02.csv"]
     assert versions == ["of 1", "of 3", "of 4"]

@@ -11,6 +11,7 @@ from dataloader.store import migrations as module
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.migrations import LATEST, check, migrate, migrations, render
 
+INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
 STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost")
 
 
@@ -120,6 +121,26 @@ async def test_indexes_are_built_also_where_some_transaction_is_always_older_tha
         with trio.fail_after(60):
             assert len(await migrate(database)) == LATEST
         ended = True
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q1")
+async def test_a_migration_that_waits_for_a_writer_holds_up_no_other(empty_database):
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as database:
+        await migrate(database)
+        await raw.execute("DROP TABLE dl_etl_runs CASCADE; DELETE FROM dl_migrations WHERE number > 4")
+        await raw.execute("BEGIN")
+        await raw.execute(INSERT)
+        async with trio.open_nursery() as nursery, raw_connection(empty_database.dsn) as other:
+            nursery.start_soon(migrate, database)
+            waits = "SELECT count(*) FROM pg_locks WHERE relation = 'dl_jobs'::regclass AND NOT granted"
+            with trio.fail_after(30):
+                while not await raw.fetchval(waits):  # noqa: ASYNC110 - the database has no event
+                    await trio.sleep(0.02)
+            with trio.fail_after(20):
+                await other.execute(INSERT)
+            await raw.execute("COMMIT")
+        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
 
 
 @pytest.mark.requirement("Q1")
