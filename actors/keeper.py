@@ -46,6 +46,8 @@ class Keeper:
                 pause_s = min(self.period_s, lease_s / 4)
             except StoreError as error:
                 log.warning("the lock session does not answer", error=str(error))
+                at_the_latest = self.locks.safe_until - margin_s(lease_s)
+                self.runs.key_is_safe_until(min(self.runs.key_safe_until, at_the_latest))
                 pause_s = RETRY_S
             await self.wake.wait(pause_s)
 

@@ -7,7 +7,6 @@ nothing. The runner never touches the database itself; a body that returned befo
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -242,8 +241,10 @@ class _Port:
                 yield transaction
         except BaseException:
             run.committed = False
+            run.set_deadline(run.key_safe_until)
             raise
-        run.set_deadline(math.inf)
+        # It needs no lease any more, but its key still.
+        run.set_deadline(run.key_safe_until)
 
     def deadline(self) -> float:
         """The scope's deadline as it stands."""

@@ -42,6 +42,7 @@ class Run:
     why: Why | None = None
     stopped_at: float = math.inf
     overdue_since: float = math.inf
+    key_safe_until: float = math.inf
     deadline_why: Why = Why.LEASE_ENDED
     committed: bool = False
     body_ended: bool = False
@@ -79,6 +80,7 @@ class Run:
         self.scope = trio.CancelScope(deadline=self._deadline(key_safe_until))
 
     def _deadline(self, key_safe_until: float) -> float:
+        self.key_safe_until = key_safe_until
         margin = margin_s(self.job.lease_s)
         until, why = self.timeout_at, Why.TIMEOUT
         if not self.committed and self.lease_until - margin < until:
@@ -156,9 +158,8 @@ class Runs:
 
     def cancel(self, job_id: UUID) -> None:
         """A notification said that this job is to be canceled; its claim's reply may still be on the way."""
-        run = self._by_job.get(job_id)
-        if run is not None:
-            run.stop(Why.CANCEL)
+        if job_id in self._by_job:
+            self.attend()  # it may have meant an earlier run, too
             return
         self._early_cancels[job_id] = None
         if len(self._early_cancels) > REMEMBERED_CANCELS:

@@ -221,7 +221,7 @@ class LockSession:
         idle_s = shortest_lease_s * IDLE_SHARE
         # A second try, on a new connection, must come before the server ends the session.
         timeout_s = max(idle_s / 4, MIN_PING_S)
-        sent_at = await self._session.write_within(timeout_s, self._aio_ping, str(int(idle_s * 1000)))
+        sent_at = await self._session.write_within(timeout_s, self._aio_ping, idle_s)
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
@@ -296,11 +296,15 @@ class LockSession:
             self._to_release.extend(hashes)
             raise
 
-    async def _aio_ping(self, connection: Any, idle_ms: str) -> float:
+    async def _aio_ping(self, connection: Any, idle_s: float) -> float:
         if self._suspect:
             await self._aio_repair(connection)
         sent_at = trio.current_time()
-        self.writable = await connection.fetchval(_PING, idle_ms)
+        if idle_s < self._idle_s:
+            # The server may go by it though we never hear of that.
+            self._idle_s = idle_s
+            self.safe_until = min(self.safe_until, sent_at + idle_s)
+        self.writable = await connection.fetchval(_PING, str(int(idle_s * 1000)))
         return sent_at
 
     async def _aio_revive(self, connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:

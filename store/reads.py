@@ -39,7 +39,7 @@ MAX_PAGE: Final = 1_000
 """The most rows that one call lists."""
 MAX_PAGE_TEXT: Final = 8_000_000
 """The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
-_FIRST_FETCH: Final = 10
+_FIRST_FETCH: Final = 4
 """Rows that are fetched before it is known how long they are."""
 _CURSOR: Final = struct.Struct(">q16s")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ client_store.py and client_http.py implement it; nothing else does. Every method
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -81,6 +81,28 @@ class Client(Protocol):
 
 AWAY_S: Final = 1.0
 """How long a database, or a service, that is away is left alone."""
+
+
+async def repeat_bulk(change: Callable[[], Awaitable[int]], *, least: int) -> int:
+    """Repeat a bulk action, which changes `BULK` jobs at most, while it changes `least` or more; how many in all.
+
+    Less than were asked for says nothing: some may have ended meanwhile, or somebody has them.
+    """
+    count = 0
+    while True:
+        changed = await change()
+        count += changed
+        if changed < least:
+            return count
+
+
+async def job_that_was_added(client: Client, job_id: UUID) -> JobRecord:
+    """The job, as soon as its database, or the service, answers."""
+    while True:
+        try:
+            return await client.job(job_id)
+        except StoreUnavailable:
+            await trio.sleep(AWAY_S)
 
 
 async def wait_for_end(

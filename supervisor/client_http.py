@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -17,12 +18,12 @@ import attrs
 import httpx2
 import msgspec
 
-from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound, StoreUnavailable
+from dataloader.jobs.errors import BadRequest, ConfigError, Conflict, DataloaderError, JobNotFound, StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
-from dataloader.supervisor.client import BULK, Client
+from dataloader.supervisor.client import BULK, Client, repeat_bulk
 from dataloader.supervisor.values import is_loopback
 
 T = TypeVar("T")
@@ -98,10 +99,10 @@ class HttpClient(Client):
         return await self.job(job_id)
 
     async def cancel_many(self, wanted: JobFilter) -> int:
-        return await self._all("/jobs/cancel", wanted)
+        return await repeat_bulk(partial(self._bulk, "/jobs/cancel", wanted), least=1)
 
     async def retry_many(self, wanted: JobFilter) -> int:
-        return await self._all("/jobs/retry", wanted)
+        return await repeat_bulk(partial(self._bulk, "/jobs/retry", wanted), least=BULK // 2)
 
     async def queues(self) -> list[QueueRecord]:
         return await self._list(QueueRecord, "queues", "/queues")
@@ -134,14 +135,9 @@ class HttpClient(Client):
         page = {"after": after, "limit": limit}
         return await self._list(FailureLine, "failures", f"/loads/{_segment(name)}/failures", params=page)
 
-    async def _all(self, path: str, wanted: JobFilter) -> int:
-        """Repeat a bulk request, which is bounded, until it finds no more."""
-        count = 0
-        while True:
-            answer = await self._ask(dict[str, int], "POST", path, body=_criteria(wanted) | {"limit": BULK})
-            count += answer["changed"]
-            if answer["changed"] < BULK:
-                return count
+    async def _bulk(self, path: str, wanted: JobFilter) -> int:
+        answer = await self._ask(dict[str, int], "POST", path, body=_criteria(wanted) | {"limit": BULK})
+        return answer["changed"]
 
     async def _list(self, kind: type[T], name: str, path: str, **request: Any) -> list[T]:
         """The records under `name` in an answer."""
@@ -181,7 +177,10 @@ class HttpClient(Client):
             case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("errors"):
                 first = problem["errors"][0]
                 return BadRequest(str(first.get("path")), str(first.get("message")))
-            case HTTPStatus.SERVICE_UNAVAILABLE:
+            case HTTPStatus.CONFLICT if problem.get("type") == "not-allowed-now":
+                return Conflict.told(detail.removesuffix("."))
+            # What a proxy says of a service that restarts.
+            case HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT:
                 return StoreUnavailable(f"{self.shown_url}: {detail}")
             case _:
                 return DataloaderError(f"{self.shown_url}: {detail}")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
-from dataloader.supervisor.client import BULK, Client
+from dataloader.supervisor.client import BULK, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
 READ_AGAIN_S: Final = 0.5
@@ -96,19 +97,11 @@ class StoreClient(Client):
         return await control.retry(self.database, job_id, self.actor)
 
     async def cancel_many(self, wanted: JobFilter) -> int:
-        return await self._all(control.cancel_many, wanted)
+        return await repeat_bulk(partial(control.cancel_many, self.database, wanted, self.actor, limit=BULK), least=1)
 
     async def retry_many(self, wanted: JobFilter) -> int:
-        return await self._all(control.retry_many, wanted)
-
-    async def _all(self, change: Callable[..., Awaitable[int]], wanted: JobFilter) -> int:
-        """Repeat a bulk action, which is bounded, until it finds no more."""
-        count = 0
-        while True:
-            changed = await change(self.database, wanted, self.actor, limit=BULK)
-            count += changed
-            if changed < BULK:
-                return count
+        change = partial(control.retry_many, self.database, wanted, self.actor, limit=BULK)
+        return await repeat_bulk(change, least=BULK // 2)
 
     async def queues(self) -> list[QueueRecord]:
         return await reads.list_queues(self.database)

@@ -378,6 +378,14 @@ def _given(
         for field, value in overrides.items()
         if value is not None and field != "pipeline"
     }
+    if {"db_dsn", "lock_dsn"} <= given.keys():
+        (_, lock_source), (_, source) = given["lock_dsn"], given["db_dsn"]
+        order = [*(name for name, _ in layers), "command line"]
+        if order.index(lock_source) < order.index(source):
+            raise ConfigError(
+                f"DL_LOCK_DSN: is of {lock_source} and DL_DB_DSN of {source}, which goes before: they might lead to "
+                "two databases; set both in the same place"
+            )
     return given
 
 

@@ -156,7 +156,9 @@ async def open_starting(
                     await supervisor.live(migrate=settings.migrate)
 
         try:
-            supervisor: Supervisor = await nursery.start(run)
+            # If we were cancelled now it would live on, with nobody to end it. Nothing waits before it is there.
+            with trio.CancelScope(shield=True):
+                supervisor: Supervisor = await nursery.start(run)
             try:
                 yield supervisor
             except BaseException:

@@ -42,6 +42,8 @@ from dataloader.web.services import Services
 
 routes: Final = Routes()
 
+_PAGES: Final = trio.CapacityLimiter(2)
+"""Requests that have jobs in memory, as many as the pool has connections by default; the others wait with nothing."""
 _MASKING: Final = trio.CapacityLimiter(2)
 """Not Trio's own threads, which handlers may have taken all."""
 
@@ -103,14 +105,16 @@ async def list_jobs(call: Call, query: JobsQuery) -> Answer:
     A page of jobs with megabytes of args or results has fewer than `limit`.
     """
     after = None if query.after is None else reads.Cursor.decode(query.after)
-    page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
-    return Answer(value=JobList(await _masked(page.jobs), page.next))
+    async with _PAGES:
+        page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
+        return Answer(value=JobList(await _masked(page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<job_id>", role=Role.READ, answers={200: JobRecord})
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    [job] = await _masked([await reads.get_job(call.services.database, job_id)])
+    async with _PAGES:
+        [job] = await _masked([await reads.get_job(call.services.database, job_id)])
     return Answer(value=job)
 
 

@@ -282,7 +282,7 @@ class AuditList(Struct, frozen=True):
 
 
 class Changed(Struct, frozen=True):
-    """How many jobs a bulk action changed; repeat until it is less than the limit."""
+    """How many jobs a bulk action changed; repeat until it is 0, since some may have ended meanwhile."""
 
     changed: int
 

@@ -24,7 +24,7 @@ from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json
 from dataloader.supervisor.cli.pipeline import pipeline_options
 from dataloader.supervisor.cli.target import Target, asks_queue, provide_database
-from dataloader.supervisor.client import Client, wait_for_end
+from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 from dataloader.supervisor.settings import load_settings
 
 QUEUE: Final = "default"
@@ -165,7 +165,7 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
     if reason := await _unserved(client, new.queue):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
     added.append(await client.trigger(new))
-    job = await client.job(added[0].job_id)
+    job = await job_that_was_added(client, added[0].job_id)
     screen.changed(job)
     return await wait_for_end(client, job, timeout_s=float("inf"), on_change=screen.changed)
 

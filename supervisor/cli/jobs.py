@@ -16,7 +16,7 @@ from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_afte
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of
 from dataloader.supervisor.cli.target import Target, asks_queue
-from dataloader.supervisor.client import Client, wait_for_end
+from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
@@ -57,7 +57,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
         enqueued = await client.trigger(new)
         if not wait:
             return enqueued, None
-        job = await client.job(enqueued.job_id)
+        job = await job_that_was_added(client, enqueued.job_id)
         _show_change(job)
         return enqueued, await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change)
 

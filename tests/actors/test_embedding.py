@@ -37,6 +37,15 @@ async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
 
 
+async def test_a_host_that_is_cancelled_as_it_begins_leaves_none_behind(open_worker, raw):
+    with trio.fail_after(30), trio.CancelScope() as scope:
+        scope.cancel()
+        async with open_worker(greeting_tasks()):
+            raise AssertionError("it is cancelled before")
+    assert scope.cancelled_caught
+    assert await raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% locks'") == 0
+
+
 async def test_it_is_used_from_tasks_that_were_born_outside_of_it(open_worker):
     asked, answered = trio.open_memory_channel(1)
 

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import trio
+from proxy import open_proxy
 
+from dataloader import Tasks
 from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.runs import Run, Runs, Why
 from dataloader.jobs.ids import uuid7
@@ -41,3 +43,32 @@ async def test_one_whose_job_or_key_may_be_another_s_does(committed, why, ends_t
     heartbeat._look_for_stuck()
     heartbeat._look_for_stuck()
     assert told == [run] * ends_the_process
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q7", "Q12")
+async def test_what_goes_on_after_its_transaction_is_stopped_when_its_key_may_be_given_away(open_worker, database):
+    tasks, started, is_cut_off, ended = Tasks(), trio.Event(), trio.Event(), trio.Event()
+
+    @tasks.task("t")
+    async def handler(job):
+        started.set()
+        await is_cut_off.wait()
+        async with job.transaction():
+            pass
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with (
+        open_proxy(database.dsn) as direct,
+        open_worker(tasks, lock_dsn=direct.dsn, default_lease_s=5, heartbeat_s=1) as supervisor,
+    ):
+        await supervisor.trigger("q", "t")
+        with trio.fail_after(20):
+            await started.wait()
+            direct.freeze("locks")
+            is_cut_off.set()
+            await ended.wait()
+        direct.thaw()

@@ -142,6 +142,11 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         assert result.returncode == 4, result
     queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")
     assert (queued.returncode, "is queued" in queued.stderr) == (1, True)
+    # One that is refused keeps no other from being done, and told of.
+    done("cancel", other["job_id"])
+    several = dataloader("retry", job_id, other["job_id"], "--json", "--url", url, DL_TOKEN="sixteen-characters")
+    assert (several.returncode, "is queued" in several.stderr) == (1, True)
+    assert [job["job_id"] for job in json.loads(several.stdout)] == [other["job_id"]]
     assert dataloader("jobs", "--after", "x", "--url", url, DL_TOKEN="sixteen-characters").returncode == 2
     assert dataloader("queues", "--url", url).returncode == 2
     wrong = dataloader("queues", "--url", url, "--token", "wrong-wrong-wrong")

@@ -230,6 +230,18 @@ def test_settings_that_contradict_each_other_are_refused(env: dict[str, str], li
     assert refusals(env, tmp_path) == [line]
 
 
+def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"DL_DB_DSN={DSN}\nDL_LOCK_DSN={DSN}\n")
+    assert load_settings({}, directory=tmp_path).lock_dsn == DSN
+    other = DSN.replace("db:", "test:")
+    (line,) = refusals({"DL_DB_DSN": other}, tmp_path)
+    assert line == (
+        "DL_LOCK_DSN: is of .env and DL_DB_DSN of environment, which goes before: they might lead to two databases; "
+        "set both in the same place"
+    )
+    assert load_settings({"DL_DB_DSN": other, "DL_LOCK_DSN": other}, directory=tmp_path).lock_dsn == other
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "dataloader.example"])
 def test_another_than_a_loopback_address_needs_tokens(host: str, tmp_path: Path) -> None:
     (line,) = refusals({"DL_HOST": host}, tmp_path)

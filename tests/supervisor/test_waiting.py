@@ -44,3 +44,12 @@ async def test_a_wait_goes_on_when_the_database_is_back(database, monkeypatch):
 
 async def _refused(store):
     return store.pool_use()[0] == 0
+
+
+async def test_a_bulk_action_goes_on_when_it_changed_less_than_it_was_asked_for():
+    changes = iter([1_000, 999, 3, 0, 7])
+
+    async def change():
+        return next(changes)
+
+    assert await client.repeat_bulk(change, least=1) == 2_002
