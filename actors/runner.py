@@ -241,10 +241,10 @@ class _Port:
                 yield transaction
         except BaseException:
             run.committed = False
-            run.set_deadline(run.key_safe_until)
             raise
-        # It needs no lease any more, but its key still.
-        run.set_deadline(run.key_safe_until)
+        finally:
+            # What has committed needs no lease any more, but its key still; what has not needs both again.
+            run.set_deadline(run.key_safe_until)
 
     def deadline(self) -> float:
         """The scope's deadline as it stands."""

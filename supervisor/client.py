@@ -83,10 +83,14 @@ AWAY_S: Final = 1.0
 """How long a database, or a service, that is away is left alone."""
 
 
+MANY_AGAIN: Final = BULK // 2
+
+
 async def repeat_bulk(change: Callable[[], Awaitable[int]], *, least: int) -> int:
     """Repeat a bulk action, which changes `BULK` jobs at most, while it changes `least` or more; how many in all.
 
-    Less than were asked for says nothing: some may have ended meanwhile, or somebody has them.
+    Less than were asked for says nothing: some may have ended meanwhile, or somebody has them. What is retried may fail
+    at once and fit again, so that goes on only while it is `MANY_AGAIN`.
     """
     count = 0
     while True:
@@ -96,13 +100,15 @@ async def repeat_bulk(change: Callable[[], Awaitable[int]], *, least: int) -> in
             return count
 
 
-async def job_that_was_added(client: Client, job_id: UUID) -> JobRecord:
-    """The job, as soon as its database, or the service, answers."""
-    while True:
-        try:
-            return await client.job(job_id)
-        except StoreUnavailable:
-            await trio.sleep(AWAY_S)
+async def job_that_was_added(client: Client, job_id: UUID, *, timeout_s: float) -> JobRecord:
+    """The job, as soon as its database, or the service, answers; asked a last time after `timeout_s` seconds."""
+    with trio.move_on_after(timeout_s):
+        while True:
+            try:
+                return await client.job(job_id)
+            except StoreUnavailable:
+                await trio.sleep(AWAY_S)
+    return await client.job(job_id)
 
 
 async def wait_for_end(

@@ -23,7 +23,7 @@ from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
-from dataloader.supervisor.client import BULK, Client, repeat_bulk
+from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.values import is_loopback
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class HttpClient(Client):
         return await repeat_bulk(partial(self._bulk, "/jobs/cancel", wanted), least=1)
 
     async def retry_many(self, wanted: JobFilter) -> int:
-        return await repeat_bulk(partial(self._bulk, "/jobs/retry", wanted), least=BULK // 2)
+        return await repeat_bulk(partial(self._bulk, "/jobs/retry", wanted), least=MANY_AGAIN)
 
     async def queues(self) -> list[QueueRecord]:
         return await self._list(QueueRecord, "queues", "/queues")

@@ -26,7 +26,7 @@ from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
-from dataloader.supervisor.client import BULK, Client, repeat_bulk
+from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
 READ_AGAIN_S: Final = 0.5
@@ -101,7 +101,7 @@ class StoreClient(Client):
 
     async def retry_many(self, wanted: JobFilter) -> int:
         change = partial(control.retry_many, self.database, wanted, self.actor, limit=BULK)
-        return await repeat_bulk(change, least=BULK // 2)
+        return await repeat_bulk(change, least=MANY_AGAIN)
 
     async def queues(self) -> list[QueueRecord]:
         return await reads.list_queues(self.database)

@@ -7,6 +7,7 @@ job runs at a time, by its lock_key.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -165,9 +166,9 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
     if reason := await _unserved(client, new.queue):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
     added.append(await client.trigger(new))
-    job = await job_that_was_added(client, added[0].job_id)
+    job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf)
     screen.changed(job)
-    return await wait_for_end(client, job, timeout_s=float("inf"), on_change=screen.changed)
+    return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed)
 
 
 async def _unserved(client: Client, queue: str) -> str | None:

@@ -57,7 +57,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
         enqueued = await client.trigger(new)
         if not wait:
             return enqueued, None
-        job = await job_that_was_added(client, enqueued.job_id)
+        job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s)
         _show_change(job)
         return enqueued, await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change)
 

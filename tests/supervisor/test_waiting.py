@@ -9,6 +9,7 @@ from databases import raw_connection
 from proxy import open_proxy
 
 from dataloader import Settings
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status
 from dataloader.store import reads
@@ -53,3 +54,12 @@ async def test_a_bulk_action_goes_on_when_it_changed_less_than_it_was_asked_for(
         return next(changes)
 
     assert await client.repeat_bulk(change, least=1) == 2_002
+
+
+async def test_a_job_that_was_added_is_not_asked_for_longer_than_one_waits():
+    class Away:
+        async def job(self, _job_id):
+            raise StoreUnavailable("gone")
+
+    with trio.fail_after(20), pytest.raises(StoreUnavailable):
+        await client.job_that_was_added(Away(), uuid7(), timeout_s=0.1)
