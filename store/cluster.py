@@ -33,6 +33,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.file_lock import lock_alone
 from dataloader.store.server_account import open_binaries, open_path, system_user
 
 START_TIMEOUT_S: Final = 120.0
@@ -109,19 +110,14 @@ class Cluster:
     @contextlib.contextmanager
     def serialised(self) -> Iterator[None]:
         """Alone among all processes in starting, joining and stopping."""
-        deadline = time.monotonic() + START_TIMEOUT_S + STOP_TIMEOUT_S
         lock = _open_lock(self.data_dir / "start.lock")
         try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise EmbeddedDatabaseError(
-                            f"Another process has been starting or stopping the server of {self.data_dir} for too long"
-                        ) from None
-                    time.sleep(0.02)
+            try:
+                lock_alone(lock, START_TIMEOUT_S + STOP_TIMEOUT_S)
+            except TimeoutError:
+                raise EmbeddedDatabaseError(
+                    f"Another process has been starting or stopping the server of {self.data_dir} for too long"
+                ) from None
             yield
         finally:
             os.close(lock)
@@ -245,24 +241,18 @@ class Cluster:
 
     def _lock_for_server(self) -> int:
         """The lock that the server inherits and holds for as long as one of its processes lives."""
-        deadline = time.monotonic() + ORPHANS_TIMEOUT_S
         lock = _open_lock(self.data_dir / "server.lock")
-        try:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise self._error(
-                            f"A server that does not answer here has the cluster {self.directory}: it was started by "
-                            "another path, in another container or on another machine; use or stop it there"
-                        ) from None
-                    time.sleep(0.05)
-                else:
-                    return lock
-        except BaseException:
-            os.close(lock)
-            raise
+        with contextlib.ExitStack() as unless_locked:
+            unless_locked.callback(os.close, lock)
+            try:
+                lock_alone(lock, ORPHANS_TIMEOUT_S)
+            except TimeoutError:
+                raise self._error(
+                    f"A server that does not answer here has the cluster {self.directory}: it was started by another "
+                    "path, in another container or on another machine; use or stop it there"
+                ) from None
+            unless_locked.pop_all()
+        return lock
 
     def _start_with(self, server_lock: int, extra_settings: Mapping[str, str], deadline: float) -> None:
         """Start a server that holds the lock from then on."""

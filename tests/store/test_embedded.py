@@ -369,6 +369,21 @@ def test_a_data_directory_of_another_version_is_refused(data_dir):
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
+def test_processes_that_start_together_make_one_account_for_the_server():
+    name = f"dataloader-{os.getpid()}"
+    make = f"from dataloader.store.server_account import system_user; print(system_user({name!r}).pw_uid)"
+    try:
+        users = [
+            subprocess.Popen([sys.executable, "-c", make], stdout=subprocess.PIPE, text=True, start_new_session=True)
+            for _ in range(6)
+        ]
+        uids = {user.communicate(timeout=120)[0].strip() for user in users}
+        assert uids == {str(pwd.getpwnam(name).pw_uid)}
+    finally:
+        subprocess.run(["userdel", name], check=False, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root")
 def test_a_data_directory_of_another_user_is_refused(data_dir):
     (data_dir / "postgres-18").mkdir()
     os.chown(data_dir / "postgres-18", 65534, -1)

@@ -1,0 +1,25 @@
+"""Locks between processes of one machine, on open files: the kernel drops them however their holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from typing import Final
+
+AGAIN_S: Final = 0.02
+
+
+def lock_alone(handle: int, timeout_s: float) -> None:
+    """Lock an open file or directory against all other processes, blocking.
+
+    Raises:
+        TimeoutError: Somebody else had it locked for `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(AGAIN_S)
