@@ -96,6 +96,8 @@ class Dispatcher:
     wake: Wake = attrs.field(factory=Wake)
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
+    _to_test: set[int] = attrs.field(factory=set, init=False)
+    _testing: bool = attrs.field(default=False, init=False)
     _place: Place = attrs.field(factory=Place, init=False)
 
     def freed(self, slots: int) -> None:
@@ -105,25 +107,27 @@ class Dispatcher:
 
     async def run(
         self,
-        keep_claiming: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        keep: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Claim and start jobs until the intake is cancelled, then wait until every job has ended and is recorded.
 
-        `keep_claiming` is given the claiming loop and keeps it running, so that a fault in it does not end the jobs it
-        started.
+        `keep` is given the claiming loop, and looks at parked jobs, and keeps them running, so that a fault there does
+        not end the jobs.
         """
         limiter = trio.CapacityLimiter(self.concurrency)
         async with trio.open_nursery() as jobs:
             task_status.started()
             with self.intake:
-                await keep_claiming(partial(self._claim_for_ever, jobs, limiter))
+                await keep(partial(self._claim_for_ever, partial(jobs.start_soon, keep, self._test), jobs, limiter))
             self.closed.set()
         while self.running:
             await self._slots.wait(math.inf)
 
-    async def _claim_for_ever(self, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
+    async def _claim_for_ever(
+        self, start_test: Callable[[], None], jobs: trio.Nursery, limiter: trio.CapacityLimiter
+    ) -> None:
         names = list(self.tasks)
         limit, pause_s, look_again_s = MAX_CLAIM, 0.1, math.inf
         more, look = True, 0
@@ -160,8 +164,10 @@ class Dispatcher:
                 look_again_s = math.inf
             else:
                 look_again_s = min(look_again_s * 2, MAX_LOCKED_PAUSE_S) if look_again_s < math.inf else LOCKED_PAUSE_S
-            if claim.to_test:
-                await self._test(claim.to_test)
+            self._to_test.update(claim.to_test)
+            if self._to_test and not self._testing:
+                self._testing = True
+                start_test()
 
     async def _claim(self, free: int, look: int, names: list[str]) -> Claim:
         began = trio.current_time()
@@ -194,9 +200,16 @@ class Dispatcher:
             if number % STARTS_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-    async def _test(self, hashes: list[int]) -> None:
-        """Jobs were parked for these keys, and their parking is committed: look again whether one is free by now."""
+    async def _test(self) -> None:
+        """Jobs were parked for these keys, and their parking is committed: look again whether one is free by now.
+
+        Beside the claims, which need no connection of the pool. What comes meanwhile is looked at in one statement.
+        """
         try:
-            await unpark(self.database, hashes)
+            while self._to_test:
+                hashes, self._to_test = sorted(self._to_test), set()
+                await unpark(self.database, hashes)
         except StoreError as error:
             log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))
+        finally:
+            self._testing = False

@@ -1,7 +1,8 @@
 """Makes waiting jobs ready when their time has come, their key is free, or a worker that knows their task is here.
 
 Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
-by key, not by row: ten thousand jobs of one key cost one probe a sweep, and at most one of them is woken.
+by key, not by row: ten thousand jobs of one key cost one probe a sweep, and one of them is woken; and all whose
+queue nobody claims from, lest those of other queues wait behind them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataloader.store.database import Database
 BATCH: Final = 2_000
 KEYS: Final = 500
 """Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
+IDLE: Final = 500
+"""Parked jobs of idle queues readied in one statement: a worker that comes back parks them again, an event for each."""
 _FIRST_KEY: Final = -(2**31) - 1
 
 # The ids as an array: one walk along the primary key instead of one look-up for each. The next job is the first behind
@@ -83,7 +86,7 @@ async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str])
 async def ready_free(database: Database) -> int:
     """Wake the next job of every key that jobs are parked for and nobody holds.
 
-    The net below the holders' own wake-ups.
+    The net below the holders' own wake-ups. With it those whose queue nobody claims from, ahead of others of their key.
     """
     return await database.write(_aio_ready_free)
 
@@ -95,7 +98,7 @@ async def _aio_ready_free(connection: Any) -> int:
         records = await connection.fetch("SELECT dl_parked_keys($1::bigint, $2) AS h", after, KEYS)
         keys = [record["h"] for record in records]
         if keys:
-            readied += await connection.fetchval("SELECT dl_unpark($1)", keys)
+            readied += await connection.fetchval("SELECT dl_sweep_parked($1, $2)", keys, IDLE)
         if len(keys) < KEYS:
             return readied
         after = keys[-1]

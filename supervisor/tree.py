@@ -96,8 +96,8 @@ async def _work(
                     helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)
                 async with trio.open_nursery() as queues:
                     for dispatcher in parts.dispatchers:
-                        keep_claiming = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
-                        await queues.start(dispatcher.run, keep_claiming)
+                        keep_claims = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
+                        await queues.start(dispatcher.run, keep_claims)
                     parts.ready = True
                     task_status.started()
                     report = await parts.drain.carry_out(parts.dispatchers, parts.recorder, parts.keeper)

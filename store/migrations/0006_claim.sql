@@ -227,11 +227,11 @@ BEGIN
   RETURN dl_ready_next(p_hashes);
 END $$;
 
--- After a park is committed, after a reaped or canceled job, and in the stager's sweep: wakes the next job of those keys that
--- nobody holds. On any session but one that holds advisory locks, which are re-entrant within it.
+-- Which of the keys nobody holds, until the end of the transaction. On any session but one that holds advisory locks, which
+-- are re-entrant within it.
 -- The lock is tried in shared mode: it shows a holder, and two looks at one key never take each other for one. (In exclusive
 -- mode a job that was parked while somebody looked could be missed by both.)
-CREATE OR REPLACE FUNCTION dl_unpark(p_hashes int[]) RETURNS int
+CREATE OR REPLACE FUNCTION dl_free_keys(p_hashes int[]) RETURNS int[]
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -252,7 +252,63 @@ BEGIN
     WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
     ORDER BY r.job_id LIMIT 1
   ) AS live;
-  RETURN dl_ready_next(ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}'))));
+  RETURN ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}')));
+END $$;
+
+-- After a park is committed, and after a reaped or canceled job: wakes the next job of those keys that nobody holds.
+CREATE OR REPLACE FUNCTION dl_unpark(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+  RETURN dl_ready_next(dl_free_keys(p_hashes));
+END $$;
+
+-- The same, in the stager's sweep, which also looks whether a key's best job is of a queue that is paused, or that no worker
+-- serves: readied it stays where it is, so that nobody's end would wake the next one. Such jobs are readied all together, at
+-- most p_limit at once; no claim parks them again. (Queues of services that are not in dl_workers are taken for such.)
+CREATE OR REPLACE FUNCTION dl_sweep_parked(p_hashes int[], p_limit int) RETURNS int
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_free int[] := dl_free_keys(p_hashes);
+  v_served text[];
+  v_count int := 0;
+BEGIN
+  SELECT array_agg(DISTINCT s.queue) INTO v_served
+  FROM dl_workers w
+  CROSS JOIN LATERAL jsonb_object_keys(w.queues) AS s (queue)
+  WHERE w.seen_at > now() - interval '1 min'
+    AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = s.queue AND q.paused);
+  IF v_served IS NOT NULL THEN
+    WITH blocked AS MATERIALIZED (
+      SELECT k.h
+      FROM unnest(v_free) AS k (h)
+      CROSS JOIN LATERAL (
+        SELECT j.queue FROM dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+      ) AS best
+      WHERE best.queue <> ALL (v_served)
+    ), stranded AS MATERIALIZED (
+      SELECT p.job_id
+      FROM blocked b
+      CROSS JOIN LATERAL (
+        SELECT j.job_id FROM dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = b.h AND j.queue <> ALL (v_served)
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT p_limit
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS p
+      LIMIT p_limit
+    )
+    UPDATE dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
+    FROM stranded s WHERE j.job_id = s.job_id;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+  END IF;
+  RETURN v_count + dl_ready_next(v_free);
 END $$;
 
 -- The keys that jobs are parked for, after p_after, at most p_limit: one index probe a key, however many jobs wait for it.

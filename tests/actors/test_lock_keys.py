@@ -8,6 +8,7 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from proxy import open_proxy
 
 from dataloader import NewJob, Snooze, Tasks
 from dataloader.actors.dispatcher import MAX_LOOK
@@ -249,3 +250,38 @@ async def test_a_body_ends_before_its_key_though_its_lease_is_held(stopped_witho
     async with stopped_without("locks", held) as (_supervisor, keys):
         assert keys == 1, "the body was stopped after the server had given its key away"
         assert await raw.fetchval("SELECT lease_expires_at > clock_timestamp() + interval '2 s' FROM dl_jobs")
+
+
+@pytest.mark.requirement("Q7")
+async def test_claims_go_on_while_a_look_at_parked_jobs_has_no_answer(open_worker, database, row_of):
+    tasks, held, begun, release = Tasks(), trio.Event(), trio.Event(), trio.Event()
+
+    @tasks.task("hold")
+    async def hold(job):
+        held.set()
+        await release.wait()
+
+    @tasks.task("begin")
+    async def begin(job):
+        begun.set()
+
+    async with (
+        open_proxy(database.dsn) as proxy,
+        open_worker(tasks, {"held": 1}) as holder,
+        # The look would end by its deadline, minutes later.
+        open_worker(tasks, dsn=proxy.dsn, statement_timeout_s=600, poll_s=3_600) as worker,
+    ):
+        with trio.fail_after(60):
+            await holder.trigger("held", "hold", lock_key="k")
+            await held.wait()
+            await worker.trigger("q", "begin", lock_key="l")
+            await begun.wait()
+            begun = trio.Event()
+            proxy.freeze("pool")
+            for _ in range(3):
+                parked = await holder.trigger("q", "hold", lock_key="k")
+                await until(lambda job_id=parked.job_id: row_of(job_id), lambda row: row["waits_for"] == "lock")
+            await holder.trigger("q", "begin")
+            await begun.wait()
+            proxy.thaw()
+            release.set()

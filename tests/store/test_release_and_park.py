@@ -15,6 +15,7 @@ from dataloader.store import control, stage
 from dataloader.store.control import Actor
 from dataloader.store.leases import reap
 from dataloader.store.stage import ready_free, unpark
+from dataloader.store.workers import Worker, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
 FROM dl_claim('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
@@ -259,6 +260,25 @@ async def test_a_sweep_wakes_exactly_one_of_a_thousand_jobs_of_a_free_key(store,
     assert await ready_free(store) == 1
     row = await raw.fetchrow("SELECT priority, available_at <= now() AS due FROM dl_jobs WHERE waits_for IS NULL")
     assert dict(row) == {"priority": 1, "due": True}
+
+
+@pytest.mark.requirement("Q7")
+@pytest.mark.parametrize("idle", ["paused", "unserved"])
+async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_another_with_their_key(
+    store, raw, start_worker, idle
+):
+    await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}))
+    await control.pause(store, "paused", Actor("test"))
+    await park(raw, 300)
+    await raw.execute("UPDATE dl_jobs SET queue = $1 WHERE priority % 3 > 0", idle)
+    assert await ready_free(store) == 201
+    rows = await raw.fetch("SELECT queue, count(*) AS n FROM dl_jobs WHERE waits_for IS NULL GROUP BY queue")
+    assert {row["queue"]: row["n"] for row in rows} == {idle: 200, "q": 1}
+    # From then on the end of each wakes the next one.
+    worker = start_worker()
+    for _ in range(5):
+        [job] = await worker.claim()
+        await worker.end(job, Step.SUCCEED)
 
 
 @pytest.mark.requirement("Q7")
