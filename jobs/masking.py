@@ -27,9 +27,10 @@ _MAX_INT_BITS: Final = 63
 _WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
 _ALWAYS: Final = frozenset({"pwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey", "apikeys"})
 _AT_THE_END: Final = frozenset(
-    {"token", "tokens", "auth", "authorization", "cookie", "cookies", "dsn", "dsns", "pass", "sig", "signature"}
-    | {"accesskey", "privatekey", "secretkey", "signingkey", "encryptionkey"}
+    {"token", "tokens", "auth", "authorization", "cookie", "cookies", "dsn", "dsns", "sig", "signature"}
+    | {"accesskey", "privatekey", "secretkey", "signingkey", "encryptionkey", "jwt", "jwts"}
 )
+_NO_PASSWORDS: Final = frozenset({"bypass", "compass", "encompass", "overpass", "surpass", "trespass", "underpass"})
 _CARRIERS: Final = frozenset({"value", "values", "hash", "header", "pem", "base64", "hex", "text", "raw"})
 _HARMLESS_KEYS: Final = frozenset(
     {"lock", "partition", "idempotency", "primary", "foreign", "unique", "natural", "surrogate", "business", "public"}
@@ -40,7 +41,7 @@ _HARMLESS_KEYS: Final = frozenset(
 # A text without any of these has nothing to hide; most log lines end here. Not a pattern: that takes 20 times as long.
 _HINTS: Final = (
     frozenset({"://", "pass", "pwd", "token", "secret", "key", "dsn", "auth"})
-    | {"cookie", "credential", "sig", "bearer", "basic", "begin"}
+    | {"cookie", "credential", "sig", "bearer", "basic", "begin", "jwt"}
 )  # fmt: skip
 _USERINFO = re.compile(
     r"""://(?:[^\s/?#"'<>]*@"""
@@ -53,7 +54,11 @@ _SCHEME = re.compile(
     r"|\b(basic[ \t]+)(?=(?-i:[A-Za-z0-9+/][a-z+/]{0,100}[A-Z0-9=]))[A-Za-z0-9+/]{6,}+={0,2}",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"""(?<![\w.-])(?:--?)?([A-Za-z_][\w.-]*+)(?:\\*+["']?[ \t]*+(=>|[:=])[ \t]*+|\)=(?=\())""")
+_NAME = re.compile(
+    r"""(?<![\w.-])(--?)?([A-Za-z_][\w.-]*+)(?:\\*+["']?[ \t]*+(=>|[:=])[ \t]*+|\)=(?=\()"""
+    # A command's option, in a line of a shell and in a list of arguments.
+    r"""|(?(1)(?:[ \t]++|["'],[ \t]*+)(?!["']?[-\s])|(?!)))"""
+)
 _OPENING_QUOTE = re.compile(r"""(?:[\w.]{0,40}+\()?[brufBRUF]{0,2}(\\{0,8})(["'])""")
 _REST_OF_STRING = {'"': re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL), "'": re.compile(r"(?:[^'\\]|\\.)*+", re.DOTALL)}
 _HEADER = re.compile(r"""[^\r\n"']*+""")
@@ -76,6 +81,8 @@ def _names_a_secret(name: str) -> bool:
         return len(words) == 1 or words[-2] not in _HARMLESS_KEYS
     if last == "keys":
         return len(words) > 1 and words[-2] not in _HARMLESS_KEYS
+    if last.endswith("pass"):
+        return last not in _NO_PASSWORDS
     return last in _AT_THE_END or last.endswith("token")
 
 
@@ -164,8 +171,8 @@ def _mask_pairs(text: str) -> str:
     found = _NAME.search(text)
     while found:
         following = found.end()
-        if names_a_secret(found[1]):
-            start, end = _value_span(text, following, header=found[2] == ":" and _is_header(found[1]))
+        if names_a_secret(found[2]):
+            start, end = _value_span(text, following, header=found[3] == ":" and _is_header(found[2]))
             if text[start:end].lower() not in _HARMLESS_VALUES:
                 parts += (text[done:start], MASKED)
                 done = following = end

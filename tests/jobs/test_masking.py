@@ -21,12 +21,13 @@ SECRET_NAMES = """
     clientsecret secret_value api_key apikey apiKey APIKey X-API-Key api_keys key access_key private-key privateKey
     ssh.private.key signing_key_pem dsn DL_DB_DSN authorization Authorization Proxy-Authorization auth cookie Set-Cookie
     cookies credential credentials awsCredentials smtp_pass X-Amz-Signature sig key2 token_hash
+    dbpass jwt
 """.split()  # noqa: SIM905
 
 HARMLESS_NAMES = """
     lock_key lockKey partition_key partition-key idempotency_key idempotencyKey primary_key primary_keys
     foreign_key sort_key public_key object_key keyboard monkey hockey keys key_count keyed tokenizer token_count
-    token_type expires_in secretary passenger_count bypass compass author authority cookie_policy queue task design
+    token_type expires_in secretary passenger_count bypass compass trespass author authority cookie_policy queue task design
     signal lock_key_hash user host dsn_count compassion 1 _ -
 """.split()  # noqa: SIM905
 
@@ -93,7 +94,10 @@ TEXTS = [
         "Command '['mysqldump', '--password=s3cr3t', 'db']' failed",
         "Command '['mysqldump', '--password=***', 'db']' failed",
     ),
-    ("tool --token=s3cr3t -Dpassword=s3cr3t --api-key s", "tool --token=*** -Dpassword=*** --api-key s"),
+    ("tool --token=s3cr3t -Dpassword=s3cr3t --api-key s", "tool --token=*** -Dpassword=*** --api-key ***"),
+    ("tool --password s3cr3t --lock-key ecb -token 's3 cr3t' x", "tool --password *** --lock-key ecb -token '***' x"),
+    ("Command '['tool', '--password', 's3cr3t', 'db']'", "Command '['tool', '--password', '***', 'db']'"),
+    ("tool --password --verbose; ['--token', '-v']", "tool --password --verbose; ['--token', '-v']"),
     ("tool --lock-key=ecb", "tool --lock-key=ecb"),
     ('DL_TOKENS=[{"name":"ci","token":"a]b"}] x=1', "DL_TOKENS=*** x=1"),
     # JSON in texts, also cut off and nested
