@@ -21,7 +21,7 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
+from dataloader.jobs.errors import BadRequest, JobNotFound, StoreError, StoreUnavailable
 from dataloader.jobs.model import (
     MAX_INT,
     JobEvent,
@@ -307,6 +307,15 @@ async def ping(database: Database, timeout_s: float) -> None:
         await database.run(_aio_ping, timeout_s)
         return
     raise StoreUnavailable(f"the database did not answer within {timeout_s:g} s")
+
+
+async def answers(database: Database, timeout_s: float) -> bool:
+    """Whether the database answers within `timeout_s` seconds, as `ping`."""
+    try:
+        await ping(database, timeout_s)
+    except StoreError:
+        return False
+    return True
 
 
 async def _aio_ping(connection: Any, timeout_s: float) -> None:

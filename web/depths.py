@@ -16,7 +16,7 @@ from dataloader.store.database import Database
 from dataloader.store.reads import list_queues
 
 REMEMBERED_S: Final = 5.0
-_DATABASE_S: Final = 5.0
+DATABASE_S: Final = 5.0
 
 
 @attrs.define
@@ -36,7 +36,7 @@ class QueueDepths:
 
     async def _ask(self) -> list[QueueRecord] | None:
         try:
-            with trio.move_on_after(_DATABASE_S):
+            with trio.move_on_after(DATABASE_S):
                 return await list_queues(self._database)
         except StoreError:
             pass

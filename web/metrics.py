@@ -16,25 +16,30 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dataloader.jobs.model import QueueRecord
+from dataloader.store import reads
 from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+PING_S: Final = 2.0
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "running")
 
 
 async def render(services: Services) -> bytes:
-    """The metrics in Prometheus' text format. The database may be gone: then the depths are missing."""
+    """The metrics in Prometheus' text format. While the database is gone, or slow to count, the depths are missing."""
+    depths = await services.depths.latest()
+    up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
     gauges = CollectorRegistry()
-    gauges.register(_Gauges(services, await services.depths.latest()))
+    gauges.register(_Gauges(services, depths, up=up))
     return generate_latest(services.registry) + generate_latest(gauges)
 
 
 class _Gauges(Collector):
     """The process and its queues at one moment."""
 
-    def __init__(self, services: Services, depths: list[QueueRecord] | None) -> None:
+    def __init__(self, services: Services, depths: list[QueueRecord] | None, *, up: bool) -> None:
         self._services = services
         self._depths = depths
+        self._up = up
 
     def collect(self) -> Iterator[Metric]:
         state = self._services.state()
@@ -42,9 +47,7 @@ class _Gauges(Collector):
         yield _gauge("dataloader_start_time_seconds", "When the process started.", state.started_at.timestamp())
         yield _gauge("dataloader_draining", "1 while the process shuts down.", state.draining)
         yield _gauge("dataloader_listener_connected", "1 while notifications arrive.", state.listener_connected)
-        yield _gauge(
-            "dataloader_database_up", "1 while the database answers.", state.store_ready and self._depths is not None
-        )
+        yield _gauge("dataloader_database_up", "1 while the database answers.", self._up)
         pool = GaugeMetricFamily("dataloader_pool_connections", "Connections of the pool.", labels=("state",))
         opened, idle = self._services.database.pool_use()
         pool.add_metric(("used",), opened - idle)

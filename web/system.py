@@ -6,6 +6,7 @@ takes this replica out of a load balancer while it drains or has no database. Bo
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 import trio
@@ -14,14 +15,13 @@ from dataloader.jobs.errors import StoreError
 from dataloader.store import reads
 from dataloader.web import metrics
 from dataloader.web.auth import Role
+from dataloader.web.metrics import PING_S
 from dataloader.web.problems import unavailable
 from dataloader.web.queues import ALIVE_WITHIN_S
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import Health, Load, ProcessStatus
 
 routes: Final = Routes()
-
-PING_S: Final = 2.0
 
 
 @routes.add("GET", "/health", role=None, answers={200: Health})
@@ -44,16 +44,14 @@ async def show_readiness(call: Call) -> Answer:
 
 @routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus})
 async def show_process(call: Call) -> Answer:
-    """Show what runs: this process, and the queues and workers of all. Answers without the database, too."""
+    """Show what runs: this process, and the queues and workers of all; null if the database is gone or slow to tell."""
     state = call.services.state()
-    database, queues, workers = "unreachable", None, None
-    try:
-        with trio.move_on_after(PING_S):
-            queues = await reads.list_queues(call.services.database)
+    queues, workers = None, None
+    reachable = await reads.answers(call.services.database, PING_S)
+    if reachable:
+        with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
             workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
-            database = "reachable"
-    except StoreError:
-        pass
+            queues = await reads.list_queues(call.services.database)
     return Answer(
         value=ProcessStatus(
             version=state.version,
@@ -61,7 +59,7 @@ async def show_process(call: Call) -> Answer:
             started_at=state.started_at,
             uptime_s=round(state.uptime_s, 3),
             draining=state.draining,
-            database=database,
+            database="reachable" if reachable else "unreachable",
             listener="connected" if state.listener_connected else "polling",
             serving={name: Load(load.concurrency, load.running) for name, load in state.queues.items()},
             queues=queues,

@@ -27,8 +27,8 @@ SECRET_NAMES = """
 HARMLESS_NAMES = """
     lock_key lockKey partition_key partition-key idempotency_key idempotencyKey primary_key primary_keys
     foreign_key sort_key public_key object_key keyboard monkey hockey keys key_count keyed tokenizer token_count
-    token_type expires_in secretary passenger_count bypass compass trespass author authority cookie_policy queue task design
-    signal lock_key_hash user host dsn_count compassion 1 _ -
+    token_type expires_in secretary passenger_count bypass compass author authority cookie_policy queue task design
+    signal trespass lock_key_hash user host dsn_count compassion 1 _ -
 """.split()  # noqa: SIM905
 
 

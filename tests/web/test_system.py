@@ -8,9 +8,10 @@ import msgspec
 import pytest
 import structlog
 import trio
+from databases import raw_connection
 from web_server import open_server
 
-from dataloader.web import jobs
+from dataloader.web import depths, jobs, system
 from dataloader.web.app import ROUTES
 from dataloader.web.schemas import EXAMPLES
 
@@ -98,6 +99,20 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
             'dataloader_info{version="1.2.3",worker="host:1"} 1.0',
         ):
             assert line in answer.text.splitlines(), line
+
+
+async def test_a_database_that_is_slow_to_count_is_not_gone(open_web, database, monkeypatch):
+    monkeypatch.setattr(depths, "DATABASE_S", 0.3)
+    monkeypatch.setattr(system, "PING_S", 0.3)
+    async with open_web() as web, raw_connection(database.dsn) as other:
+        await web.client.get("/ready")
+        await other.execute("BEGIN")
+        await other.execute("LOCK TABLE dl_queues")
+        status = (await web.client.get("/status")).json()
+        assert (status["database"], status["queues"], status["workers"]) == ("reachable", None, [])
+        metrics = (await web.client.get("/metrics")).text
+        assert "dataloader_database_up 1.0" in metrics.splitlines()
+        assert "dataloader_queue_jobs{" not in metrics
 
 
 async def test_depths_are_counted_once_for_many_scrapes(open_web):
