@@ -26,7 +26,7 @@ from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.lock_session import Claim, LockSession
-from dataloader.store.stage import unpark
+from dataloader.store.stage import KEYS, unpark
 
 log = structlog.get_logger(__name__)
 
@@ -203,12 +203,12 @@ class Dispatcher:
     async def _test(self) -> None:
         """Jobs were parked for these keys, and their parking is committed: look again whether one is free by now.
 
-        Beside the claims, which need no connection of the pool. What comes meanwhile is looked at in one statement.
+        Beside the claims, which need no connection of the pool. What comes meanwhile is looked at together.
         """
         try:
             while self._to_test:
-                hashes, self._to_test = sorted(self._to_test), set()
-                await unpark(self.database, hashes)
+                some = [self._to_test.pop() for _ in range(min(len(self._to_test), KEYS))]
+                await unpark(self.database, some)
         except StoreError as error:
             log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))
         finally:

@@ -57,8 +57,9 @@ _SCHEME = re.compile(
 _NAME = re.compile(
     r"""(?<![\w.-])(--?)?([A-Za-z_][\w.-]*+)(?:\\*+["']?[ \t]*+(=>|[:=])[ \t]*+|\)=(?=\()"""
     # A command's option, in a line of a shell and in a list of arguments.
-    r"""|(?(1)(?:[ \t]++|["'],[ \t]*+)(?!["']?[-\s])|(?!)))"""
+    r"""|(?(1)(?:[ \t]++|["'],[ \t]*+)(?!["']?(?:--|\s))|(?!)))"""
 )
+_OPTION = re.compile(r"--?[A-Za-z_][\w.-]*+")
 _OPENING_QUOTE = re.compile(r"""(?:[\w.]{0,40}+\()?[brufBRUF]{0,2}(\\{0,8})(["'])""")
 _REST_OF_STRING = {'"': re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL), "'": re.compile(r"(?:[^'\\]|\\.)*+", re.DOTALL)}
 _HEADER = re.compile(r"""[^\r\n"']*+""")
@@ -145,7 +146,13 @@ def _mask_container(value: Mapping[object, object] | Iterable[object], depth: in
             hidden = item is not None and not isinstance(item, bool) and names_a_secret(name)
             masked[mask_text(name)] = MASKED if hidden else _mask(item, depth)
         return masked
-    return [_mask(item, depth) for item in value]
+    items: list[object] = []
+    option = False
+    for item in value:
+        text = item if isinstance(item, str) else ""
+        items.append(MASKED if option and text and not text.startswith("--") else _mask(item, depth))
+        option = _OPTION.fullmatch(text) is not None and names_a_secret(text)
+    return items
 
 
 def _text(value: object) -> str:

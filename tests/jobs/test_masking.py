@@ -97,7 +97,7 @@ TEXTS = [
     ("tool --token=s3cr3t -Dpassword=s3cr3t --api-key s", "tool --token=*** -Dpassword=*** --api-key ***"),
     ("tool --password s3cr3t --lock-key ecb -token 's3 cr3t' x", "tool --password *** --lock-key ecb -token '***' x"),
     ("Command '['tool', '--password', 's3cr3t', 'db']'", "Command '['tool', '--password', '***', 'db']'"),
-    ("tool --password --verbose; ['--token', '-v']", "tool --password --verbose; ['--token', '-v']"),
+    ("tool --password --verbose; ['--token', '-v']", "tool --password --verbose; ['--token', '***']"),
     ("tool --lock-key=ecb", "tool --lock-key=ecb"),
     ('DL_TOKENS=[{"name":"ci","token":"a]b"}] x=1', "DL_TOKENS=*** x=1"),
     # JSON in texts, also cut off and nested
@@ -173,6 +173,11 @@ def test_what_comes_out_is_plain_data() -> None:
         "error": "ValueError('password=***')",
         "postgres://***@h": ["x"],
     }
+
+
+def test_in_a_list_of_arguments_what_follows_a_secret_option_is_hidden() -> None:
+    command = ["tool", "--user", "bob", "--password", "s3cr3t", "--token", "--lock-key", "ecb", "-pwd", 7]
+    assert mask(command) == ["tool", "--user", "bob", "--password", "***", "--token", "--lock-key", "ecb", "-pwd", 7]
 
 
 def test_the_original_is_left_alone() -> None:
