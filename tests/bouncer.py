@@ -46,7 +46,9 @@ class Bouncer:
 
     async def is_shared(self, *roles):
         """Connections of these roles come through it, those that must not do not, and they share fewer of its own."""
-        clients = [client["application_name"].rpartition(" ")[2] for client in await self._show("CLIENTS")]
+        # Between transactions their connections are reset, and with PgBouncer so is what they said as they came.
+        names = [client["application_name"] or "transaction" for client in await self._show("CLIENTS")]
+        clients = [name.rpartition(" ")[2] for name in names]
         servers = await self._show("SERVERS")
         came = {*clients}
         return {*roles} <= came and not {"locks", "listener"} & came and 0 < len(servers) < len(clients)
