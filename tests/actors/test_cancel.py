@@ -53,8 +53,7 @@ async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_ope
             await started.wait()
             before = (await row_of(job.job_id))["heartbeat_at"]
             supervisor._parts.runs.cancel(job.job_id)
-            while (await row_of(job.job_id))["heartbeat_at"] == before:  # noqa: ASYNC110 - the database has no event
-                await trio.sleep(0.01)
+            await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > before)
             end.set()
             ended = await supervisor.wait(job.job_id, timeout_s=10)
     assert ended.status == "succeeded"
