@@ -38,6 +38,13 @@ WHERE datname = current_database() AND application_name LIKE 'dataloader%' AND a
 END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dataloader%'"
 SUCCEEDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+IDLE_POOL = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE '% pool' AND state = 'idle'
+  AND state_change < clock_timestamp() - interval '0.5 seconds'
+"""
+UNHURRIED = {"reaper_period_sec": 60, "heartbeat_sec": 30, "claim_backoff_sec": 60}
+"""Requests have the pool to themselves."""
 IMPATIENT = {"connect_timeout_sec": 2, "statement_timeout_sec": 2}
 """Half-open connections are noticed when a statement on them takes too long."""
 WRITE_BOUND_S = 2 + 2 + 2
@@ -150,13 +157,12 @@ async def test_f16_replies_that_are_lost_after_the_commit_bring_no_second_job_an
     serve, asking, calm, ledger, raw, row_when, database
 ):
     async with open_proxy(database.dsn) as proxy:
-        service = await serve(dsn=proxy.dsn)
+        service = await serve(dsn=proxy.dsn, pool_size=1, **UNHURRIED)
         async with asking(service) as ask, trio.open_nursery() as nursery:
             once = partial(ask.trigger, "visit", lock_key="k", idempotency_key="once", args={"s": 1})
-            # So that the statement is known on each connection: it gets no answer when it is prepared, either.
-            async with trio.open_nursery() as first:
-                for n in range(4):
-                    first.start_soon(partial(ask.added, "quick", idempotency_key=f"before {n}"))
+            # The connection must know the statement, which gets no answer when it is prepared, either, and be nobody's.
+            await ask.added("quick", idempotency_key="before")
+            await until(partial(raw.fetchval, IDLE_POOL))
             proxy.freeze("pool", answers_only=True)
             nursery.start_soon(once)
             [[job_id]] = await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'once'"))
@@ -235,15 +241,11 @@ async def test_f17_connections_that_a_firewall_has_forgotten_are_replaced_and_co
 async def test_f17_a_trigger_that_the_network_swallows_is_answered_within_its_deadline(
     serve, asking, calm, raw, database
 ):
-    idle = """
-        SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name LIKE '% pool' AND state = 'idle'
-          AND state_change < clock_timestamp() - interval '0.5 seconds'"""
     async with open_proxy(database.dsn) as proxy:
-        # With the timeouts that a service has unless it is told others; and nobody else uses the pool.
-        service = await serve(dsn=proxy.dsn, reaper_period_sec=60, heartbeat_sec=30, claim_backoff_sec=60)
+        # With the timeouts that a service has unless it is told others.
+        service = await serve(dsn=proxy.dsn, **UNHURRIED)
         async with asking(service) as ask:
-            await until(partial(raw.fetchval, idle))
+            await until(partial(raw.fetchval, IDLE_POOL))
             proxy.freeze()
             async with trio.open_nursery() as nursery:
                 for fields in ({}, {"idempotency_key": "once"}):
