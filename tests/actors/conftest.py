@@ -36,7 +36,7 @@ def open_worker(database):
 
 @pytest.fixture
 def stopped_without(open_worker, database, raw):
-    """Takes a connection away under a job that waits: a supervisor, and what the server told its body then.
+    """Takes a connection away under a job that waits: a supervisor, and the row that the server told its body then.
 
     When the connection is back, at the end of the block, the job runs again and succeeds.
     """
@@ -54,7 +54,7 @@ def stopped_without(open_worker, database, raw):
                 await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
-                    answers.append(await raw.fetchval(question))
+                    answers.append(await raw.fetchrow(question))
 
         async def answered():
             return answers

@@ -159,7 +159,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
 @pytest.mark.requirement("Q8")
 async def test_a_body_ends_before_its_lease_though_its_key_is_safe(stopped_without):
     left = "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs"
-    async with stopped_without("heartbeat", left) as (supervisor, left_s):
+    async with stopped_without("heartbeat", left) as (supervisor, [left_s]):
         assert left_s > 0, "the body was stopped after its lease had ended"
         assert supervisor._parts.locks.safe_until > trio.current_time()
 
@@ -263,7 +263,9 @@ async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker,
     async with open_worker(tasks) as supervisor:
         done = await supervisor.wait(job_id, timeout_s=10)
         assert (done.status, done.result, done.crashes, done.error) == ("succeeded", 2, 1, None)
-        assert await journal_of(job_id) == ["requeue: lease expired", "picked", "done"]
+        # A claim that comes while the sweep looks whether the key is free parks the job; it is looked at again at once.
+        steps = [step for step in await journal_of(job_id) if step != "requeue: lock_key"]
+        assert steps == ["requeue: lease expired", "picked", "done"]
 
 
 @pytest.mark.requirement("Q10")
