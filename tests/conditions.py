@@ -11,11 +11,15 @@ import trio
 
 T = TypeVar("T")
 
-IDLE_LOCK_SESSIONS = """
+IDLE_SESSIONS = """
 SELECT count(*) FROM pg_stat_activity
-WHERE application_name LIKE '% locks' AND state = 'idle' AND state_change < clock_timestamp() - interval '1.5 seconds'
+WHERE datname = current_database() AND application_name LIKE '% ' || $1 AND state = 'idle'
+  AND state_change < clock_timestamp() - make_interval(secs => $2)
 """
-"""With polls an hour apart, no claim is under way that could be caught in the middle, which is another story."""
+"""Those of role $1 that have had nothing to do for $2 seconds.
+
+With polls an hour apart, no claim is under way then that could be caught in the middle, which is another story.
+"""
 
 
 def patience_s() -> float:

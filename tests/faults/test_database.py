@@ -21,7 +21,7 @@ import asyncpg
 import httpx2
 import pytest
 import trio
-from conditions import until
+from conditions import IDLE_SESSIONS, until
 from databases import raw_connection
 from proxy import open_proxy
 from services import FAST, LEASE_S, LISTENER_BOUND_S, PATIENT, PATIENT_LEASE_S
@@ -38,11 +38,6 @@ WHERE datname = current_database() AND application_name LIKE 'dataloader%' AND a
 END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 OURS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dataloader%'"
 SUCCEEDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
-IDLE_POOL = """
-SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND application_name LIKE '% pool' AND state = 'idle'
-  AND state_change < clock_timestamp() - interval '0.5 seconds'
-"""
 UNHURRIED = {"reaper_period_sec": 60, "heartbeat_sec": 30, "claim_backoff_sec": 60}
 """Requests have the pool to themselves."""
 IMPATIENT = {"connect_timeout_sec": 2, "statement_timeout_sec": 2}
@@ -162,7 +157,7 @@ async def test_f16_replies_that_are_lost_after_the_commit_bring_no_second_job_an
             once = partial(ask.trigger, "visit", lock_key="k", idempotency_key="once", args={"s": 1})
             # The connection must know the statement, which gets no answer when it is prepared, either, and be nobody's.
             await ask.added("quick", idempotency_key="before")
-            await until(partial(raw.fetchval, IDLE_POOL))
+            await until(partial(raw.fetchval, IDLE_SESSIONS, "pool", 0.5))
             proxy.freeze("pool", answers_only=True)
             nursery.start_soon(once)
             [[job_id]] = await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'once'"))
@@ -245,7 +240,7 @@ async def test_f17_a_trigger_that_the_network_swallows_is_answered_within_its_de
         # With the timeouts that a service has unless it is told others.
         service = await serve(dsn=proxy.dsn, **UNHURRIED)
         async with asking(service) as ask:
-            await until(partial(raw.fetchval, IDLE_POOL))
+            await until(partial(raw.fetchval, IDLE_SESSIONS, "pool", 0.5))
             proxy.freeze()
             async with trio.open_nursery() as nursery:
                 for fields in ({}, {"idempotency_key": "once"}):

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import IDLE_LOCK_SESSIONS, until
+from conditions import IDLE_SESSIONS, until
 from proxy import open_proxy
 from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_once
 
@@ -169,7 +169,7 @@ async def test_f03_a_job_whose_claimer_was_killed_before_it_read_the_reply_runs_
 ):
     async with open_proxy(database.dsn) as proxy:
         claimer = await serve(dsn=proxy.dsn, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
         proxy.freeze("locks", answers_only=True)
         job_id = await add("visit", lease_ttl_sec=LEASE_S)
         claimed = await row_when(job_id, "running")
@@ -190,7 +190,7 @@ async def test_f03_a_claim_whose_reply_was_lost_with_its_connection_is_given_bac
 ):
     async with open_proxy(database.dsn) as proxy:
         await serve(dsn=proxy.dsn, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
         proxy.freeze("locks", answers_only=True)
         # Its lease outlives the test: not the reaper is to find it.
         job_id = await add("visit", lease_ttl_sec=600)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
-from conditions import IDLE_LOCK_SESSIONS, until
+from conditions import IDLE_SESSIONS, until
 from proxy import open_proxy
 from services import FAST, LEASE_S
 
@@ -80,7 +80,7 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
 async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, raw, database, broken, busy):
     async with open_proxy(database.dsn) as proxy:
         service = await serve(dsn=proxy.dsn, drain_timeout_sec=1, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
         if busy:
             await add("visit", {"s": 3_600})
             await until(ledger.visits)
@@ -97,7 +97,7 @@ async def test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_ex
 ):
     async with open_proxy(database.dsn) as proxy:
         service = await serve(dsn=proxy.dsn, drain_timeout_sec=1, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_LOCK_SESSIONS), lambda count: count == 1)
+        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
         proxy.freeze("locks", answers_only=True)
         job_id = await add("sleep", {"s": 3_600}, lease_ttl_sec=600)
         await row_when(job_id, "running")
