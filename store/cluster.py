@@ -69,13 +69,14 @@ class Cluster:
         """Find the binaries and the user for a cluster in `data_dir`, and make the directory if it is missing."""
         bin_dir = _bin_dir(version)
         data_dir = data_dir.expanduser().resolve()
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_own(data_dir)
         other_versions = [found for found in versions_in(data_dir) if found != version]
         if other_versions:
             raise EmbeddedDatabaseError(
                 f"The data directory {data_dir} holds a cluster of PostgreSQL {other_versions[0]}, this is PostgreSQL "
                 f"{version}: choose another data directory, or move the data with pg_dump and psql"
             )
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             server_user = system_user()
             cluster = cls(data_dir, version, bin_dir, server_user.pw_uid, server_user.pw_gid)
@@ -433,6 +434,21 @@ def _bin_dir(version: int) -> Path:
 def versions_in(data_dir: Path) -> list[int]:
     """The major versions of the clusters in a data directory."""
     return [int(file.read_text()) for file in data_dir.glob("postgres-[0-9][0-9]/PG_VERSION")]
+
+
+def _check_own(data_dir: Path) -> None:
+    """Refuse a directory in which somebody else can put a cluster, a password or a log of his in the place of ours."""
+    found = data_dir.stat()
+    if found.st_uid != os.geteuid():
+        raise EmbeddedDatabaseError(
+            f"The data directory {data_dir} belongs to user id {found.st_uid}, this process runs as user id "
+            f"{os.geteuid()}: run it as the owner, or set DL_DATA_DIR to a directory of your own"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EmbeddedDatabaseError(
+            f"Other users can write into the data directory {data_dir}, its mode is {stat.S_IMODE(found.st_mode):o}: "
+            f"run `chmod go-w {shlex.quote(str(data_dir))}`, or set DL_DATA_DIR to a directory of your own"
+        )
 
 
 def _open_lock(path: Path) -> int:

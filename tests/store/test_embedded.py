@@ -141,8 +141,8 @@ def home(request):
     uid = os.geteuid() if request.param == "self" else pwd.getpwnam("nobody").pw_uid
     parent = Path(tempfile.mkdtemp(prefix="embedded-"))
     try:
-        os.chown(parent, uid, -1)
         psql = Cluster.in_directory(parent, 18).bin_dir / "psql"
+        os.chown(parent, uid, -1)
         if uid != os.geteuid() and subprocess.run(["test", "-x", psql], user=uid, cwd="/", check=False).returncode:
             pytest.skip("root's installation is closed to nobody")
         yield Home(parent / "data", uid)
@@ -384,11 +384,23 @@ def test_processes_that_start_together_make_one_account_for_the_server():
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="needs root")
-def test_a_data_directory_of_another_user_is_refused(data_dir):
+@pytest.mark.parametrize("made_by_another", [".", "postgres-18"])
+def test_a_data_directory_of_another_user_is_refused(data_dir, made_by_another):
     (data_dir / "postgres-18").mkdir()
-    os.chown(data_dir / "postgres-18", 65534, -1)
+    os.chown(data_dir / made_by_another, 65534, -1)
     with pytest.raises(EmbeddedDatabaseError, match="belongs to user id 65534"), embedded_postgres(data_dir):
         pass
+    assert list(data_dir.iterdir()) == [data_dir / "postgres-18"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o722])
+def test_a_data_directory_that_others_can_write_into_is_refused_by_one_line_that_says_what_to_do(data_dir, mode):
+    data_dir.chmod(mode)
+    with pytest.raises(EmbeddedDatabaseError) as refused, embedded_postgres(data_dir):
+        pass
+    message = f"its mode is {mode:o}: run `chmod go-w {data_dir}`, or set DL_DATA_DIR to a directory of your own"
+    assert str(refused.value) == f"Other users can write into the data directory {data_dir}, {message}"
+    assert list(data_dir.iterdir()) == []
 
 
 def test_a_server_that_does_not_start_says_why_with_its_log(data_dir):
