@@ -20,6 +20,7 @@ from dataloader.store.etl_runs import aio_fence
 from dataloader.store.etl_tables import (
     REQUEST,
     SEGMENT,
+    SEQUENCE,
     TOKEN,
     Segment,
     TableInfo,
@@ -76,8 +77,8 @@ async def aio_load_dimension(connection: Any, load: DimensionLoad) -> dict[str, 
     # The query's own $1 is the date, so the stage's marks come as numbers.
     with told_of_targets():
         tag = await connection.execute(
-            f"INSERT INTO {quote(load.stage)} ({TOKEN}, {SEGMENT}, {REQUEST}, {listed(columns)})"
-            f" SELECT {load.token:d}, 1, 1, {listed(columns, 'q.')} FROM ({load.query}) AS q",
+            f"INSERT INTO {quote(load.stage)} ({TOKEN}, {SEGMENT}, {REQUEST}, {SEQUENCE}, {listed(columns)})"
+            f" SELECT {load.token:d}, 1, 1, row_number() OVER (), {listed(columns, 'q.')} FROM ({load.query}) AS q",
             *arguments,
         )
     if not affected(tag) and not load.allow_empty:

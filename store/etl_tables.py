@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Final
 
 import asyncpg
@@ -30,6 +31,8 @@ TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's, and no secret
 SEGMENT: Final = '"dl:segment"'
 REQUEST: Final = '"dl:request"'
 SEQUENCE: Final = '"dl:sequence"'
+MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SEQUENCE)]
+"""The columns of a stage that its target has not; the last one is a row's place among those of its request."""
 
 _TABLE: Final = """
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind
@@ -136,6 +139,27 @@ class TableInfo:
 
 
 @attrs.frozen
+class Lines:
+    """`number` rows of one request that bring the same `columns`: a line has its place in the request, then the cells.
+
+    Lines end with a newline, the only one in them. All in one piece: a line by itself takes as much again.
+    """
+
+    columns: tuple[str, ...]
+    number: int
+    text: bytes = attrs.field(repr=False)
+
+    def cut(self, first: int, size: int) -> Iterator[Lines]:
+        """The same in pieces: so many lines in the first one, then `size` in each."""
+        if self.number <= first:
+            yield self
+            return
+        single = self.text.splitlines(keepends=True)
+        for start, end in pairwise([0, *range(first, len(single), size), len(single)]):
+            yield Lines(self.columns, end - start, b"".join(single[start:end]))
+
+
+@attrs.frozen
 class Segment:
     """What a segment's rows are known by: the stage's name, the token of the job that runs, and a number."""
 
@@ -185,7 +209,7 @@ async def aio_prepare(
         await connection.execute(
             f"CREATE UNLOGGED TABLE {quote(stage)} (LIKE {table.sql} INCLUDING DEFAULTS INCLUDING CONSTRAINTS,"
             f" {TOKEN} bigint NOT NULL, {SEGMENT} int NOT NULL,"
-            f" {REQUEST} int NOT NULL, {SEQUENCE} bigint GENERATED ALWAYS AS IDENTITY)"
+            f" {REQUEST} int NOT NULL, {SEQUENCE} bigint NOT NULL)"
         )
         if changes:
             await connection.execute(f"ALTER TABLE {quote(stage)} {', '.join(changes)}")
@@ -196,32 +220,36 @@ async def aio_drop(connection: Any, stage: str) -> None:
     await connection.execute(f"DROP TABLE IF EXISTS {quote(stage)}")
 
 
-async def aio_stage(
-    connection: Any, segment: Segment, columns: Sequence[str], pieces: Iterable[tuple[int, bytes]]
-) -> int:
-    """Put lines of `columns` into the segment's stage, all or none (asyncio-flavoured); their number comes back.
+async def aio_stage(connection: Any, segment: Segment, pieces: Iterable[tuple[int, Lines]]) -> int:
+    """Put lines into the segment's stage (asyncio-flavoured), in the caller's transaction; their number comes back.
 
     `pieces` are lines of one request each, with its number in the segment: in whatever order they come, the rows of a
-    later request are later ones.
+    later request are later ones. Rows that bring the same columns are one COPY; the others' columns get their defaults.
 
     Raises:
         Unstorable: the database does not take one of them; the text says which line and column, where it knows.
         TargetError: there is no such stage: another run of the load has made its own, or this one's is dropped.
     """
-    marked = b"".join(
-        _marked(b"%d\t%d\t%d\t" % (segment.token, segment.number, request), lines) for request, lines in pieces
-    )
-    statement = (
-        f"COPY {quote(segment.stage)} ({TOKEN}, {SEGMENT}, {REQUEST}, {listed(columns)}) FROM STDIN"
-        " WITH (FORMAT text, DEFAULT '\\D', ENCODING 'UTF8')"
-    )
+    groups: dict[tuple[str, ...], list[bytes]] = {}
+    for request, lines in pieces:
+        mark = b"%d\t%d\t%d\t" % (segment.token, segment.number, request)
+        groups.setdefault(lines.columns, []).append(_marked(mark, lines.text))
+    number = 0
     try:
         with told_of_targets():
-            # The public copy_to_table has no words for defaults. Bare bytes would be a file's name.
-            tag: str = await connection._copy_in(statement, memoryview(marked), None)  # noqa: SLF001
+            for columns, marked in groups.items():
+                tag: str = await connection.copy_to_table(
+                    segment.stage,
+                    # Bare bytes would be a file's name.
+                    source=memoryview(b"".join(marked)),
+                    columns=[*MARKS, *columns],
+                    format="text",
+                    encoding="UTF8",
+                )
+                number += int(tag.rpartition(" ")[2])
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError) as error:
         raise Unstorable(_of_line(error)) from error
-    return int(tag.rpartition(" ")[2])
+    return number
 
 
 def _marked(mark: bytes, lines: bytes) -> bytes:

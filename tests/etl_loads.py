@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -10,7 +12,7 @@ import attrs
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.store.etl_history import HistoryCounts, HistoryMerge, aio_merge_history
 from dataloader.store.etl_merge import Counts, Merge, aio_merge
-from dataloader.store.etl_tables import Segment, TableInfo, aio_describe, aio_prepare, aio_stage
+from dataloader.store.etl_tables import Lines, Segment, TableInfo, aio_describe, aio_prepare, aio_stage
 from dataloader.store.transaction import Transactions
 
 STAGE: Final = 'dl "stage" of target'
@@ -26,10 +28,12 @@ class Load:
     key: tuple[str, ...]
     encoder: LineEncoder
     segment: Segment = attrs.field(factory=lambda: Segment(STAGE, 7, 1))
+    _places: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None, *, request: int = 1) -> int:
-        lines = b"".join(map(self.encoder.encode, rows))
-        return await self.transactions.run(aio_stage, segment or self.segment, self.columns, [(request, lines)])
+        text = b"".join(b"%d\t%b" % (next(self._places), self.encoder.encode(row)) for row in rows)
+        lines = Lines(self.columns, len(rows), text)
+        return await self.transactions.run(aio_stage, segment or self.segment, [(request, lines)])
 
     async def merge(self, rows: list[tuple[object, ...]], **options: Any) -> Counts:
         return await self.merge_staged(await self.stage(rows), **options)

@@ -18,6 +18,7 @@ from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError
 from dataloader.store.etl_runs import Failure
+from dataloader.store.etl_tables import Lines
 
 WRITER_QUEUE: Final = 4
 """Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
@@ -44,16 +45,13 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """So many rows of the part's `answer`th response on their way from a worker to the writer, as lines.
-
-    In one piece: a line by itself takes as much again.
-    """
+    """So many rows of the part's `answer`th response on their way from a worker to the writer."""
 
     part: Part
     request: Request
     answer: int
     number: int
-    lines: bytes = attrs.field(repr=False)
+    lines: list[Lines] = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)

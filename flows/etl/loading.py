@@ -236,7 +236,6 @@ class _Loading:
                 encoder=LineEncoder(columns, {name for name in columns if info.column(name).is_array}),
                 key=target.key,
                 hash_without=frozenset(target.hash_without),
-                defaulted=frozenset(column.name for column in info.columns if column.has_default),
                 takes_id=is_detail,
                 reads=load.reads if detail is None else detail.reads,
                 identify=load.detail.id if load.detail is not None and not is_detail else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
@@ -19,12 +19,13 @@ import msgspec
 
 from dataloader.flows.etl.load import Made, Row
 from dataloader.flows.etl.reader import Reader
-from dataloader.flows.etl.rows import DEFAULT, LineEncoder
+from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.sources.base import Page, Record
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.etl_merge import CONTENT_HASH
+from dataloader.store.etl_tables import SEQUENCE, Lines
 
 HASH_VERSION: Final = "1"
 PAYLOAD: Final = "payload"
@@ -41,15 +42,13 @@ PIECE: Final = 10_000
 class Recipe:
     """How records become rows of one table: `encoder` has the columns that may be written, in order.
 
-    `defaulted` are those that the database has a default for, where a row has no value. `takes_id`: the transform is a
-    detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
+    `takes_id`: the transform is a detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
     """
 
     transform: Callable[..., Made]
     encoder: LineEncoder
     key: tuple[str, ...]
     hash_without: frozenset[str]
-    defaulted: frozenset[str]
     takes_id: bool = False
     reads: bool = False
     identify: Callable[[Record], str | int | None] | None = None
@@ -67,7 +66,7 @@ class Refused:
 
 @attrs.frozen(kw_only=True)
 class Processed:
-    """What became of a page of `records` records: the lines of `rows` rows, the `columns` that any of them brings.
+    """What became of a page of `records` records: the lines of `rows` rows, for each set of columns that rows bring.
 
     `dropped` are the fields of rows that the table has no columns for, nor for a payload. `left_out` records gave no
     row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for, `without_id` had none.
@@ -75,14 +74,18 @@ class Processed:
 
     records: int
     rows: int
-    lines: bytes = attrs.field(repr=False)
-    columns: frozenset[str]
+    lines: list[Lines] = attrs.field(repr=False)
     dropped: frozenset[str]
     left_out: int
     refused: list[Refused]
     more_refused: int
     ids: list[str | int]
     without_id: int
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that any of the rows brings."""
+        return frozenset(name for lines in self.lines for name in lines.columns)
 
 
 def process(
@@ -96,11 +99,9 @@ def process(
     before = [key] if recipe.takes_id else []
     after = [reader] if recipe.reads else []
     table = _Table(recipe, metadata)
-    lines: list[bytes] = []
-    pieces: list[bytes] = []
     refused: list[Refused] = []
     ids: list[str | int] = []
-    left_out = without_id = records = rows = more_refused = 0
+    left_out = without_id = records = more_refused = 0
     for index, record in enumerate(page.records):
         records = index + 1
         try:
@@ -123,17 +124,14 @@ def process(
             else:
                 more_refused += 1
         else:
-            lines += encoded
-            if len(lines) >= PIECE:
-                rows += len(lines)
-                pieces.append(b"".join(lines))
-                lines.clear()
+            for shape, line in encoded:
+                table.add(shape, line)
+    lines = [group.joined() for group in table.groups.values() if group.number]
     return Processed(
         records=records,
-        rows=rows + len(lines),
-        lines=b"".join([*pieces, *lines]),
-        columns=frozenset(table.brought & table.known),
-        dropped=frozenset(table.brought - table.known),
+        rows=sum(each.number for each in lines),
+        lines=lines,
+        dropped=frozenset(table.dropped),
         left_out=left_out,
         refused=refused,
         more_refused=more_refused,
@@ -148,39 +146,90 @@ def _ids_of(detail: str | int | None) -> list[str | int]:
     raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
 
 
+class _Group:
+    """Lines of rows that bring the same columns."""
+
+    def __init__(self, columns: tuple[str, ...], arrays: Collection[str]) -> None:
+        self.columns = columns
+        self.number = 0
+        self.encode = LineEncoder((SEQUENCE, *columns), arrays).encode
+        self._lines: list[bytes] = []
+        self._pieces: list[bytes] = []
+
+    def add(self, line: bytes) -> None:
+        self.number += 1
+        self._lines.append(line)
+        if len(self._lines) >= PIECE:
+            self._pieces.append(b"".join(self._lines))
+            self._lines.clear()
+
+    def joined(self) -> Lines:
+        return Lines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))
+
+
+@attrs.frozen
+class _Shape:
+    """What is known of rows by their names: the fields for the `payload`, those that are `hashed`, and so on."""
+
+    group: _Group
+    payload: Sequence[str] | None
+    hashed: Sequence[str] | None
+    dropped: frozenset[str]
+    in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+
 class _Table:
-    """The table as rows of one page are written into it; `brought` are the names of what any of them brings."""
+    """The table as rows of one page are written into it; `dropped` are the fields that it has no columns for."""
 
     def __init__(self, recipe: Recipe, metadata: Mapping[str, Any]) -> None:
-        self.known = frozenset(recipe.encoder.columns)
-        # COPY refuses to be asked for a default where there is none.
-        absent = {name: DEFAULT if name in recipe.defaulted else None for name in recipe.encoder.columns}
-        same = {name: value for name, value in metadata.items() if name in absent}
-        self.brought: set[str] = {*same}
+        self.groups: dict[tuple[str, ...], _Group] = {}
+        self.dropped: set[str] = set()
         self._recipe = recipe
-        self._absent = {**absent, **same}
-        self._in_order = itemgetter(*absent) if len(absent) > 1 else lambda cells: tuple(map(cells.get, absent))
-        self._has_hash = CONTENT_HASH in absent
-        self._has_payload = PAYLOAD in absent
+        self._known = frozenset(recipe.encoder.columns)
+        self._metadata = {name: value for name, value in metadata.items() if name in self._known}
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._place = 0
 
-    def encode(self, row: Row) -> bytes:
+    def encode(self, row: Row) -> tuple[_Shape, bytes]:
         """The row's line, with its payload, hash and metadata, as far as the table has columns for them."""
-        if self._has_payload and PAYLOAD not in row and not row.keys() <= self.known:
-            rest = {name: row[name] for name in sorted(row.keys() - self.known)}
-            row = {**{name: value for name, value in row.items() if name in self.known}, PAYLOAD: rest}
         # This is what large files wait for: nothing below is done by hand for a row that can be done in one call.
-        cells = {**self._absent, **row}
+        names = tuple(row)
+        shape = self._shapes.get(names)
+        if shape is None:
+            shape = self._shapes[names] = self._shape(names)
         for name in self._recipe.key:
             if row.get(name) is None:
                 raise ValueError(f"column {name} of the key has no value")
-        if self._has_hash and CONTENT_HASH not in row:
-            known = {name: value for name, value in row.items() if name in self.known}
-            cells[CONTENT_HASH] = content_hash(known, self._recipe.hash_without)
-            self.brought.add(CONTENT_HASH)
-        line = self._recipe.encoder.encode(self._in_order(cells))
-        if not row.keys() <= self.brought:
-            self.brought |= row.keys()
-        return line
+        self._place += 1
+        cells = {**self._metadata, **row, SEQUENCE: self._place}
+        if shape.payload is not None:
+            cells[PAYLOAD] = {name: row[name] for name in shape.payload}
+        if shape.hashed is not None:
+            cells[CONTENT_HASH] = content_hash({name: cells[name] for name in shape.hashed}, self._recipe.hash_without)
+        return shape, shape.group.encode(shape.in_order(cells))
+
+    def add(self, shape: _Shape, line: bytes) -> None:
+        """Keep a line that `encode` has made."""
+        shape.group.add(line)
+        if shape.dropped:
+            self.dropped |= shape.dropped
+
+    def _shape(self, names: tuple[str, ...]) -> _Shape:
+        rest = [name for name in names if name not in self._known]
+        has_payload = bool(rest) and PAYLOAD in self._known and PAYLOAD not in names
+        given = [name for name in names if name in self._known] + [PAYLOAD] * has_payload
+        has_hash = CONTENT_HASH in self._known and CONTENT_HASH not in given
+        brought = {*self._metadata, *given} | ({CONTENT_HASH} if has_hash else set())
+        columns = tuple(name for name in self._recipe.encoder.columns if name in brought)
+        if columns not in self.groups:
+            self.groups[columns] = _Group(columns, self._recipe.encoder.arrays)
+        return _Shape(
+            group=self.groups[columns],
+            payload=sorted(rest) if has_payload else None,
+            hashed=given if has_hash else None,
+            dropped=frozenset() if has_payload else frozenset(rest),
+            in_order=itemgetter(SEQUENCE, *columns) if columns else lambda cells: (cells[SEQUENCE],),
+        )
 
 
 def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:

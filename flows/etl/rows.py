@@ -10,7 +10,6 @@ exact Python type of its column.
 from __future__ import annotations
 
 import datetime as dt
-import enum
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from decimal import Decimal
@@ -22,15 +21,6 @@ import msgspec
 
 from dataloader.jobs.errors import Unstorable
 from dataloader.store.etl_tables import as_names
-
-
-class Default(enum.Enum):
-    """A cell's value that stands for the column's default."""
-
-    DEFAULT = "\\D"
-
-
-DEFAULT: Final = Default.DEFAULT
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _escaped_nul = re.compile(r"(?<!\\)(?:\\\\)*\\u0000").search
@@ -46,8 +36,8 @@ class LineEncoder:
     """Makes lines of rows whose cells are in the order of `columns`; `arrays` are those columns whose type is an array.
 
     Text, numbers, `None`, dates, times, durations, UUIDs and bytes become what PostgreSQL reads as such; dictionaries
-    and lists become JSON, lists for `arrays` array literals; `DEFAULT` the column's default. An instant without a zone
-    is the session's, which is UTC in our own.
+    and lists become JSON, lists for `arrays` array literals. An instant without a zone is the session's, which is UTC
+    in our own.
     """
 
     columns: Sequence[str] = attrs.field(converter=as_names)
@@ -82,7 +72,7 @@ class LineEncoder:
             "\n" not in line
             and "\r" not in line
             and line.count("\t") == len(self.columns) - 1
-            and ("\\" not in line or line.count("\\") == cells.count(None) + cells.count(DEFAULT))
+            and ("\\" not in line or line.count("\\") == cells.count(None))
         )
 
     def _literal(self, name: str, cell: object) -> object:
@@ -169,7 +159,6 @@ _CELLS: Final[dict[type, Callable[[Any], str]]] = {
     **{kind: _escaped(_TEXTS[kind]) for kind in (bytes, bytearray, memoryview, dict, list, tuple)},
     str: _escape,
     type(None): lambda _: "\\N",
-    Default: lambda _: "\\D",
 }
 
 

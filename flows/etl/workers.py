@@ -101,7 +101,7 @@ class Workers:
         if made.rows:
             report.count(rows=made.rows)
             report.unwritten += made.rows
-            self.shared.room.hold(len(made.lines))
+            self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
             waiting = self.shared.to_writer.statistics().current_buffer_used
             if waiting > 2 * self.shared.config.queue_size:
                 self.shared.log.warning(

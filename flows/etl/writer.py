@@ -8,8 +8,6 @@ segment that may lack rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
 
 import attrs
 import trio
@@ -21,7 +19,7 @@ from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.sources.base import Request
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
-from dataloader.store.etl_tables import aio_stage
+from dataloader.store.etl_tables import Lines, aio_stage
 from dataloader.store.transaction import Transactions
 
 
@@ -30,7 +28,7 @@ class Batch:
     """So many rows of one part that are written at once: lines, each with its answer's number, and their requests."""
 
     number: int = 0
-    lines: list[tuple[int, bytes]] = attrs.field(factory=list)
+    lines: list[tuple[int, Lines]] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
 
 
@@ -66,16 +64,17 @@ class Writer:
 
     async def _add(self, rows: Rows) -> None:
         size = self.shared.config.batch_size
-        room = size - self._batches[rows.part].number if rows.part in self._batches else size
-        for number, lines in [(rows.number, rows.lines)] if rows.number <= room else _cut(rows.lines, room, size):
-            batch = self._batches.setdefault(rows.part, Batch())
-            batch.number += number
-            batch.lines.append((rows.answer, lines))
-            batch.requests.append(rows.request)
-            self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
-            # What is asked for next would wait for the rest of a batch, which would wait for that.
-            if batch.number == size or self.shared.room.is_heavy:
-                await self._flush(rows.part)
+        for lines in rows.lines:
+            room = size - self._batches[rows.part].number if rows.part in self._batches else size
+            for piece in lines.cut(room, size):
+                batch = self._batches.setdefault(rows.part, Batch())
+                batch.number += piece.number
+                batch.lines.append((rows.answer, piece))
+                batch.requests.append(rows.request)
+                self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
+                # What is asked for next would wait for the rest of a batch, which would wait for that.
+                if batch.number == size or self.shared.room.is_heavy:
+                    await self._flush(rows.part)
 
     async def _flush_all(self) -> None:
         for part in list(self._batches):
@@ -87,10 +86,9 @@ class Writer:
         if not self._batches:
             self._oldest = math.inf
         began = trio.current_time()
-        table, number = part.table, batch.number
-        columns = table.recipe.encoder.columns
+        number = batch.number
         try:
-            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), columns, batch.lines)
+            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), batch.lines)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
@@ -99,7 +97,7 @@ class Writer:
                 "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
             )
             key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
-            sample = brief(batch.lines[0][1].partition(b"\n")[0].decode(errors="replace"))
+            sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
             failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
             self.shared.report.failed(failure, times=number)
         else:
@@ -107,7 +105,7 @@ class Writer:
             self.shared.report.worked()
         finally:
             self.shared.report.unwritten -= number
-            self.shared.room.hold(-sum(len(lines) for _, lines in batch.lines))
+            self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
 
     async def _commit_ready(self) -> None:
@@ -181,11 +179,3 @@ class Writer:
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))
-
-
-def _cut(lines: bytes, first: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """The lines in pieces, with the number of each: so many lines in the first one, then `size` in each."""
-    # A line's end is the only newline in it.
-    single = lines.splitlines(keepends=True)
-    for start, end in pairwise([0, *range(first, len(single), size), len(single)]):
-        yield end - start, b"".join(single[start:end])

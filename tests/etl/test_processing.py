@@ -262,6 +262,24 @@ async def test_a_column_that_a_load_does_not_bring_keeps_its_default_and_what_ot
 
 
 @pytest.mark.requirement("E6")
+@pytest.mark.parametrize("batch_size", [2, 100])
+async def test_of_a_keys_rows_the_last_counts_whichever_columns_the_others_bring(
+    items, counts_of, raw, table, batch_size
+):
+    await raw.execute("ALTER TABLE item ADD note text, ADD price numeric")
+    items.records = [
+        item(1, value="first"),
+        {**item(1, value="second"), "note": "noted"},
+        {**item(2), "price": 1},
+        item(1, value="last"),
+        {**item(3), "price": 3},
+    ]
+    load = items_load(items.service.url, windows=None, pipeline={"batch_size": batch_size})
+    assert (await counts_of(load))["duplicates"] == 2
+    assert await table("(id, value, price)") == ["(1,last,)", "(2,a,1)", "(3,a,3)"]
+
+
+@pytest.mark.requirement("E6")
 async def test_rows_are_unchanged_by_their_hash_whatever_the_columns_say(items, counts_of, raw, table):
     await raw.execute("ALTER TABLE item ADD content_hash text, ADD price numeric")
     target = Target(table="item", key=("id",), hash_without=("value",))
