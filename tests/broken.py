@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import attrs
 
-from dataloader.store import migrations
+from dataloader.store.migrations import function_set
 
 VARIABLE = "WITHOUT_GUARD"
 
@@ -52,13 +52,12 @@ def put(place: str, value: object) -> Callable[[], None]:
 
 
 def edit_schema(old: str, new: str) -> Callable[[], None]:
-    """Replaces text in the migrations."""
+    """Replaces text in the functions of the schema."""
 
     def take_out() -> None:
-        whole = migrations.migrations()
-        assert any(old in one.sql for one in whole), f"no migration has {old!r} any more"
-        broken = [attrs.evolve(one, sql=one.sql.replace(old, new)) for one in whole]
-        migrations.migrations = lambda: broken
+        whole = function_set.source()
+        assert old in whole, f"no function has {old!r} any more"
+        function_set.source = lambda: whole.replace(old, new)
 
     return take_out
 

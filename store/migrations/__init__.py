@@ -1,10 +1,18 @@
-"""Brings a database to the schema that this version needs: numbered SQL files, each once, under an advisory lock.
+"""Brings a database to the schema that this version needs: numbered SQL files, and the functions as a set.
 
 `serve` calls `migrate` at its start, `dataloader migrate` by hand, `--sql` prints what the owner of the tables should
-run when that is somebody else (`render`). A file is one transaction, unless its first line says `-- outside a
-transaction`: then its statements run one by one, each may be repeated after an interruption, and `-- repeat while rows
-change` marks a back-fill. Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up
-everybody's heartbeats; but an index that is built concurrently holds up nobody, and waits for all older transactions.
+run when that is somebody else (`render`). All under an advisory lock, in this order: the files that are one transaction
+each; the functions and triggers, in one transaction (function_set.py); the files whose first line says
+`-- outside a transaction`, back-fills and indexes that are built while others write. The statements of those run one by
+one, each may be repeated after an interruption, and `-- repeat while rows change` marks a back-fill, which comes after
+the triggers that see to the rows of the meantime.
+
+A file never changes once it has landed. One that a program which does not know it can't work with says
+`-- oldest program: NNNN`, the last file that such a program must know. An older program changes nothing in a newer
+database: it goes on, or refuses where the files or the functions say so.
+
+Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up everybody's heartbeats; but
+an index that is built concurrently holds up nobody, and waits for all older transactions.
 
 Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can read and run).
 """
@@ -19,25 +27,38 @@ from typing import Any, Final
 
 import asyncpg
 import attrs
+import structlog
 
 from dataloader.jobs.errors import SchemaError
 from dataloader.store.database import Database, connect
+from dataloader.store.migrations import function_set
+
+log = structlog.get_logger(__name__)
 
 LOCK_KEY: Final = 0x646C_6D69_6772
 """The advisory lock of migrations: 'dlmigr'."""
 LOCK_TRIES: Final = 30
 LOCK_TIMEOUT: Final = "2s"
-_LEDGER: Final = """CREATE TABLE IF NOT EXISTS dl_migrations (
+_LEDGERS: Final = """CREATE TABLE IF NOT EXISTS dl_migrations (
   number int PRIMARY KEY,
   name text NOT NULL,
   applied_at timestamptz NOT NULL DEFAULT now()
+);
+ALTER TABLE dl_migrations ADD COLUMN IF NOT EXISTS oldest int NOT NULL DEFAULT 0;
+CREATE TABLE IF NOT EXISTS dl_function_sets (
+  number int PRIMARY KEY,
+  hash text NOT NULL,
+  oldest int NOT NULL DEFAULT 0,
+  applied_at timestamptz NOT NULL DEFAULT now()
 )"""
+_OLDEST: Final = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
 _INDEX: Final = re.compile(r"CREATE INDEX CONCURRENTLY IF NOT EXISTS (\w+)")
+_PLAIN_SCHEMA: Final = re.compile(r"\w+|\"[^'\"$%\\{}:]+\"")
 
 
 @attrs.frozen
 class Migration:
-    """One file: its number, its name and its SQL, with `{schema}` to be filled in."""
+    """One file: its number, its name and its SQL."""
 
     number: int
     name: str
@@ -53,6 +74,20 @@ class Migration:
         """False when its statements run one by one."""
         return not self.sql.startswith("-- outside a transaction")
 
+    @property
+    def oldest(self) -> int:
+        """The last file that a program must know to work with this one; 0: any program can."""
+        match = _OLDEST.search(self.sql)
+        return int(match[1]) if match else 0
+
+    @property
+    def note(self) -> str:
+        """The statement by which the database remembers it, of the file's own digits and word characters."""
+        return (
+            f"INSERT INTO dl_migrations (number, name, oldest) VALUES ({self.number}, '{self.name}', {self.oldest})"
+            " ON CONFLICT DO NOTHING"
+        )
+
     def statements(self) -> Iterator[tuple[str, bool]]:
         """The statements of a file outside a transaction, each with whether it is repeated while it changes rows."""
         for part in self.sql.split(";\n"):
@@ -62,7 +97,7 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """All of them, in order."""
+    """All of them, by their numbers; a number may be missing."""
     found = []
     for entry in files(__package__).iterdir():
         match = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
@@ -71,7 +106,7 @@ def migrations() -> list[Migration]:
     return sorted(found, key=lambda migration: migration.number)
 
 
-LATEST: Final = len(migrations())
+LATEST: Final = max(migration.number for migration in migrations())
 _INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
 """Those that are built concurrently, so that an interruption can leave half of one."""
 _DROP_HALF: Final = """SELECT 'DROP INDEX CONCURRENTLY {name}' FROM pg_index
@@ -79,20 +114,22 @@ WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid \\gexec"""
 
 
 def render() -> str:
-    """Every migration as one script for psql, for tables whose owner is not our role (run in the tables' schema)."""
+    """Everything as one script for psql, for tables whose owner is not our role (run in the tables' schema)."""
     parts = [
         "-- The schema of the dataloader queue; run with psql as the owner of the tables.",
         "\\set ON_ERROR_STOP on",
         "SELECT quote_ident(current_schema()) AS schema \\gset",
-        f"{_LEDGER};",
+        f"{_LEDGERS};",
     ]
-    for migration in migrations():
-        parts.append(f"\n-- {migration.full_name}")
-        sql = migration.sql.replace("{schema}", ":schema").strip()
-        parts.append(f"BEGIN;\n{sql}\nCOMMIT;" if migration.is_transactional else "\n".join(_lines_of(migration)))
-        # The values are the file's own name: digits and word characters.
-        ledger = f"INSERT INTO dl_migrations (number, name) VALUES ({migration.number}, '{migration.name}')"
-        parts.append(f"{ledger} ON CONFLICT DO NOTHING;")
+    at_once = [migration for migration in migrations() if migration.is_transactional]
+    one_by_one = [migration for migration in migrations() if not migration.is_transactional]
+    parts.extend(f"\n-- {one.full_name}\nBEGIN;\n{one.sql.strip()}\n{one.note};\nCOMMIT;" for one in at_once)
+    parts.append(
+        "\n-- Functions and triggers, unless newer ones are there.\nBEGIN;\n"
+        f"SELECT replace($script${function_set.script()}$script$, '{{schema}}', :'schema')\n"
+        f"WHERE NOT EXISTS (SELECT FROM dl_function_sets WHERE number > {function_set.NUMBER}) \\gexec\nCOMMIT;"
+    )
+    parts.extend("\n".join((f"\n-- {one.full_name}", *_lines_of(one), f"{one.note};")) for one in one_by_one)
     return "\n".join(parts) + "\n"
 
 
@@ -108,40 +145,105 @@ def _lines_of(migration: Migration) -> Iterator[str]:
             yield f"{sql};"
 
 
+@attrs.frozen
+class _State:
+    """What a database has: the numbers of its files and of its functions, and the oldest programs that these allow."""
+
+    files: frozenset[int]
+    oldest: int
+    functions: int
+    functions_hash: str
+    functions_oldest: int
+    has_half_an_index: bool
+
+    @property
+    def file(self) -> int:
+        return max(self.files, default=0)
+
+    @property
+    def lacks_functions(self) -> bool:
+        return self.functions < function_set.NUMBER or (
+            self.functions == function_set.NUMBER and self.functions_hash != function_set.digest()
+        )
+
+    def missing(self) -> list[Migration]:
+        """The files to be applied; none to newer tables, which may have got there by others.
+
+        What runs outside a transaction may be repeated, and has to be for half an index.
+        """
+        if self.file > LATEST:
+            return []
+        return [
+            migration
+            for migration in migrations()
+            if migration.number not in self.files or (self.has_half_an_index and not migration.is_transactional)
+        ]
+
+    def goes_with_this_program(self) -> bool:
+        """False when something is to be applied. Raises `SchemaError` when it is too new for this program."""
+        if self.oldest > LATEST or self.functions_oldest > function_set.NUMBER:
+            message = f"the database's schema is at {self}, too new for this version ({_OURS}); upgrade dataloader"
+            raise SchemaError(message)
+        if self.missing() or self.lacks_functions:
+            return False
+        if self.file > LATEST or self.functions > function_set.NUMBER:
+            log.warning("the database's schema is newer than this version, which goes on", schema=str(self), ours=_OURS)
+        return True
+
+    def __str__(self) -> str:
+        return _place(self.file, self.functions)
+
+
+def _place(file: int, functions: int) -> str:
+    return f"{file:04} with functions {functions}"
+
+
+_OURS: Final = _place(LATEST, function_set.NUMBER)
+
+
 async def migrate(database: Database, *, tell: Callable[[str], object] | None = None) -> list[str]:
-    """Apply what is missing; the names of the files applied come back. Safe to call from many processes at once.
+    """Apply what is missing; the names of what was applied come back. Safe to call from many processes at once.
 
-    `tell` hears of each before it is applied, which may take long.
+    `tell` hears of each before it is applied, which may take long. A newer database is left as it is.
 
-    Raises `SchemaError` when the database is newer than this program, or its tables belong to another role.
+    Raises `SchemaError` when the database is newer than this program can work with, or its tables belong to another
+    role.
     """
     return await database.crossing.run(_aio_migrate, database, tell)
 
 
 async def check(database: Database) -> None:
-    """Raise `SchemaError` when a migration is missing or half done, for processes that were told not to migrate."""
-    number = await database.run(_aio_number)
-    if number == LATEST and await database.run(_aio_invalid):
+    """Raise `SchemaError` when something is missing or half done, for processes that were told not to migrate."""
+    state = await database.run(_aio_state)
+    if state.goes_with_this_program():
+        return
+    if state.has_half_an_index:
         raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
-    if number < LATEST:
-        message = f"the database's schema is at {number}, this version needs {LATEST}; run `dataloader migrate`"
-        raise SchemaError(message)
+    raise SchemaError(f"the database's schema is at {state}, this version needs {_OURS}; run `dataloader migrate`")
 
 
-async def _aio_number(connection: asyncpg.Connection[Any]) -> int:
-    if await connection.fetchval("SELECT to_regclass('dl_migrations')") is None:
-        return 0
-    return int(await connection.fetchval("SELECT coalesce(max(number), 0) FROM dl_migrations"))
-
-
-async def _aio_invalid(connection: asyncpg.Connection[Any]) -> bool:
-    """Whether one of our own indexes was left half made; somebody else's is their affair."""
-    return bool(
-        await connection.fetchval(
-            "SELECT count(*) FROM pg_index JOIN unnest($1::text[]) AS name ON indexrelid = to_regclass(name)"
-            " WHERE NOT indisvalid",
-            _INDEXES,
-        )
+async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
+    known, oldest, functions = [], 0, None
+    if await connection.fetchval("SELECT to_regclass('dl_migrations')") is not None:
+        # The first databases have no column `oldest`.
+        rows = await connection.fetch("SELECT number, (to_jsonb(m) ->> 'oldest')::int AS oldest FROM dl_migrations m")
+        known = [row["number"] for row in rows]
+        oldest = max((row["oldest"] or 0 for row in rows), default=0)
+    if await connection.fetchval("SELECT to_regclass('dl_function_sets')") is not None:
+        functions = await connection.fetchrow("SELECT * FROM dl_function_sets ORDER BY number DESC LIMIT 1")
+    # Somebody else's index is their affair.
+    half = await connection.fetchval(
+        "SELECT count(*) FROM pg_index JOIN unnest($1::text[]) AS name ON indexrelid = to_regclass(name)"
+        " WHERE NOT indisvalid",
+        _INDEXES,
+    )
+    return _State(
+        files=frozenset(known),
+        oldest=oldest,
+        functions=functions["number"] if functions else 0,
+        functions_hash=functions["hash"] if functions else "",
+        functions_oldest=functions["oldest"] if functions else 0,
+        has_half_an_index=half > 0,
     )
 
 
@@ -150,52 +252,70 @@ async def _aio_migrate(database: Database, tell: Callable[[str], object] | None)
     try:
         # A back-fill or an index of a large table takes as long as it takes.
         await connection.execute(f"SET statement_timeout = 0; SET lock_timeout = '{LOCK_TIMEOUT}'")
-        number = await _aio_number(connection)
-        if number > LATEST:
-            message = f"the database's schema is at {number}, newer than this version ({LATEST}); upgrade dataloader"
-            raise SchemaError(message)
-        if number == LATEST and not await _aio_invalid(connection):
+        if (await _aio_state(connection)).goes_with_this_program():
             return []
         # Asked again and again: a session that waits for the lock inside the server would hold up another's
         # CONCURRENTLY.
         while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK_KEY):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-        await connection.execute(_LEDGER)
-        number = await _aio_number(connection)
-        # What runs outside a transaction may be repeated, and has to be when an interruption left half an index.
-        broken = await _aio_invalid(connection)
-        missing = [m for m in migrations() if m.number > number or (broken and not m.is_transactional)]
-        schema = await connection.fetchval("SELECT quote_ident(current_schema())")
-        for migration in missing:
+        state = await _aio_state(connection)
+        if state.goes_with_this_program():
+            return []
+        applied: list[str] = []
+
+        def begin(name: str) -> None:
+            applied.append(name)
             if tell is not None:
-                tell(migration.full_name)
-            try:
-                await _aio_apply(connection, migration, schema)
-            except asyncpg.InsufficientPrivilegeError as error:
-                message = (
-                    f"migration {migration.full_name} was refused ({error}): the tables belong to another role. "
-                    "Let their owner run the output of `dataloader migrate --sql`, then start again"
-                )
-                raise SchemaError(message) from error
-        return [migration.full_name for migration in missing]
+                tell(name)
+
+        try:
+            await _aio_apply(connection, state, begin)
+        except asyncpg.InsufficientPrivilegeError as error:
+            message = (
+                f"migration {applied[-1] if applied else 'of the ledger'} was refused ({error}): the tables belong to "
+                "another role. Let their owner run the output of `dataloader migrate --sql`, then start again"
+            )
+            raise SchemaError(message) from error
+        return applied
     finally:
         connection.terminate()
 
 
-async def _aio_apply(connection: asyncpg.Connection[Any], migration: Migration, schema: str) -> None:
-    if migration.is_transactional:
-        sql = migration.sql.replace("{schema}", schema)
-        await _aio_patiently(connection, sql, transaction=True)
-    else:
-        for statement, repeated in migration.statements():
+async def _aio_apply(connection: asyncpg.Connection[Any], state: _State, begin: Callable[[str], None]) -> None:
+    schema = await _aio_schema(connection)
+    await _aio_patiently(connection, _LEDGERS, transaction=True)
+    missing = state.missing()
+    for migration in missing:
+        if migration.is_transactional:
+            begin(migration.full_name)
+            await _aio_patiently(connection, f"{migration.sql};\n{migration.note}", transaction=True)
+    if state.lacks_functions:
+        begin(f"functions {function_set.NUMBER}")
+        await _aio_patiently(connection, function_set.script().replace("{schema}", schema), transaction=True)
+    for migration in missing:
+        if not migration.is_transactional:
+            begin(migration.full_name)
+            await _aio_one_by_one(connection, migration)
+
+
+async def _aio_one_by_one(connection: asyncpg.Connection[Any], migration: Migration) -> None:
+    for statement, repeated in migration.statements():
+        tag = await _aio_patiently(connection, statement)
+        while repeated and not tag.endswith(" 0"):
             tag = await _aio_patiently(connection, statement)
-            while repeated and not tag.endswith(" 0"):
-                tag = await _aio_patiently(connection, statement)
-    await connection.execute(
-        "INSERT INTO dl_migrations (number, name) VALUES ($1, $2) ON CONFLICT DO NOTHING",
-        migration.number,
-        migration.name,
-    )
+    await connection.execute(migration.note)
+
+
+async def _aio_schema(connection: asyncpg.Connection[Any]) -> str:
+    """The schema in which the tables are or will be, quoted where it has to be."""
+    schema: str | None = await connection.fetchval("SELECT quote_ident(current_schema())")
+    if schema is None:
+        raise SchemaError(
+            "the role's search_path names no schema that exists and that it may use; create one, or GRANT USAGE on it"
+        )
+    if not _PLAIN_SCHEMA.fullmatch(schema):
+        raise SchemaError(f"the schema's name {schema} must not contain any of ' \" $ % \\ {{ }} :; use another schema")
+    return schema
 
 
 async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, transaction: bool = False) -> str:

@@ -47,7 +47,8 @@ def a_role(database):
     database.psql(f"""
         CREATE ROLE {name} LOGIN PASSWORD 'sesame';
         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {name};
-        GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name}""")
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name};
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {name}""")
     try:
         yield name, database.dsn.replace(f"postgres:{database.server.password}@", f"{name}:sesame@")
     finally:

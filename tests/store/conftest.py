@@ -135,8 +135,8 @@ def barrier(database, raw):
                   IF p_worker = 'slow' THEN PERFORM pg_advisory_xact_lock_shared(4711, 4711); END IF;
                   RETURN true;
                 END $$""")
-            statement = "PERFORM barrier(p_worker);\n" if before.startswith("SELECT") else ""
-            condition = "" if statement else before.replace("WHEN ", "WHEN barrier(p_worker) AND ", 1)
+            statement = "PERFORM public.barrier(p_worker);\n" if before.startswith("SELECT") else ""
+            condition = "" if statement else before.replace("WHEN ", "WHEN public.barrier(p_worker) AND ", 1)
             await raw.execute(source.replace(before, statement + before if statement else condition))
             await raw.execute("SELECT pg_advisory_lock(4711, 4711)")
 

@@ -1,0 +1,43 @@
+"""The functions and triggers of the schema: one set of files that is applied whole, under a number that grows.
+
+Whoever changes a file here raises `NUMBER`, and adds the set's new hash to tests/store/schema_hashes.json. A database
+gets the set of the newest program that has migrated it; no program replaces a newer set than its own, so that an old
+replica may start again in the middle of an upgrade. For its sake a function never changes its arguments or its result:
+the changed one gets a new name, and the old one stays until a later set drops it and raises `OLDEST`.
+
+In the files `{schema}` stands before whatever is ours. They run, and their functions run, with a search_path of
+`pg_catalog` alone: nobody who may create objects in the schema can put a function or an operator of his own in the
+place of one that is meant. Each file takes EXECUTE on its functions from PUBLIC; triggers fire all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final
+
+NUMBER: Final = 1
+OLDEST: Final = 0
+"""The number of the oldest program that can work with this set: it finds all its functions there."""
+FILES: Final = ("shape", "notifications", "triggers", "claim", "keys", "sources")
+"""In this order: a trigger is made after its function."""
+
+
+def source() -> str:
+    """The SQL of the set, with `{schema}` to be filled in."""
+    folder = files(__package__).joinpath("functions")
+    return "\n".join(folder.joinpath(f"{name}.sql").read_text() for name in FILES)
+
+
+def digest() -> str:
+    """The set's hash."""
+    return hashlib.sha256(source().encode()).hexdigest()
+
+
+def script() -> str:
+    """What applies the set and notes it, to be run in one transaction, with `{schema}` to be filled in."""
+    return f"""SET LOCAL search_path = pg_catalog, pg_temp;
+{source()}
+INSERT INTO {{schema}}.dl_function_sets (number, hash, oldest) VALUES ({NUMBER}, '{digest()}', {OLDEST})
+ON CONFLICT (number) DO UPDATE SET hash = excluded.hash, oldest = excluded.oldest, applied_at = now();
+"""

@@ -1,0 +1,170 @@
+-- The claim: a statement that needs two snapshots and one round trip, with advisory locks between them.
+-- It runs with the caller's rights. The plans are pinned: nothing may be scanned or sorted, so only the one index that has
+-- the wanted order is left, whatever the statistics say (a plan made while the queue was empty has been seen to walk the
+-- document's claim index for each key; with a parameter as LIMIT a generic plan turned into a hash join over the table).
+-- That is also why look-ups of one row have an ORDER BY.
+
+-- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
+-- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
+-- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
+-- It looks from the job p_after on, the last that an earlier claim has looked at, or from the first: while somebody holds an
+-- old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would walk over all of them.
+-- One row for each candidate, with its verdict:
+--   run       it is ours now; the other columns are filled
+--   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
+--   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
+--   task      the worker does not know its task: parked until one that does comes
+--   canceled  it had cancel_requested and has ended
+--   later     (one row for all of them) it could run, but p_slots were taken; it is left as it was
+-- one more for the last candidate, if none was left for later:
+--   last      a next claim may go on behind it
+-- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
+--   locked    worth another claim soon; nobody notifies when a lock goes
+CREATE OR REPLACE FUNCTION {schema}.dl_claim(
+  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
+  p_after uuid)
+RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
+               partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  v_jobs uuid[];
+  v_hashes int[];
+  v_verdicts text[];
+  v_live int[];
+  v_last uuid;
+  v_priority int;
+  v_created_at timestamptz;
+BEGIN
+  -- The next job of a freed key may stand before p_after.
+  IF cardinality(p_freed) > 0 AND {schema}.dl_release(p_freed) > 0 THEN
+    p_after := NULL;
+  END IF;
+  IF EXISTS (SELECT FROM {schema}.dl_queues q WHERE q.queue = p_queue AND q.paused) THEN
+    RETURN;
+  END IF;
+
+  SELECT j.priority, j.created_at INTO v_priority, v_created_at FROM {schema}.dl_jobs j WHERE j.job_id = p_after ORDER BY j.job_id;
+
+  -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
+  -- and LIMIT it would lock more than it returns.
+  WITH picked AS MATERIALIZED (
+    SELECT j.job_id, hashtext(j.lock_key) AS h, j.task = ANY (p_tasks) AS known, j.cancel_requested AS stop,
+           j.priority, j.created_at
+    FROM {schema}.dl_jobs j
+    WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+      AND (j.priority, j.created_at, j.job_id)
+        > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
+    ORDER BY j.priority, j.created_at, j.job_id
+    LIMIT p_limit
+    FOR NO KEY UPDATE SKIP LOCKED
+  ), placed AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) AS place
+    FROM picked p
+  ), ranked AS MATERIALIZED (
+    SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR place > 1 OR h = ANY (p_held)
+                                   ORDER BY priority, created_at, job_id) AS rank
+    FROM placed p
+  ), judged AS MATERIALIZED (
+    SELECT r.job_id, r.h,
+           CASE WHEN stop THEN 'canceled'
+                WHEN NOT known THEN 'task'
+                WHEN place > 1 OR h = ANY (p_held) THEN 'held'
+                WHEN rank > p_slots THEN 'later'
+                WHEN pg_try_advisory_lock(h) THEN 'run'
+                ELSE 'busy' END AS v
+    FROM ranked r
+  )
+  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v),
+         (SELECT p.job_id FROM picked p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1)
+  INTO v_jobs, v_hashes, v_verdicts, v_last FROM judged;
+  IF coalesce(cardinality(v_jobs), 0) < p_limit AND v_created_at IS NULL THEN
+    -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
+    PERFORM FROM (
+      SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+      ORDER BY j.priority, j.created_at, j.job_id LIMIT coalesce(cardinality(v_jobs), 0) + 1
+    ) AS ready
+    OFFSET coalesce(cardinality(v_jobs), 0);
+    IF FOUND THEN
+      RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                          NULL::int, NULL::int, NULL::int, NULL::float8;
+    END IF;
+  END IF;
+  IF v_jobs IS NULL THEN
+    RETURN;
+  END IF;
+
+  -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
+  -- session that held its lock.
+  SELECT array_agg(k.h) INTO v_live
+  FROM unnest(v_hashes, v_verdicts) AS k (h, v)
+  CROSS JOIN LATERAL (
+    SELECT FROM {schema}.dl_jobs r
+    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+    ORDER BY r.job_id LIMIT 1
+  ) AS live
+  WHERE k.v = 'run';
+  IF v_live IS NOT NULL THEN
+    FOR i IN 1 .. array_length(v_jobs, 1) LOOP
+      IF v_verdicts[i] = 'run' AND v_hashes[i] = ANY (v_live) THEN
+        PERFORM pg_advisory_unlock(v_hashes[i]);
+        v_verdicts[i] := 'busy';
+      END IF;
+    END LOOP;
+  END IF;
+
+  RETURN QUERY
+  WITH mine AS (
+    UPDATE {schema}.dl_jobs j
+    SET status = 'running', attempt = least(j.attempt, 2147483646) + 1, token = nextval('{schema}.dl_token_seq'), claimed_by = p_worker,
+        lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
+        started_at = coalesce(j.started_at, now())
+    FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
+    WHERE j.job_id = w.id
+    RETURNING j.job_id, j.token, j.queue, j.task, j.args, j.lock_key, j.partition_key, j.attempt, j.max_attempts,
+              j.lease_ttl_sec, j.available_at
+  ), journal AS (
+    INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
+    SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
+  )
+  SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task, m.args::text, m.lock_key, m.partition_key, m.attempt,
+         m.max_attempts, m.lease_ttl_sec,
+         CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8
+  FROM mine m;
+
+  IF NOT 'later' = ANY (v_verdicts) THEN
+    RETURN QUERY SELECT 'last'::text, NULL::int, v_last, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8;
+  ELSE
+    RETURN QUERY SELECT 'later'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
+                        NULL::int, NULL::int, NULL::int, NULL::float8;
+  END IF;
+  IF NOT 'run' = ALL (v_verdicts) THEN
+    WITH others AS (
+      UPDATE {schema}.dl_jobs j
+      SET status = CASE w.v WHEN 'canceled' THEN 'canceled'::{schema}.dl_status ELSE j.status END,
+          finished_at = CASE w.v WHEN 'canceled' THEN now() ELSE j.finished_at END,
+          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' ELSE 'lock' END,
+          available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
+      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later')) AS w
+      WHERE j.job_id = w.id
+      RETURNING j.job_id, j.queue, w.v
+    )
+    INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
+    SELECT o.job_id, o.queue, CASE o.v WHEN 'canceled' THEN 'canceled' ELSE 'requeue' END,
+           jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' ELSE 'lock_key' END)
+    FROM others o
+    -- Not that its task is unknown: a worker that knows it may be busy, and this one would say so after each sweep.
+    WHERE o.v <> 'task';
+    RETURN QUERY
+    SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
+           NULL::float8
+    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v NOT IN ('run', 'later');
+  END IF;
+
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_claim(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;

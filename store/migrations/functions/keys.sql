@@ -1,0 +1,171 @@
+-- What becomes of a key: released, looked at, its next job made ready. With the caller's rights and with pinned plans, as the
+-- claim.
+
+-- Makes the best parked job of each key ready; how many there were comes back.
+-- A row that somebody has locked is waited for, for some milliseconds in all: who begins to watch a job holds it for one, and
+-- if it is its key's only job nobody else would wake it before the sweep. Not by a lock wait: a row held by a psql must not
+-- hold up the claims.
+CREATE OR REPLACE FUNCTION {schema}.dl_ready_next(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_left int[] := p_hashes;
+  v_now int;
+  v_count int := 0;
+BEGIN
+  FOR attempt IN 1 .. 5 LOOP
+    WITH waiting AS MATERIALIZED (
+      SELECT k.h
+      FROM (SELECT DISTINCT u.h FROM unnest(v_left) AS u (h)) AS k
+      CROSS JOIN LATERAL (
+        SELECT FROM {schema}.dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+      ) AS one
+    ), best AS MATERIALIZED (
+      SELECT w.h, p.job_id
+      FROM waiting w
+      CROSS JOIN LATERAL (
+        SELECT j.job_id FROM {schema}.dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = w.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS p
+    ), readied AS (
+      UPDATE {schema}.dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
+      FROM best b WHERE j.job_id = b.job_id
+      RETURNING b.h
+    )
+    SELECT ARRAY(SELECT w.h FROM waiting w WHERE w.h <> ALL (ARRAY(SELECT r.h FROM readied r))),
+           (SELECT count(*) FROM readied)
+    INTO v_left, v_now;
+    v_count := v_count + v_now;
+    EXIT WHEN cardinality(v_left) = 0;
+    PERFORM pg_sleep(0.001 * 2 ^ attempt);
+  END LOOP;
+  RETURN v_count;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_ready_next(int[]) FROM PUBLIC;
+
+-- A run's end, after its outcome is committed: frees the keys on the session that holds them, then, in a new snapshot, wakes
+-- each key's next job. In this order neither a finisher nor a parker can miss the other.
+CREATE OR REPLACE FUNCTION {schema}.dl_release(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM pg_advisory_unlock(u.h) FROM unnest(p_hashes) AS u (h);
+  RETURN {schema}.dl_ready_next(p_hashes);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_release(int[]) FROM PUBLIC;
+
+-- Which of the keys nobody holds, until the end of the transaction. On any session but one that holds advisory locks, which
+-- are re-entrant within it.
+-- The lock is tried in shared mode: it shows a holder, and two looks at one key never take each other for one. (In exclusive
+-- mode a job that was parked while somebody looked could be missed by both.)
+CREATE OR REPLACE FUNCTION {schema}.dl_free_keys(p_hashes int[]) RETURNS int[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_free int[];
+  v_live int[];
+BEGIN
+  WITH tried AS MATERIALIZED (
+    SELECT k.h, pg_try_advisory_xact_lock_shared(k.h) AS got FROM (SELECT DISTINCT u.h FROM unnest(p_hashes) AS u (h)) AS k
+  )
+  SELECT array_agg(h) FILTER (WHERE got) INTO v_free FROM tried;
+  SELECT array_agg(k.h) INTO v_live
+  FROM unnest(v_free) AS k (h)
+  CROSS JOIN LATERAL (
+    SELECT FROM {schema}.dl_jobs r
+    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+    ORDER BY r.job_id LIMIT 1
+  ) AS live;
+  RETURN ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}')));
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_free_keys(int[]) FROM PUBLIC;
+
+-- After a park is committed, and after a reaped or canceled job: wakes the next job of those keys that nobody holds.
+CREATE OR REPLACE FUNCTION {schema}.dl_unpark(p_hashes int[]) RETURNS int
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN {schema}.dl_ready_next({schema}.dl_free_keys(p_hashes));
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_unpark(int[]) FROM PUBLIC;
+
+-- The same, in the stager's sweep, which also looks whether a key's best job is of a queue that is paused, or that no worker
+-- serves: readied it stays where it is, so that nobody's end would wake the next one. Such jobs are readied together, p_limit
+-- of a key and four times as many in all; no claim parks them again. The keys are taken by lot, so that one with many jobs
+-- does not hold up the others. (Queues of services that are not in dl_workers are taken for such.)
+CREATE OR REPLACE FUNCTION {schema}.dl_sweep_parked(p_hashes int[], p_limit int) RETURNS int
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_free int[] := {schema}.dl_free_keys(p_hashes);
+  v_served text[];
+  v_count int := 0;
+BEGIN
+  SELECT array_agg(DISTINCT s.queue) INTO v_served
+  FROM {schema}.dl_workers w
+  CROSS JOIN LATERAL jsonb_object_keys(w.queues) AS s (queue)
+  WHERE w.seen_at > now() - interval '10 min'
+    AND NOT EXISTS (SELECT FROM {schema}.dl_queues q WHERE q.queue = s.queue AND q.paused);
+  IF v_served IS NOT NULL THEN
+    WITH blocked AS MATERIALIZED (
+      SELECT k.h
+      FROM unnest(v_free) AS k (h)
+      CROSS JOIN LATERAL (
+        SELECT j.queue FROM {schema}.dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT 1
+      ) AS best
+      WHERE best.queue <> ALL (v_served)
+      ORDER BY random()
+    ), stranded AS MATERIALIZED (
+      SELECT p.job_id
+      FROM blocked b
+      CROSS JOIN LATERAL (
+        SELECT j.job_id FROM {schema}.dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = b.h AND j.queue <> ALL (v_served)
+        ORDER BY j.priority, j.created_at, j.job_id
+        LIMIT p_limit
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS p
+      LIMIT 4 * p_limit
+    )
+    UPDATE {schema}.dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
+    FROM stranded s WHERE j.job_id = s.job_id;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+  END IF;
+  RETURN v_count + {schema}.dl_ready_next(v_free);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_sweep_parked(int[], int) FROM PUBLIC;
+
+-- The keys that jobs are parked for, after p_after, at most p_limit: one index probe a key, however many jobs wait for it.
+CREATE OR REPLACE FUNCTION {schema}.dl_parked_keys(p_after bigint, p_limit int) RETURNS SETOF int
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+AS $$
+  WITH RECURSIVE keys (h, n) AS (
+    (SELECT hashtext(j.lock_key), 1 FROM {schema}.dl_jobs j
+     WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) > p_after
+     ORDER BY hashtext(j.lock_key) LIMIT 1)
+    UNION ALL
+    SELECT (SELECT hashtext(j.lock_key) FROM {schema}.dl_jobs j
+            WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) > k.h
+            ORDER BY hashtext(j.lock_key) LIMIT 1), k.n + 1
+    FROM keys k WHERE k.h IS NOT NULL AND k.n < p_limit
+  )
+  SELECT h FROM keys WHERE h IS NOT NULL
+$$;
+REVOKE ALL ON FUNCTION {schema}.dl_parked_keys(bigint, int) FROM PUBLIC;

@@ -1,0 +1,37 @@
+-- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due to the stager, dl_cancel to the worker that runs it,
+-- dl_changed to those who watch it. They run with the writer's rights.
+-- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
+CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_queue text;
+  v_due timestamptz;
+BEGIN
+  FOR v_queue IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND waits_for IS NULL LOOP
+    PERFORM pg_notify('dl_jobs', left(v_queue, 1000));
+  END LOOP;
+  SELECT min(available_at) INTO v_due FROM inserted WHERE status = 'queued' AND waits_for = 'time';
+  IF v_due IS NOT NULL THEN
+    PERFORM pg_notify('dl_due', floor(extract(epoch FROM v_due))::text);
+  END IF;
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_jobs_inserted() FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION {schema}.dl_jobs_changed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NEW.status = 'queued' AND NEW.waits_for IS NULL AND (OLD.status <> 'queued' OR OLD.waits_for IS NOT NULL) THEN
+    PERFORM pg_notify('dl_jobs', left(NEW.queue, 1000));
+  ELSIF NEW.status = 'queued' AND NEW.waits_for = 'time' THEN
+    -- Whole seconds, so that a storm of retries in one transaction folds into a few notifications.
+    PERFORM pg_notify('dl_due', floor(extract(epoch FROM NEW.available_at))::text);
+  ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
+    PERFORM pg_notify('dl_cancel', NEW.job_id::text);
+  END IF;
+  IF NEW.watched THEN
+    PERFORM pg_notify('dl_changed', NEW.job_id::text);
+  END IF;
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_jobs_changed() FROM PUBLIC;

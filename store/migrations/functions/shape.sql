@@ -1,0 +1,22 @@
+-- Keeps waits_for and tokens right whoever writes, also a service that runs the document's SQL.
+-- The one function that runs with its owner's rights: a foreign role may write dl_jobs without a grant on our sequence.
+-- So it does nothing for any other table, and nobody may name it in a trigger of his own.
+CREATE OR REPLACE FUNCTION {schema}.dl_jobs_shape() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF TG_RELID <> '{schema}.dl_jobs'::regclass THEN
+    RAISE EXCEPTION 'dl_jobs_shape is a trigger of dl_jobs alone';
+  END IF;
+  IF NEW.status = 'running' THEN
+    -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before.
+    NEW.token := nextval('{schema}.dl_token_seq');
+    NEW.claimed_by := NULL;
+    NEW.waits_for := NULL;
+  ELSIF NEW.available_at > now() THEN
+    NEW.waits_for := 'time';
+  ELSE
+    NEW.waits_for := NULL;
+  END IF;
+  RETURN NEW;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_jobs_shape() FROM PUBLIC;

@@ -1,0 +1,52 @@
+-- The triggers of dl_jobs. Each has a WHEN clause, so that the common writes (a due insert, our own claim, a heartbeat, a
+-- finish) pay a comparison only.
+-- To create one takes a lock that all writers wait for, so it is done only where the definition has changed: each trigger's
+-- comment has the definition that it was made from.
+DO $do$
+DECLARE
+  v_trigger record;
+  v_made_from text;
+BEGIN
+  FOR v_trigger IN
+    SELECT * FROM (VALUES
+      ('dl_jobs_shape_ins', $sql$
+        BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
+        WHEN ((NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
+           OR (NEW.status = 'running' AND NEW.token = 0))
+        EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
+      ('dl_jobs_shape_upd', $sql$
+        BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
+        WHEN ((NEW.status = 'running' AND OLD.status <> 'running' AND NEW.token = OLD.token)
+           OR (NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now()))
+        EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
+      ('dl_jobs_inserted', $sql$
+        AFTER INSERT ON {schema}.dl_jobs REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
+        EXECUTE FUNCTION {schema}.dl_jobs_inserted()$sql$),
+      -- A row trigger: one with a transition table can't have a WHEN clause or a column list and would copy every heartbeat.
+      ('dl_jobs_changed', $sql$
+        AFTER UPDATE ON {schema}.dl_jobs FOR EACH ROW
+        WHEN ((NEW.status = 'queued' AND NEW.waits_for IS NULL AND (OLD.status <> 'queued' OR OLD.waits_for IS NOT NULL))
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'time'
+               AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'time' OR NEW.available_at < OLD.available_at))
+           OR (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
+           OR (NEW.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
+        EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$)
+    ) AS t (name, definition)
+  LOOP
+    SELECT obj_description(oid, 'pg_trigger') INTO v_made_from
+    FROM pg_trigger WHERE tgrelid = '{schema}.dl_jobs'::regclass AND tgname = v_trigger.name;
+    IF v_made_from IS DISTINCT FROM v_trigger.definition THEN
+      EXECUTE format('CREATE OR REPLACE TRIGGER %I %s', v_trigger.name, v_trigger.definition);
+      EXECUTE format('COMMENT ON TRIGGER %I ON {schema}.dl_jobs IS %L', v_trigger.name, v_trigger.definition);
+    END IF;
+  END LOOP;
+
+  -- The document's own two, whose duty ours do.
+  FOR v_trigger IN
+    SELECT tgname AS name FROM pg_trigger
+    WHERE tgrelid = '{schema}.dl_jobs'::regclass AND tgname IN ('dl_jobs_notify_ins', 'dl_jobs_notify_upd')
+  LOOP
+    EXECUTE format('DROP TRIGGER %I ON {schema}.dl_jobs', v_trigger.name);
+  END LOOP;
+END $do$;
