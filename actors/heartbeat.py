@@ -24,7 +24,7 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, Session
 from dataloader.store.leases import Beat, Pulse, aio_beat
 from dataloader.store.lock_session import LockSession
-from dataloader.store.workers import Worker, aio_show
+from dataloader.store.workers import SHOW_EVERY_S, Worker, aio_show
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +135,7 @@ class Heartbeat:
                 await self.database.write(aio_show, self.worker)
             except StoreError as error:
                 log.warning("the worker could not be shown as alive", error=str(error))
-            await trio.sleep(self.period_s)
+            await trio.sleep(min(self.period_s, SHOW_EVERY_S))
 
     async def _watch_for_stuck(self) -> None:
         while True:

@@ -14,7 +14,7 @@ import attrs
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.states import Status, WaitsFor
+from dataloader.jobs.states import QueueState, Status, WaitsFor
 
 MAX_NAME: Final = 200
 """The longest queue or task name, in characters."""
@@ -100,11 +100,15 @@ class NewJob:
 
 @attrs.frozen
 class Enqueued:
-    """The answer to a request: the job that stands for it, and whether this request made it."""
+    """The answer to a request: the job that stands for it, and whether this request made it.
+
+    `queue_state` is filled in by those who look after it, which `enqueue` does not: the HTTP API and its clients.
+    """
 
     job_id: UUID
     status: Status
     created: bool
+    queue_state: QueueState | None = None
 
 
 @attrs.frozen(eq=False)
@@ -131,7 +135,8 @@ class ClaimedJob:
 class JobRecord:
     """A job as it stands, all of it: a row of `dl_jobs`. `error`, `args` and `progress` are as stored, unmasked.
 
-    `args` and `progress` are objects in our own rows; other services may store any JSON there.
+    `args` and `progress` are objects in our own rows; other services may store any JSON there. `queue_state` is no
+    column: what keeps the queue of a queued job from taking it, as far as its workers are known when it is read.
     """
 
     job_id: UUID
@@ -161,6 +166,7 @@ class JobRecord:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    queue_state: QueueState | None = None
 
 
 @attrs.frozen

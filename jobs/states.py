@@ -42,6 +42,18 @@ class WaitsFor(enum.StrEnum):
     TASK = "task"
 
 
+class QueueState(enum.StrEnum):
+    """What keeps the jobs of a queue waiting, however ready they are; read from the database when somebody looks.
+
+    PAUSED: an operator paused it. NO_WORKER: no dataloader worker serves it; another service may. FULL: all slots of
+    its workers are taken.
+    """
+
+    PAUSED = "paused"
+    NO_WORKER = "no_worker"
+    FULL = "full"
+
+
 class Step(enum.StrEnum):
     """What can happen to a job, named as in its journal where it is journalled (Q11)."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 from uuid import UUID
@@ -32,8 +32,9 @@ from dataloader.jobs.model import (
     check_instant,
     check_text,
 )
-from dataloader.jobs.states import Status, WaitsFor
+from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.store.database import Database
+from dataloader.store.queue_states import aio_queue_states
 
 MAX_PAGE: Final = 1_000
 """The most rows that one call lists."""
@@ -174,12 +175,21 @@ class AuditRecord:
     detail: dict[str, Any]
 
 
-def job_of(record: Mapping[str, Any]) -> JobRecord:
-    """The picture of a row that has all of `JobRecord`'s columns."""
-    waits_for = record["waits_for"]
-    return JobRecord(
-        **dict(record) | {"status": Status(record["status"]), "waits_for": WaitsFor(waits_for) if waits_for else None}
-    )
+async def _aio_jobs(connection: Any, records: Sequence[Mapping[str, Any]]) -> list[JobRecord]:
+    """The pictures of rows with the columns of `_SELECT_JOB`, with how the queues of those that wait stand."""
+    waiting = {record["queue"] for record in records if record["status"] == Status.QUEUED}
+    states = await aio_queue_states(connection, waiting)
+    return [_job_of(record, states) for record in records]
+
+
+def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
+    status, waits_for = Status(record["status"]), record["waits_for"]
+    derived = {
+        "status": status,
+        "waits_for": WaitsFor(waits_for) if waits_for else None,
+        "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
+    }
+    return JobRecord(**dict(record) | derived)
 
 
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
@@ -192,7 +202,8 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     record = await connection.fetchrow(_SELECT_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
-    return job_of(record)
+    [job] = await _aio_jobs(connection, [record])
+    return job
 
 
 async def list_jobs(
@@ -206,8 +217,7 @@ async def list_jobs(
     """
     check_between("limit", limit, 1, MAX_PAGE)
     sql, values = _list_statement(job_filter, limit + 1, after)
-    records, more = await database.run(_aio_list, sql, values, limit)
-    jobs = list(map(job_of, records))
+    jobs, more = await database.run(_aio_list, sql, values, limit)
     return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
 
 
@@ -224,8 +234,13 @@ def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> 
     return f"{' UNION ALL '.join(halves)} {newest}", values
 
 
-async def _aio_list(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[Any], bool]:
-    """The rows of a page, and whether there are more."""
+async def _aio_list(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[JobRecord], bool]:
+    """The jobs of a page, and whether there are more."""
+    records, more = await _aio_fetch_page(connection, sql, values, limit)
+    return await _aio_jobs(connection, records), more
+
+
+async def _aio_fetch_page(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[Any], bool]:
     records: list[Any] = []
     size, number = 0, _FIRST_FETCH
     async with connection.transaction(readonly=True):

@@ -7,6 +7,11 @@ from typing import Any, Final
 
 import attrs
 
+ALIVE_WITHIN_S: Final = 60.0
+"""A process that has not shown itself for so long is taken for dead."""
+SHOW_EVERY_S: Final = 20.0
+"""The longest pause between two times that a process shows itself."""
+
 _SHOW: Final = """
 INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (worker) DO UPDATE SET seen_at = now(), queues = excluded.queues

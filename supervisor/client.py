@@ -25,13 +25,16 @@ class Client(Protocol):
     """A queue as an operator sees it."""
 
     async def trigger(self, job: NewJob) -> Enqueued:
-        """Add a job. `IdempotencyConflict` when its key stands for another request."""
+        """Add a job, and see how its queue stands. `IdempotencyConflict` when its key stands for another request."""
 
     async def job(self, job_id: UUID) -> JobRecord:
         """The job as it stands."""
 
     async def change(self, seen: JobRecord) -> JobRecord:
-        """The job again, when its status or progress is no longer as `seen`, or some seconds later as it is."""
+        """The job again, when its status or progress is no longer as `seen`, or some seconds later as it is.
+
+        What keeps its queue from taking it is seen within those seconds.
+        """
 
     async def jobs(self, wanted: JobFilter, *, limit: int, after: str | None) -> JobPage:
         """A page of jobs, newest first; `after` is the `next` of the page before."""
@@ -126,7 +129,11 @@ async def wait_for_end(
                 # The job goes on, and so does the wait: nothing but reading is repeated.
                 await trio.sleep(AWAY_S)
                 continue
-            if (now.status, now.attempt, now.progress) != (job.status, job.attempt, job.progress):
+            if _shown(now) != _shown(job):
                 on_change(now)
             job = now
     return job
+
+
+def _shown(job: JobRecord) -> tuple[object, ...]:
+    return job.status, job.attempt, job.progress, job.queue_state

@@ -21,6 +21,7 @@ import msgspec
 from dataloader.jobs.errors import BadRequest, ConfigError, Conflict, DataloaderError, JobNotFound, StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.states import Status
 from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
@@ -32,6 +33,8 @@ ANSWER_S: Final = 30.0
 """Seconds for an answer: as long as a statement may take by default."""
 LONG_POLL_S: Final = 25.0
 """Seconds that the service may hold a question for a change: below what proxies cut off."""
+QUEUED_POLL_S: Final = 5.0
+"""The same for a queued job: how its queue stands is no change of the job that the service would tell."""
 
 
 @asynccontextmanager
@@ -78,7 +81,7 @@ class HttpClient(Client):
         return await self._ask(JobRecord, "GET", f"/jobs/{job_id}")
 
     async def change(self, seen: JobRecord) -> JobRecord:
-        wait = {"wait": LONG_POLL_S}
+        wait = {"wait": QUEUED_POLL_S if seen.status is Status.QUEUED else LONG_POLL_S}
         await self._ask(dict, "GET", f"/jobs/{seen.job_id}/status", params=wait, timeout=LONG_POLL_S + ANSWER_S)
         return await self.job(seen.job_id)
 

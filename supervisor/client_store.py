@@ -20,18 +20,19 @@ import trio
 
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.states import Status
 from dataloader.store import control, etl_reads, reads
 from dataloader.store.control import Actor
 from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
+from dataloader.store.queue_states import ServedQueues
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
 READ_AGAIN_S: Final = 0.5
-ALIVE_WITHIN_S: Final = 60.0
-"""A process that has not beaten for so long is not listed."""
 
 
 @asynccontextmanager
@@ -74,7 +75,10 @@ class StoreClient(Client):
 
     async def trigger(self, job: NewJob) -> Enqueued:
         (enqueued,) = await enqueue(self.database, [job], default_lease_s=self.settings.default_lease_s)
-        return enqueued
+        if enqueued.status is not Status.QUEUED:
+            return enqueued
+        states = await ServedQueues(self.database).state_of([job.queue])
+        return attrs.evolve(enqueued, queue_state=states[job.queue])
 
     async def job(self, job_id: UUID) -> JobRecord:
         return await reads.get_job(self.database, job_id)

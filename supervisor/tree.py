@@ -28,7 +28,7 @@ import trio
 
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.store import migrations
-from dataloader.store.workers import aio_leave
+from dataloader.store.workers import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
@@ -141,6 +141,8 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 else:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
+                # Before the first claim: nobody is to be told that its queues have no worker.
+                await parts.database.write(aio_show, parts.worker)
                 prepared = True
             except StoreUnavailable as error:
                 log.warning("waiting for the database", error=str(error), again_in_s=round(pause_s, 1))

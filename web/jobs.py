@@ -64,7 +64,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     """
     [job] = await _enqueue(call.services, [body])
     return Answer(
-        value=Triggered(job.job_id, job.status, job.created),
+        value=_triggered(job),
         status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
         headers={"Location": f"/api/v1/jobs/{job.job_id}"},
     )
@@ -87,7 +87,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     jobs = await _enqueue(call.services, body.jobs)
     created = any(job.created for job in jobs)
     return Answer(
-        value=BatchTriggered([Triggered(job.job_id, job.status, job.created) for job in jobs]),
+        value=BatchTriggered(list(map(_triggered, jobs))),
         status=HTTPStatus.CREATED if created else HTTPStatus.OK,
     )
 
@@ -95,7 +95,17 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Enqueued]:
     if services.state().draining:
         raise Draining("this process takes no new jobs")
-    return await services.enqueuer.enqueue([NewJob(**request.domain_fields()) for request in requests])
+    new = [NewJob(**request.domain_fields()) for request in requests]
+    enqueued = await services.enqueuer.enqueue(new)
+    states = await services.served_queues.state_of(job.queue for job in new)
+    return [
+        attrs.evolve(job, queue_state=states[request.queue]) if job.status is Status.QUEUED else job
+        for job, request in zip(enqueued, new, strict=True)
+    ]
+
+
+def _triggered(job: Enqueued) -> Triggered:
+    return Triggered(job.job_id, job.status, job.created, job.queue_state)
 
 
 @routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList})

@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import Final
 
 from dataloader.store import control, reads
+from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import AuditList, AuditQuery, QueueList, QueuePaused, WorkerList
 
 routes: Final = Routes()
-
-ALIVE_WITHIN_S: Final = 60.0
-"""A process that has not beaten for so long is not listed."""
 
 
 @routes.add("GET", "/api/v1/queues", role=Role.READ, answers={200: QueueList})

@@ -31,7 +31,7 @@ from dataloader.jobs.model import (
     QueueRecord,
     WorkerRecord,
 )
-from dataloader.jobs.states import Status, WaitsFor
+from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.store.control import MAX_BULK
 from dataloader.store.reads import MAX_PAGE, AuditRecord, JobFilter
 
@@ -194,12 +194,25 @@ class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
 
 
+_QUEUE_STATE: Final = Meta(
+    description=(
+        "What keeps the job's queue from taking it. paused: an operator paused it. no_worker: no dataloader worker "
+        "serves it (another service may). full: all slots of its workers are taken. null: none of these is known, or "
+        "the job does not wait."
+    )
+)
+
+
 class Triggered(Struct, frozen=True):
-    """The job that stands for a request. `created` is false when an earlier request with the same key made it."""
+    """The job that stands for a request. `created` is false when an earlier request with the same key made it.
+
+    `queue_state` may be a second old, and is null while the database does not tell.
+    """
 
     job_id: UUID
     status: Status
     created: bool
+    queue_state: Annotated[QueueState | None, _QUEUE_STATE]
 
 
 class BatchTriggered(Struct, frozen=True):
@@ -209,7 +222,7 @@ class BatchTriggered(Struct, frozen=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """Where a job stands (Q3). `note` says why a cancel changed nothing."""
+    """How a job stands (Q3). `note` says why a cancel changed nothing."""
 
     job_id: UUID
     status: Status
@@ -221,6 +234,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     progress: Any
     cancel_requested: bool
     waits_for: WaitsFor | None
+    queue_state: Annotated[QueueState | None, _QUEUE_STATE]
     available_at: Instant
     note: str | UnsetType = UNSET
 
@@ -238,6 +252,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
             progress=mask(job.progress),
             cancel_requested=job.cancel_requested,
             waits_for=job.waits_for,
+            queue_state=job.queue_state,
             available_at=job.available_at,
             note=note,
         )
@@ -330,20 +345,22 @@ _ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 _JOB: Final = {
     "job_id": _ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z", "finished_at": None,
     "heartbeat_at": "2026-11-20T12:00:10Z", "error": None, "progress": {"rows": 4200}, "cancel_requested": False,
-    "waits_for": None, "available_at": "2026-11-20T12:00:00Z",
+    "waits_for": None, "queue_state": None, "available_at": "2026-11-20T12:00:00Z",
 }  # fmt: skip
 _TRIGGER: Final = {
     "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},
     "idempotency_key": "cbr-2026-11-20",
 }  # fmt: skip
 
+_TRIGGERED: Final = {"job_id": _ID, "status": "queued", "created": True, "queue_state": None}
+
 EXAMPLES: Final[dict[type, Any]] = {
     TriggerRequest: _TRIGGER,
     BatchRequest: {"jobs": [_TRIGGER, {"queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-12"}]},
     PriorityRequest: {"priority": 10},
     BulkRequest: {"queue": "load.cbr", "status": ["failed", "lost"], "limit": 100},
-    Triggered: {"job_id": _ID, "status": "queued", "created": True},
-    BatchTriggered: {"jobs": [{"job_id": _ID, "status": "queued", "created": True}]},
+    Triggered: _TRIGGERED,
+    BatchTriggered: {"jobs": [_TRIGGERED]},
     JobStatus: _JOB,
     Changed: {"changed": 42},
     QueuePaused: {"queue": "load.cbr", "paused": True},

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from dataloader.store.database import Database
 from dataloader.store.enqueue import Enqueuer
+from dataloader.store.queue_states import ServedQueues
 from dataloader.store.waits import Waits
 from dataloader.web.auth import Token
 from dataloader.web.depths import QueueDepths
@@ -61,7 +62,12 @@ class Services:
     state: Callable[[], ProcessState]
     registry: CollectorRegistry
     depths: QueueDepths = attrs.field(init=False)
+    served_queues: ServedQueues = attrs.field(init=False)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
         return QueueDepths(self.database)
+
+    @served_queues.default
+    def _served_queues_of_the_database(self) -> ServedQueues:
+        return ServedQueues(self.database)

@@ -13,11 +13,11 @@ import trio
 
 from dataloader.jobs.errors import StoreError
 from dataloader.store import reads
+from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.web import metrics
 from dataloader.web.auth import Role
 from dataloader.web.metrics import PING_S
 from dataloader.web.problems import unavailable
-from dataloader.web.queues import ALIVE_WITHIN_S
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import Health, Load, ProcessStatus
 

@@ -16,7 +16,7 @@ import click
 
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.supervisor.cli.output import cell, print_fields, print_job, print_table, state_of
+from dataloader.supervisor.cli.output import cell, print_fields, print_job, print_table, state_of, why_not_taken
 
 LINE_S: Final = 5.0
 """Between two lines about one state of a job."""
@@ -125,13 +125,9 @@ _MIDNIGHT: Final = "T00:00:00+0000"
 
 def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     """What a job says of itself, in words: what it waits for in the queue, or its progress."""
-    if job.waits_for is WaitsFor.TASK:
-        return [f"no process that serves the queue {cell(job.queue)} knows this task"]
-    if job.waits_for is WaitsFor.LOCK:
-        return ["another job of the same name runs"]
-    progress = job.progress
     if job.status is Status.QUEUED:
-        return [cell(job.error)] if job.error else []
+        return _described_in_queue(job)
+    progress = job.progress
     if not isinstance(progress, dict):
         return []
     if "tables" in progress:
@@ -151,8 +147,20 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     return [text.replace(_MIDNIGHT, "") for text in said]
 
 
+def _described_in_queue(job: JobRecord) -> list[str]:
+    if job.waits_for is WaitsFor.TASK:
+        return [f"no process that serves the queue {cell(job.queue)} knows this task"]
+    if job.waits_for is WaitsFor.LOCK:
+        return ["another job of the same name runs"]
+    if job.queue_state is not None:
+        return [why_not_taken(job.queue, job.queue_state)]
+    return [cell(job.error.partition("\n")[0])] if job.error else []
+
+
 def _long_wait(job: JobRecord) -> str:
     """What a job waits for that outlasts a line about it, so that no other may come; else the empty text."""
+    if job.queue_state is not None:
+        return job.queue_state
     waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
     if job.status is not Status.RUNNING or not isinstance(waiting, dict):
         return ""

@@ -11,11 +11,11 @@ import click
 import trio
 
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
-from dataloader.jobs.states import Status
+from dataloader.jobs.states import QueueState, Status
 from dataloader.store.reads import JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
-from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of
+from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of, why_not_taken
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 
@@ -53,16 +53,18 @@ timeout_option = click.option(
 def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
     """Add a job for TASK to QUEUE."""
     new = NewJob(**request)
+    changes = _Changes()
 
     async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
         enqueued = await client.trigger(new)
+        changes.show_reason(new.queue, enqueued.queue_state)
         if not wait:
             return enqueued, None
         until = trio.current_time() + timeout_s
         job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s)
-        _show_change(job)
+        changes.show(job)
         left_s = max(until - trio.current_time(), 0)
-        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=_show_change)
+        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=changes.show)
 
     enqueued, job = target.ask(question)
     if job is not None:
@@ -86,7 +88,11 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
 
     async def question(client: Client) -> JobRecord:
         job = await client.job(job_id)
-        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=_show_change) if wait else job
+        if not wait:
+            return job
+        changes = _Changes()
+        changes.show_reason(job.queue, job.queue_state)
+        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show)
 
     job = target.ask(question)
     if wait:
@@ -152,7 +158,23 @@ def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
     return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED
 
 
-def _show_change(job: JobRecord) -> None:
-    """Tell how a job that is waited for stands, if somebody watches."""
-    if sys.stderr.isatty():
-        click.echo(f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip(), err=True)
+class _Changes:
+    """Tells how a job that is waited for stands, each thing once; in a pipe only why its queue does not take it."""
+
+    def __init__(self) -> None:
+        self._state = self._reason = ""
+
+    def show(self, job: JobRecord) -> None:
+        """Tell what is new."""
+        self.show_reason(job.queue, job.queue_state)
+        state = f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
+        if sys.stderr.isatty() and state != self._state:
+            self._state = state
+            click.echo(state, err=True)
+
+    def show_reason(self, queue: str, state: QueueState | None) -> None:
+        """Tell why the queue does not take the job, if that is new. A queue may be full now and then: said once."""
+        reason = "" if state is None else why_not_taken(queue, state)
+        if reason and reason != self._reason:
+            self._reason = reason
+            click.echo(f"the job waits: {reason}", err=True)

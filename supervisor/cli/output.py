@@ -18,6 +18,7 @@ import msgspec
 
 from dataloader.jobs.masking import mask
 from dataloader.jobs.model import JobRecord
+from dataloader.jobs.states import QueueState
 
 _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
@@ -102,6 +103,18 @@ def state_of(job: JobRecord) -> str:
     return f"{job.status} (waits for {job.waits_for})" if job.waits_for else str(job.status)
 
 
+def why_not_taken(queue: str, state: QueueState) -> str:
+    """Why the jobs of a queue wait although they are ready, and what the reader can do."""
+    name = repr(cell(queue))
+    match state:
+        case QueueState.PAUSED:
+            return f"the queue {name} is paused; `dataloader resume` ends that"
+        case QueueState.NO_WORKER:
+            return f"no dataloader worker serves the queue {name}; `dataloader queues` lists those that are served"
+        case QueueState.FULL:
+            return f"all slots of the queue {name} are taken"
+
+
 def print_job(job: JobRecord, *, all_fields: bool) -> None:
     """Print one job, either what says how it stands or every field."""
     fields: dict[str, Any] = {"job_id": job.job_id, "status": state_of(job)}
@@ -110,6 +123,8 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
     else:
         fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
         fields |= {"created_at": job.created_at}
+        if job.queue_state is not None:
+            fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.queue_state)}"
         if job.waits_for == "time":
             fields["available_at"] = job.available_at
         for name in ("started_at", "heartbeat_at", "finished_at", "claimed_by", "progress", "result", "error"):

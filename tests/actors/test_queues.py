@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx2
 import pytest
 import trio
@@ -243,3 +245,11 @@ async def test_what_became_ready_is_looked_for_at_once_unless_looks_at_the_front
     assert place.next(woken=True) == job
     mock_clock.jump(0.1)
     assert place.next(woken=True) is None
+
+
+@pytest.mark.requirement("Q3")
+async def test_a_worker_is_known_before_its_first_claim_and_serves_nothing_once_it_has_left(open_worker, raw):
+    async with open_worker(Tasks(), {"q": 3}) as supervisor:
+        [(worker, queues)] = await raw.fetch("SELECT worker, queues FROM dl_workers")
+        assert (worker, json.loads(queues)) == (supervisor.worker, {"q": 3})
+    assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0

@@ -14,6 +14,9 @@ import time
 import pytest
 
 MISSING = "01900000-0000-7000-8000-000000000000"
+NO_WORKER = "no dataloader worker serves the queue 'q'; `dataloader queues` lists those that are served"
+PAUSED = "the queue 'q' is paused; `dataloader resume` ends that"
+FULL = "all slots of the queue 'q' are taken"
 
 
 def end(database, job_id, status):
@@ -121,8 +124,50 @@ def test_wait_returns_when_the_job_ends(start, database):
         assert time.monotonic() < deadline
     end(database, job_id, "failed")
     stdout, stderr = waiting.communicate(timeout=20)
-    assert (waiting.returncode, stderr) == (3, "")
+    assert (waiting.returncode, stderr) == (3, f"the job waits: {NO_WORKER}\n")
     assert json.loads(stdout)["status"] == "failed"
+
+
+def serve(database, queues):
+    """Show a worker that serves these queues, as a process does that lives."""
+    database.psql(
+        f"insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 1, '1', '{json.dumps(queues)}')"
+    )
+
+
+@pytest.mark.requirement("Q3")
+def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_database, add, database):
+    unserved = on_database("trigger", "q", "t")
+    assert (unserved.returncode, unserved.stderr) == (0, f"the job waits: {NO_WORKER}\n")
+    job_id = unserved.stdout.split()[0]
+    shown = dict(line.split(maxsplit=1) for line in on_database("status", job_id).stdout.splitlines())
+    assert shown["queue_state"] == f"no_worker: {NO_WORKER}"
+    on_database("pause", "q")
+    as_json = on_database("trigger", "q", "t", "--json")
+    assert (json.loads(as_json.stdout)["queue_state"], as_json.stderr) == ("paused", f"the job waits: {PAUSED}\n")
+    assert json.loads(on_database("status", job_id, "--json").stdout)["queue_state"] == "paused"
+    on_database("resume", "q")
+    serve(database, {"q": 1})
+    assert on_database("trigger", "q", "t").stderr == ""
+    assert "queue_state" not in on_database("status", job_id).stdout
+
+
+@pytest.mark.requirement("Q3")
+def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, database):
+    waiting = start("trigger", "q", "t", "--wait", DL_DB_DSN=database.dsn)
+    assert waiting.stderr.readline() == f"the job waits: {NO_WORKER}\n"
+    database.psql("insert into dl_queues (queue, paused) values ('q', true)")
+    assert waiting.stderr.readline() == f"the job waits: {PAUSED}\n"
+    database.psql(
+        "insert into dl_jobs (job_id, queue, task, lock_key, status, claimed_by, token)"
+        " values (gen_random_uuid(), 'q', 't', 'x', 'running', 'w', 1)"
+    )
+    serve(database, {"q": 1})
+    database.psql("update dl_queues set paused = false")
+    assert waiting.stderr.readline() == f"the job waits: {FULL}\n"
+    end(database, database.psql("select job_id from dl_jobs where status = 'queued'"), "succeeded")
+    _, stderr = waiting.communicate(timeout=20)
+    assert (waiting.returncode, stderr) == (0, "")
 
 
 def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_database):

@@ -25,7 +25,7 @@ async def test_a_new_job_is_created_with_its_address(open_web):
         answer = await web.client.post(TRIGGER, json=BODY)
         assert answer.status_code == 201
         job = answer.json()
-        assert job == {"job_id": job["job_id"], "status": "queued", "created": True}
+        assert job == {"job_id": job["job_id"], "status": "queued", "created": True, "queue_state": "no_worker"}
         shown = await web.client.get(answer.headers["Location"])
         assert shown.status_code == 200
         assert shown.json()["args"] == {"year": 2026}
@@ -38,6 +38,31 @@ async def test_the_same_key_and_body_returns_the_first_job(open_web):
         again = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
         assert (first.status_code, again.status_code) == (201, 200)
         assert again.json() == first.json() | {"created": False}
+
+
+@pytest.mark.requirement("Q3")
+async def test_a_job_whose_queue_is_paused_full_or_served_by_nobody_says_so_wherever_it_is_shown(open_web, database):
+    database.psql(
+        "insert into dl_workers (worker, host, pid, version, queues)"
+        """ values ('w', 'h', 1, '1', '{"free": 1, "full": 1}')"""
+    )
+    database.psql("insert into dl_queues (queue, paused) values ('paused', true)")
+    database.psql(
+        "insert into dl_jobs (job_id, queue, task, lock_key, status, claimed_by, token)"
+        " values (gen_random_uuid(), 'full', 't', 'x', 'running', 'w', 1)"
+    )
+    states = {"free": None, "full": "full", "paused": "paused", "mistyped": "no_worker"}
+    async with open_web() as web:
+        for queue, state in states.items():
+            triggered = (await web.client.post(TRIGGER, json=BODY | {"queue": queue})).json()
+            # It costs a trigger no count: that all slots are taken is seen by those who look at the job.
+            assert triggered["queue_state"] == (None if state == "full" else state)
+            address = f"/api/v1/jobs/{triggered['job_id']}"
+            assert (await web.client.get(address)).json()["queue_state"] == state
+            assert (await web.client.get(f"{address}/status")).json()["queue_state"] == state
+        batch = await web.client.post(f"{TRIGGER}/batch", json={"jobs": [BODY | {"queue": name} for name in states]})
+        told = [job["queue_state"] for job in batch.json()["jobs"]]
+        assert told == [None, None, "paused", "no_worker"]
 
 
 async def test_the_same_key_with_another_body_is_a_conflict(open_web):

@@ -1,0 +1,104 @@
+"""How queues stand for the jobs in them: read when somebody looks, from workers, pauses and running jobs."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.states import QueueState
+from dataloader.store import queue_states, reads
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.enqueue import enqueue
+from dataloader.store.queue_states import REMEMBERED_S, ServedQueues
+from dataloader.store.reads import JobFilter
+from dataloader.store.workers import Worker, aio_show
+
+pytestmark = pytest.mark.requirement("Q3")
+
+
+@pytest.fixture
+def show_worker(store):
+    async def show_worker(name, queues):
+        await store.write(aio_show, Worker(name, "h", 1, "1", queues))
+
+    return show_worker
+
+
+async def test_a_queued_job_says_whether_its_queue_is_paused_has_no_worker_or_is_full(store, raw, add_job, show_worker):
+    await show_worker("w1", {"served": 1, "full": 1, "paused": 1})
+    await show_worker("w2", {"full": 1})
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('paused', true), ('served', false)")
+    for worker in ("w1", "w2"):
+        await add_job(queue="'full'", status="'running'", token="1", claimed_by=f"'{worker}'")
+    jobs = {queue: await add_job(queue=f"'{queue}'") for queue in ("served", "full", "paused")}
+    jobs["nobody"] = await add_job(queue="'nobody'", available_at="now() + interval '1 h'")
+    wanted = {
+        "served": None,
+        "full": QueueState.FULL,
+        "paused": QueueState.PAUSED,
+        "nobody": QueueState.NO_WORKER,
+    }
+    assert {queue: (await reads.get_job(store, job_id)).queue_state for queue, job_id in jobs.items()} == wanted
+    page = await reads.list_jobs(store, JobFilter())
+    assert {job.queue: job.queue_state for job in page.jobs if job.status == "queued"} == wanted
+
+
+async def test_only_what_waits_has_a_queue_state(store, add_job):
+    for status in ("running", "succeeded", "failed"):
+        job_id = await add_job(status=f"'{status}'")
+        assert (await reads.get_job(store, job_id)).queue_state is None
+
+
+async def test_jobs_of_other_services_take_no_slot_and_a_dead_worker_serves_nothing(store, raw, add_job, show_worker):
+    await show_worker("w", {"q": 1})
+    await add_job(status="'running'")
+    job_id = await add_job()
+    assert (await reads.get_job(store, job_id)).queue_state is None
+    await raw.execute("UPDATE dl_workers SET seen_at = now() - interval '2 min'")
+    assert (await reads.get_job(store, job_id)).queue_state is QueueState.NO_WORKER
+
+
+async def test_the_state_of_a_queue_is_found_by_indexes_among_many_jobs(store, raw, show_worker):
+    await show_worker("w", {"q": 10})
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, token)"
+        " SELECT gen_random_uuid(), CASE WHEN i <= 5 THEN 'q' ELSE 'other' END, 't', i::text,"
+        " (CASE WHEN i <= 10 THEN 'running' ELSE 'succeeded' END)::dl_status, 'w', i FROM generate_series(1, 20000) i"
+    )
+    await raw.execute("ANALYZE dl_jobs")
+
+    async def plan(connection):
+        rows = await connection.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) {queue_states._STATES}", ["q", "nobody"], 60.0)
+        return "\n".join(row[0] for row in rows)
+
+    text = await store.run(plan)
+    assert "Seq Scan on dl_jobs" not in text
+    assert "ix_dl_jobs_status_queue" in text
+    assert "rows=5 " in text or "rows=5.00 " in text
+
+
+async def test_the_answers_to_many_triggers_cost_one_read_a_second(store, raw):
+    served = ServedQueues(store)
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('paused', true)")
+    began = trio.current_time()
+    for number in range(50):
+        await enqueue(store, [NewJob(queue=f"q{number}", task="t")])
+        states = await served.state_of([f"q{number}", "paused"])
+        assert states == {f"q{number}": QueueState.NO_WORKER, "paused": QueueState.PAUSED}
+    seconds = trio.current_time() - began
+
+    async def flush(connection):
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+
+    await store.run(flush)
+    reads_of_workers = await raw.fetchval(
+        "SELECT coalesce(seq_scan, 0) + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'dl_workers'"
+    )
+    assert 1 <= reads_of_workers <= seconds / REMEMBERED_S + 1
+
+
+async def test_a_database_that_does_not_answer_says_nothing_of_queues():
+    options = DatabaseOptions(dsn="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
+    async with open_database(options) as away:
+        assert await ServedQueues(away).state_of(["q"]) == {"q": None}
