@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, date, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -70,28 +70,57 @@ async def new_segments(
     load: Load, asked: Asked, tables: list[Table], *, cursor: datetime | None, now: datetime
 ) -> AsyncGenerator[Segment, None]:
     """What is new since `cursor`, until `now`, or what was asked for, in order."""
-    windows, moves = [Window()], False
-    if load.windows is not None:
+    if load.windows is None:
+        windows, moves = [Window()], False
+    else:
         windows = load.windows.plan(cursor=cursor, now=now.astimezone(UTC), since=asked.since, until=asked.until)
         # The cursor says that all before it is loaded: what begins behind it leaves out what lies between.
         loaded_to = cursor or load.windows.begin()
         moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
+    if load.source.walks_are_segments:
+        async with aclosing(single_walks(load, windows)) as walks:
+            async for window, request in walks:
+                name = storable_text(f"{request.endpoint} {request.key}".strip())
+                made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
+                yield made  # noqa: ASYNC119 - loading.py closes us, too
+        return
     for window in windows:
-        if load.source.walks_are_segments:
-            async with aclosing(load.source.requests(window)) as requests:
-                async for request in requests:
-                    name = storable_text(f"{request.endpoint} {request.key}".strip())
-                    made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
-                    yield made  # noqa: ASYNC119 - loading.py closes us, too
-        else:
-            yield Segment(
-                name=str(window),
-                window=window,
-                tables=tables,
-                requests=partial(load.source.requests, window),
-                moves_cursor=moves,
-                planned=len(windows),
-            )
+        yield Segment(
+            name=str(window),
+            window=window,
+            tables=tables,
+            requests=partial(load.source.requests, window),
+            moves_cursor=moves,
+            planned=len(windows),
+        )
+
+
+async def single_walks(load: Load, windows: Sequence[Window]) -> AsyncGenerator[tuple[Window, Request], None]:
+    """The requests of a source whose walks are segments, such as files, each once, with the windows they belong to.
+
+    Of a load with windows they come in the order of their own ones: a snapshot never goes before an older one.
+    """
+    if not windows:
+        return
+    span = Window(windows[0].start, windows[-1].end)
+    async with aclosing(load.source.requests(span)) as requests:
+        if load.windows is None:
+            async for request in requests:
+                yield span, request  # noqa: ASYNC119 - who iterates closes us
+            return
+        # What nothing tells the window of is what the source has by now.
+        by_now = windows[-1] if load.target.history is not None else span
+        found = [(_within(span, load.source.window(request)) or by_now, request) async for request in requests]
+    for window, request in sorted(found, key=lambda walk: walk[0].start or _EVER):
+        yield window, request
+
+
+def _within(span: Window, own: Window | None) -> Window | None:
+    """A file's own window, whole; where it is open, as far as the run goes."""
+    return own and Window(own.start or span.start, own.end or span.end)
+
+
+_EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 async def retried_segments(

@@ -6,8 +6,10 @@ database but one that is configured, for the load's cursor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -135,10 +137,19 @@ async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Sett
         upto = await _cursor(load.name, settings) if asked.since is None else None
         windows = load.windows.plan(cursor=upto, now=datetime.now(UTC), since=asked.since, until=asked.until)
     try:
-        found = [(window, [request async for request in load.source.requests(window)]) for window in windows]
+        found = await _requests(load, windows)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
     return Plan(load=load, config=config, upto=upto, windows=found)
+
+
+async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
+    from dataloader.flows.etl.segments import single_walks  # noqa: PLC0415 - not for --help
+
+    if not load.source.walks_are_segments:
+        return [(window, [request async for request in load.source.requests(window)]) for window in windows]
+    walks = [walk async for walk in single_walks(load, windows)]
+    return [(window, [request for _, request in of]) for window, of in itertools.groupby(walks, key=itemgetter(0))]
 
 
 async def _cursor(load: str, settings: Settings) -> datetime | None:

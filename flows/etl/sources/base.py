@@ -164,11 +164,18 @@ class Source(Protocol):
         """True if what one request brings is committed by itself, as a file is; else a window is."""
         return False
 
+    def window(self, request: Request) -> Window | None:
+        """The window that a request's records belong to, where walks are segments; None if nothing tells of one."""
+        del request
+        return None
+
     def open(self) -> AbstractAsyncContextManager[Connection]:
         """Open it for a run."""
 
     def requests(self, window: Window) -> AsyncGenerator[Request, None]:
         """The first request of each walk that the window takes, one after the other; a file source lists its files.
+
+        Where walks are segments it is called once in a run, with the span of all its windows.
 
         Who iterates it closes it, too (`contextlib.aclosing`). Raises `SourceError` meanwhile, for example when a
         folder can't be listed.

@@ -43,12 +43,19 @@ def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
     """
     if window_of is None:
         return True
-    own = _window_by(name, window_of) if isinstance(window_of, str) else window_of(name)
+    own = own_window(name, window_of)
     if own is None:
         return False
     begins_before_end = own.start is None or window.end is None or own.start < window.end
     ends_after_start = own.end is None or window.start is None or own.end > window.start
     return begins_before_end and ends_after_start
+
+
+def own_window(name: str, window_of: WindowOf | None) -> Window | None:
+    """The window of what has this name; None if nothing tells of one. Raises `SourceError` as `is_wanted` does."""
+    if window_of is None or not isinstance(window_of, str):
+        return None if window_of is None else window_of(name)
+    return _window_by(name, window_of)
 
 
 def _window_by(name: str, pattern: str) -> Window | None:

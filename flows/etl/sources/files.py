@@ -23,7 +23,7 @@ from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.archives import Archive, list_members
 from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.content import GIB, Format
-from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
+from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Files(Source):
         format: what a file is.
         members: reads each file as an archive (tar, also by gzip or xz, or zip), and of it the members that this
             pattern takes, each as a file of its own.
-        window_of: to which window a file belongs, or a member; None reads all in each window. See `WindowOf`.
+        window_of: to which window a file belongs, or a member; None reads all in each run. See `WindowOf`.
         record_source: adds to each record `source_file`, the file's name, or the member's path.
         max_body_bytes: a file, or a member, with more is an error.
         max_unpacked_bytes: an archive whose members have more, together, is an error.
@@ -96,6 +96,10 @@ class Files(Source):
             for member in await _listed(list_members, path, self.members, self.max_unpacked_bytes):
                 if is_wanted(member, self.window_of, window):
                     yield Request(endpoint=str(path), key=member)
+
+    def window(self, request: Request) -> Window | None:
+        """The file's own window, by its name, or the member's."""
+        return own_window(request.key or Path(request.endpoint).name, self.window_of)
 
     def read(self, response: Response) -> Page:
         """The records of a file. Raises `SourceError`."""

@@ -24,7 +24,7 @@ import trio
 from dataloader.flows.etl.sources import checks, hints
 from dataloader.flows.etl.sources.base import Page, Request, Response, Source, SourceError, Window
 from dataloader.flows.etl.sources.content import GIB, Format
-from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted
+from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
 from dataloader.flows.etl.sources.files import page_of
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.masking import MASKED, mask_text, names_a_secret
@@ -65,7 +65,7 @@ class S3(Source):
         prefix: how the objects' names begin; empty for all.
         format: what an object is.
         pattern: which of them, by a pattern with `*` and `?` for the whole name.
-        window_of: to which window an object belongs, by its name; None reads all in each window. See `WindowOf`.
+        window_of: to which window an object belongs, by its name; None reads all in each run. See `WindowOf`.
         record_source: adds to each record `source_file`, the object's name.
         name: whose turn it is; None if nobody need wait between objects.
         max_body_bytes: an object with more is an error.
@@ -114,6 +114,10 @@ class S3(Source):
         threads = trio.CapacityLimiter(THREADS)
         client = await trio.to_thread.run_sync(_client, self.options, limiter=threads)
         return S3Connection(self, client, threads)
+
+    def window(self, request: Request) -> Window | None:
+        """The object's own window, by its name."""
+        return own_window(request.endpoint, self.window_of)
 
     def read(self, response: Response) -> Page:
         """The records of an object. Raises `SourceError`."""
