@@ -208,14 +208,16 @@ class _Port:
         self._run.progress = storable_json(progress)
         self._tell()
 
-    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Keep a line, up to the setting's number a run; then one line that says that the rest is only counted."""
+    def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+        """Keep a line, up to the setting's number a run, or a load of it; then one line that says so."""
         run = self._run
-        run.line_count += 1
-        if run.line_count > self._workshop.max_lines + 1:
+        count = run.line_counts[load] = run.line_counts.get(load, 0) + 1
+        if count > self._workshop.max_lines + 1:
             return
-        if run.line_count > self._workshop.max_lines:
+        if count > self._workshop.max_lines:
             level, message, fields = "warning", f"more than {self._workshop.max_lines} lines; the rest is not kept", {}
+        if load is not None:
+            fields = {"load": load, **fields}
         payload = {
             "level": level,
             "message": mask_text(str(message)),

@@ -52,7 +52,7 @@ class Run:
     progress: str | None = None
     kept: str | None = None
     lines: list[tuple[object, str]] = attrs.field(factory=list)
-    line_count: int = 0
+    line_counts: dict[str | None, int] = attrs.field(factory=dict)
     to_be_shown: bool = False
 
     def stop(self, why: Why) -> None:

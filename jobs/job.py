@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -46,8 +47,8 @@ class Port(Protocol):
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Keep `progress` for the next write; never blocks."""
 
-    def log(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Keep a log line for the next write; never blocks."""
+    def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+        """Keep a log line, of one of the job's loads or of the job itself, for the next write; never blocks."""
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """A transaction that ends with the job's success."""
@@ -67,7 +68,10 @@ class Port(Protocol):
 
 @attrs.frozen(eq=False)
 class JobLog:
-    """Writes lines that are kept with the job as events of kind `log`, up to the setting's number a run."""
+    """Writes lines that are kept with the job as events of kind `log`, up to the setting's number a run.
+
+    Of a load's own log (`Job.log_of`) so many are kept for that load.
+    """
 
     _write: Callable[[str, str, Mapping[str, Any]], None]
 
@@ -124,6 +128,10 @@ class Job(_Facts):
     def log(self) -> JobLog:
         """The job's own log."""
         return JobLog(self._port.log)
+
+    def log_of(self, load: str) -> JobLog:
+        """The log of one of the job's loads: its lines have the field `load`, and are counted by themselves."""
+        return JobLog(partial(self._port.log, load=load))
 
     async def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""

@@ -22,6 +22,11 @@ from dataloader.store.database import Database
 from dataloader.store.etl_history import HistoryMerge, aio_merge_any, aio_note_snapshot
 from dataloader.store.etl_merge import Merge
 
+SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
+"""Of a task and a run: gone through, and what failed is little enough to go on."""
+GONE_THROUGH: Final = frozenset({"succeeded", SUCCEEDED_WITH_FAILURES})
+"""Of a task: a flow goes on behind it, and does not run it again."""
+
 _FENCE: Final = """
 SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
 """
@@ -43,7 +48,7 @@ INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task)
 SELECT $1, ordinal, layer, task FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS t (layer, task, ordinal)
 ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting', layer = excluded.layer, task = excluded.task,
   summary = CASE WHEN dl_etl_tasks.task = excluded.task THEN dl_etl_tasks.summary END
-WHERE dl_etl_tasks.status <> 'succeeded' OR dl_etl_tasks.task <> excluded.task
+WHERE dl_etl_tasks.status NOT IN ('succeeded', 'succeeded_with_failures') OR dl_etl_tasks.task <> excluded.task
 """
 # A flow may have been changed while its run waited to go on.
 _NOT_TASKS: Final = "DELETE FROM dl_etl_tasks WHERE run_id = $1 AND ordinal > $2"

@@ -21,8 +21,9 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.control import Actor
+from dataloader.store.database import Session, open_database
 from dataloader.supervisor.client import Client, wait_for_end
-from dataloader.supervisor.client_store import StoreClient, account
+from dataloader.supervisor.client_store import StoreClient, account, database_options
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.supervisor.supervisor import open_supervisor
 
@@ -41,8 +42,10 @@ class OneJob:
 async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: Callable[[JobRecord], Any]) -> OneJob:
     """Run `new`, whose queue, attempts and lease are given here, to its end. The settings must have a database.
 
-    Raises what a supervisor raises that can't start.
+    Raises what a supervisor raises that can't start, and `StoreUnavailable` if the database does not answer: a service
+    waits for it, but who has typed a command wants to know.
     """
+    await _ask_database(settings)
     queue = f"one job {uuid7()}"
     task = tasks[new.task]
     new = attrs.evolve(new, queue=queue, max_attempts=1, lease_ttl_sec=task.lease_ttl_sec)
@@ -67,6 +70,12 @@ async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: C
                     raise
             nursery.cancel_scope.cancel()
     return outcome
+
+
+async def _ask_database(settings: Settings) -> None:
+    """Raise `StoreUnavailable` unless the database answers."""
+    async with open_database(database_options(settings)) as database:
+        await Session(database, "command").open()
 
 
 async def _obey(

@@ -199,7 +199,10 @@ class Settings:
         "info",
     )
     log_lines_per_job: int = _setting(
-        "DL_LOG_LINES_PER_JOB", values.whole(0, 1_000_000), "Lines of `job.log` kept with each run of a job.", 1000
+        "DL_LOG_LINES_PER_JOB",
+        values.whole(0, 1_000_000),
+        "Lines of `job.log` kept with each run of a job; of a flow, with each load.",
+        1000,
     )
     instance: str = _setting(
         "DL_INSTANCE",

@@ -67,7 +67,13 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
     run_id: UUID
     name: str
     kind: str
-    status: str
+    status: Annotated[
+        str,
+        Meta(
+            description="`running`, then `succeeded`, `succeeded_with_failures`, `failed`, `canceled` or "
+            "`interrupted`; of a run that ended without a word of its own, the job's status."
+        ),
+    ]
     started_at: datetime
     finished_at: datetime | None
     counts: dict[str, Any]

@@ -25,12 +25,13 @@ RETRY_S: Final = (1.0, 30.0)
 """The first wait between two tries of a request, which doubles, and the longest."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Asker:
     """Asks what the segments take, in their order."""
 
     shared: Shared
     turnstile: Turnstile
+    _was_full: bool = attrs.field(init=False, default=False)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
         """Ask for everything; the last response may still be on its way to the writer then."""
@@ -150,13 +151,16 @@ class Asker:
     async def _take_place(self) -> None:
         room = self.shared.room
         if room.is_full:
-            self.shared.log.warning(
-                "the processing queue is full: the next request waits",
-                phase="requests",
-                queue_size=self.shared.config.queue_size,
-                held_bytes=room.bytes,
-            )
+            if not self._was_full:
+                self.shared.log.warning(
+                    "the processing queue is full: the next request waits",
+                    phase="requests",
+                    queue_size=self.shared.config.queue_size,
+                    held_bytes=room.bytes,
+                )
             self.shared.report.waiting = {"for": "a place in the processing queue"}
+        # Told of once, until a request need not wait.
+        self._was_full = room.is_full
         try:
             await room.take_place()
         finally:

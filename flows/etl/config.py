@@ -24,7 +24,9 @@ class PipelineConfig:
     has come in `batch_timeout` since the first of them, are written at once. `rate_min` to `rate_max` is the pause
     between the end of a response and the next request to the same source, drawn evenly. A request is tried `attempts`
     times, each for `request_timeout` at most. More than `max_failures` failures in a row, of requests, records and
-    batches, end the run. `drain_timeout` is how long a cancelled run goes on with what has come in.
+    batches, end the run. A run that has gone through has failed if more than `max_failed_segments` of its segments
+    could not be loaded, or more than the share `max_failed_share` (0 to 1) of its records or details. `drain_timeout`
+    is how long a cancelled run goes on with what has come in.
 
     Raises `ValueError`, which names the setting, its value and what is allowed.
     """
@@ -38,17 +40,20 @@ class PipelineConfig:
     attempts: int = 3
     request_timeout: float = 60.0
     max_failures: int = 10
+    max_failed_segments: int = 0
+    max_failed_share: float = 0.01
     drain_timeout: float = 20.0
 
     def __attrs_post_init__(self) -> None:
         for name in WHOLE:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-                raise _refusal(name, value, f"a whole number from 1 to {MOST:,}")
-        for name in SECONDS:
+            least = 0 if name == "max_failed_segments" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+                raise _refusal(name, value, f"a whole number from {least} to {MOST:,}")
+        for name, most, what in (*((name, LONGEST_S, "number of seconds") for name in SECONDS), (SHARE, 1, "number")):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LONGEST_S:
-                raise _refusal(name, value, f"a number of seconds from 0 to {LONGEST_S:,}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+                raise _refusal(name, value, f"a {what} from 0 to {most:,}")
         for name in ("batch_timeout", "request_timeout"):
             if getattr(self, name) == 0:
                 raise _refusal(name, 0, "a number of seconds greater than 0")
@@ -58,8 +63,9 @@ class PipelineConfig:
             )
 
 
-WHOLE: Final = ("workers", "queue_size", "batch_size", "attempts", "max_failures")
+WHOLE: Final = ("workers", "queue_size", "batch_size", "attempts", "max_failures", "max_failed_segments")
 SECONDS: Final = ("batch_timeout", "rate_min", "rate_max", "request_timeout", "drain_timeout")
+SHARE: Final = "max_failed_share"
 MOST: Final = 1_000_000
 LONGEST_S: Final = 86_400
 

@@ -134,7 +134,7 @@ class _Merging:
 
     async def merge(self, dimension: Dimension) -> None:
         """Merge one table when a place is free; that it was refused is noted, and stops no other."""
-        run, log = self.run, RunLog(self.run.job.log, self.dimensions.name)
+        run, log = self.run, RunLog.of(self.run.job, self.dimensions.name)
         load = DimensionLoad(
             table=dimension.table,
             query=dimension.query,

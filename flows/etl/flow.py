@@ -4,8 +4,8 @@
     add_flows(tasks, nightly)
 
 The tasks of a run go one after the other, in the order of their registration, so that of all their requests one is in
-flight at a time. A layer begins when the one before it has succeeded. A run that is tried again goes on with the tasks
-that have not succeeded.
+flight at a time. A layer begins when the one before it has succeeded, with failures or without. A run that is tried
+again goes on with the tasks that have not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataloader.jobs.job import Job
 from dataloader.jobs.model import MAX_NAME
 from dataloader.jobs.outcomes import Canceled, GiveUp
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.etl_runs import RunState
+from dataloader.store.etl_runs import GONE_THROUGH, RunState
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +91,7 @@ async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None
         reasons = await _Layers(run, configs, asked, state, day).run(flow)
     if run.cancel.is_cancelled:
         return Canceled("the run's cancellation token was cancelled")
-    return GiveUp("; ".join(reasons)) if reasons else run.summary("succeeded")
+    return GiveUp("; ".join(reasons)) if reasons else run.summary()
 
 
 @attrs.frozen(eq=False)
@@ -119,8 +119,9 @@ class _Layers:
     async def _task(self, task: Load | Dimensions) -> list[str]:
         """Run a task unless an earlier attempt has; why it failed, if it did."""
         run, name = self.job_run, task.name
-        if self.state.statuses[name] == "succeeded":
-            run.ended[name] = TaskEnd("succeeded", self.state.summaries[name])
+        status = self.state.statuses[name]
+        if status in GONE_THROUGH:
+            run.ended[name] = TaskEnd(status, self.state.summaries[name])
             return []
         try:
             if isinstance(task, Load):

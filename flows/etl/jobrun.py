@@ -14,7 +14,7 @@ from dataloader.jobs.job import Job
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Why
 from dataloader.store.database import Database
-from dataloader.store.etl_runs import RunState, aio_begin_run, aio_end_run, aio_note_task
+from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES, RunState, aio_begin_run, aio_end_run, aio_note_task
 from dataloader.store.transaction import Transactions
 
 CLEAN_UP_S: Final = 5.0
@@ -22,6 +22,8 @@ DRAIN_S: Final = 4.0
 """How long what has come in is written when the process is leaving: it has ten seconds in all."""
 LOST: Final = frozenset({Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST})
 """After these nothing of this run may be written."""
+
+_FROM_BAD_TO_GOOD: Final = ("failed", "canceled", SUCCEEDED_WITH_FAILURES)
 
 Summary = Mapping[str, Any]
 
@@ -38,7 +40,7 @@ class TaskEnd:
 class JobRun:
     """The run of the job `job` under the name `name`; `cancel` stops it as a cancel of the job does.
 
-    `ended` are its tasks that have begun, by their names.
+    `ended` are its tasks that have begun, by their names; `status` is the run's, once it has ended.
 
     Raises `LookupError` where jobs have no database.
     """
@@ -51,6 +53,7 @@ class JobRun:
     claimed: ClaimedJob = attrs.field(init=False)
     kind: str = attrs.field(init=False, default="")
     ended: dict[str, TaskEnd] = attrs.field(init=False, factory=dict)
+    status: str = attrs.field(init=False, default="running")
 
     def __attrs_post_init__(self) -> None:
         self.database = self.job.resource(Database)
@@ -70,18 +73,19 @@ class JobRun:
             yield
             is_over = True
         finally:
-            status = _worst([end.status for end in self.ended.values()]) if is_over else self.status_of_stop()
-            summary = self.summary(status)
+            statuses = [end.status for end in self.ended.values()]
+            status = self.status = _worst(statuses) if is_over else self.status_of_stop()
+            summary = self.summary()
             self.job.keep(summary)
             if self.job.stopped_by not in LOST:
                 with trio.move_on_after(CLEAN_UP_S, shield=True):
                     await self.transactions.run(aio_end_run, self.claimed.job_id, self.claimed.token, status, summary)
 
-    def summary(self, status: str) -> Summary:
+    def summary(self) -> Summary:
         """What the run has done: of a load alone its own summary."""
         if self.kind == "load":
-            return next((end.summary for end in self.ended.values()), {"status": status})
-        return {"status": status, "tasks": {name: end.summary for name, end in self.ended.items()}}
+            return next((end.summary for end in self.ended.values()), {"status": self.status})
+        return {"status": self.status, "tasks": {name: end.summary for name, end in self.ended.items()}}
 
     @asynccontextmanager
     async def task(self, name: str) -> AsyncIterator[TaskEnd]:
@@ -122,4 +126,4 @@ class JobRun:
 
 
 def _worst(statuses: Sequence[str | None]) -> str:
-    return next((status for status in ("failed", "canceled") if status in statuses), "succeeded")
+    return next((status for status in _FROM_BAD_TO_GOOD if status in statuses), "succeeded")

@@ -17,14 +17,15 @@ from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.jobrun import CLEAN_UP_S, JobRun
 from dataloader.flows.etl.load import Load, Target
 from dataloader.flows.etl.metrics import EtlMetrics
-from dataloader.flows.etl.pipeline import End, Pipeline
+from dataloader.flows.etl.pipeline import Pipeline, PipelineEnd
 from dataloader.flows.etl.plan import Segment, Table
 from dataloader.flows.etl.processing import Recipe
 from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
-from dataloader.flows.etl.segments import Asked, new_segments, retried_segments
+from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, Turnstile
+from dataloader.flows.etl.verdict import Verdict, judge
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl_history import aio_snapshots_behind, instant_of
 from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
@@ -36,49 +37,35 @@ LOG_S: Final = 30.0
 """How often it is logged (E9)."""
 
 
-@attrs.frozen(kw_only=True)
-class Loaded:
-    """What came of a load: how it ended, and the sentence to say why, where it did not succeed."""
-
-    end: End
-    reason: str
-
-
-async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked, state: RunState) -> Loaded:
+async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked, state: RunState) -> Verdict:
     """Run `load` to its end, from where an earlier attempt of the job has left it.
 
     Raises `TargetError` if its table is not as it says, and what stops the job.
     """
-    report = Report(load=load.name, max_failures=config.max_failures, telemetry=run.job.resource(EtlMetrics).count)
+    metrics = run.job.resource(EtlMetrics)
+    report = Report(load=load.name, max_failures=config.max_failures, telemetry=metrics.count)
+    verdict = CANCELED
     async with run.task(load.name) as noted:
         try:
-            end: End = "canceled"
             if not run.cancel.is_cancelled:
-                end = await _Loading(run, load, config, asked, report).run(state)
+                verdict = await _Loading(run, load, config, asked, report).run(state)
         except BaseExceptionGroup as group:
             raise _alone(group) from None
         else:
-            noted.status = end
+            noted.status = verdict.end
         finally:
-            noted.summary = summary = report.summary(noted.status or run.status_of_stop())
-            told = {name: summary[name] for name in ("status", "seconds", "counts", "phases")}
-            RunLog(run.job.log, load.name).info("ended", phase="run", **told)
-    return Loaded(end=end, reason=_reason(end, report))
+            status = noted.status or run.status_of_stop()
+            noted.summary = summary = report.summary(status, verdict.reason if noted.status else "")
+            metrics.ended(load.name, status)
+            told = {
+                name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
+            }
+            log = RunLog.of(run.job, load.name)
+            (log.warning if status == "failed" else log.info)("ended", phase="run", **told)
+    return verdict
 
 
-CANCELED: Final = "the run's cancellation token was cancelled"
-
-
-def _reason(end: End, report: Report) -> str:
-    match end:
-        case "failed":
-            last = report.failures[-1]
-            row = f"{report.max_failures + 1} failures in a row"
-            return f"{row}; the last one was {last.phase} {last.key}: {last.error}"
-        case "canceled":
-            return CANCELED
-        case _:
-            return ""
+CANCELED: Final = Verdict(end="canceled", reason="the run's cancellation token was cancelled")
 
 
 @attrs.frozen(eq=False)
@@ -91,15 +78,25 @@ class _Loading:
     asked: Asked
     report: Report
 
-    async def run(self, state: RunState) -> End:
+    async def run(self, state: RunState) -> Verdict:
         """Do it all; what had failed before and was tried again is noted so."""
         run = self.run_of_job
         retried: list[int] = []
         async with self._tables() as tables:
             end = await self._shown(self._pipeline(), self._segments(state, tables, retried))
-        if end == "succeeded" and retried:
+        match end:
+            case "canceled":
+                return CANCELED
+            case "failed":
+                last = self.report.last
+                row = f"{self.config.max_failures + 1} failures in a row"
+                return Verdict(
+                    end="failed",
+                    reason=row if last is None else f"{row}; the last one was {last.phase} {last.key}: {last.error}",
+                )
+        if retried:
             await run.transactions.run(aio_solve, run.claimed.job_id, run.claimed.token, retried)
-        return end
+        return judge(self.report, self.config)
 
     def _pipeline(self) -> Pipeline:
         run, config = self.run_of_job, self.config
@@ -110,7 +107,7 @@ class _Loading:
                 load=self.load.name,
                 config=config,
                 report=self.report,
-                log=RunLog(run.job.log, self.load.name),
+                log=RunLog.of(run.job, self.load.name),
             ),
             turnstile=Turnstile(
                 database=run.database,
@@ -129,7 +126,7 @@ class _Loading:
             in_processes=self.load.processes,
         )
 
-    async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> End:
+    async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
         """Run the pipeline; how far it is, is the job's progress meanwhile."""
         job = self.run_of_job.job
         async with trio.open_nursery() as nursery:
@@ -169,6 +166,7 @@ class _Loading:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
                 raise BadRequest("args.failures", told)
             kept = await run.database.run(aio_open_failures, load.name, self.asked.failures or None)
+            check_failures(self.asked.failures, kept)
             retried += [number for number, requests in kept.items() if requests]
             segments = retried_segments(kept, tables)
         else:
@@ -199,7 +197,7 @@ class _Loading:
                 yield segment  # noqa: ASYNC119 - who iterates closes us
         if left_out:
             told = "snapshots before the last one were taken in earlier and are left out"
-            RunLog(self.run_of_job.job.log, self.load.name).info(told, phase="run", segments=left_out)
+            RunLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
     async def _tables(self) -> AsyncIterator[list[Table]]:

@@ -1,4 +1,4 @@
-"""What pipelines count, for `/metrics` (E9): rows, records, requests and failures of each load."""
+"""What pipelines count, for `/metrics` (E9): rows, records, requests, failures and runs of each load."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ class EtlMetrics:
             ("load", "count"),
             registry=registry,
         )
+
+        self._runs = Counter(
+            "dataloader_etl_runs",
+            "Runs of loads that ended: succeeded, succeeded_with_failures, failed, canceled or interrupted.",
+            ("load", "status"),
+            registry=registry,
+        )
+
+    def ended(self, load: str, status: str) -> None:
+        """Count a run of a load by how it ended."""
+        self._runs.labels(load, status).inc()
 
     def count(self, load: str, counts: Mapping[str, int]) -> None:
         """Add numbers of a load by their names."""

@@ -24,7 +24,7 @@ from dataloader.flows.etl.writer import Writer
 from dataloader.store.database import Database
 from dataloader.store.transaction import Transactions
 
-End = Literal["succeeded", "failed", "canceled"]
+PipelineEnd = Literal["through", "failed", "canceled"]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -41,13 +41,15 @@ class Pipeline:
     cancel: CancellationToken
     drain_s: Callable[[], float]
     in_processes: bool
-    _end: End = attrs.field(init=False, default="succeeded")
+    _end: PipelineEnd = attrs.field(init=False, default="through")
     _all: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _behind: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _is_written: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    async def run(self, segments: AsyncGenerator[Segment, None]) -> End:
-        """Do all of it. `failed` when too many things in a row have failed, `canceled` when the token was cancelled.
+    async def run(self, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
+        """Go through all of it.
+
+        `failed` when too many things in a row have failed, `canceled` when the token was cancelled.
 
         When the job is stopped, what has come in is written before `Cancelled` goes on its way.
         """
@@ -81,7 +83,7 @@ class Pipeline:
         self._is_written.set()
 
     def _stop_soon(self, seconds: float) -> None:
-        if self._end == "succeeded":
+        if self._end == "through":
             self._end = "canceled"
         self._behind.deadline = min(self._behind.deadline, trio.current_time() + seconds)
 

@@ -25,9 +25,8 @@ FAILED: Final = {
     "detail": "details_failed",
     "record": "records_failed",
     "batch": "rows_failed",
-    "segment": "segments_failed",
 }
-"""The count of each kind of failure; a batch's are its rows."""
+"""The count of each kind of failure; a batch's are its rows. A segment is counted at its end."""
 MAX_LISTED: Final = 1_000
 """Failures that the summary lists; all are in the table of failures."""
 
@@ -58,6 +57,7 @@ class Report:
     counts: Counter[str] = attrs.field(factory=Counter)
     phases: dict[Phase, PhaseTimes] = attrs.field(factory=lambda: {phase: PhaseTimes() for phase in PHASES})
     failures: list[Failure] = attrs.field(factory=list)
+    last: Failure | None = None
     unsaved: list[Failure] = attrs.field(factory=list)
     waiting: Mapping[str, Any] | None = None
     queued: int = 0
@@ -79,7 +79,9 @@ class Report:
 
     def failed(self, failure: Failure, *, times: int = 1) -> None:
         """Something failed for good; `times` are what it counts for, a batch as its rows."""
-        self.count(**{FAILED[failure.phase]: times})
+        if failure.phase in FAILED:
+            self.count(**{FAILED[failure.phase]: times})
+        self.last = failure
         if len(self.failures) < MAX_LISTED:
             self.failures.append(failure)
         self.unsaved.append(failure)
@@ -115,6 +117,11 @@ class Report:
             load=self.load, segment=segment, phase="record", key=key, error=error, sample=sample, requests=requests
         )
 
+    @property
+    def first(self) -> Failure | None:
+        """What failed first in this attempt."""
+        return self.failures[0] if self.failures else None
+
     def take_unsaved(self) -> list[Failure]:
         """The failures that are not in the database yet; they are the caller's now."""
         taken, self.unsaved = self.unsaved, []
@@ -136,10 +143,11 @@ class Report:
         }
         return shown if self.waiting is None else {**shown, "waiting": dict(self.waiting)}
 
-    def summary(self, status: str) -> dict[str, Any]:
-        """What came of it, for the job's result."""
+    def summary(self, status: str, reason: str) -> dict[str, Any]:
+        """What came of it, for the job's result; `reason` says why, where there is something to say."""
         return {
             "status": status,
+            **({"reason": reason} if reason else {}),
             "seconds": round(trio.current_time() - self.began, 3),
             "counts": {name: number for name, number in sorted(self.counts.items()) if number},
             "phases": {

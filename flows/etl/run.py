@@ -57,4 +57,4 @@ async def run_load(load: Load, job: Job, cancel: CancellationToken | None = None
         case "failed":
             return GiveUp(loaded.reason)
         case _:
-            return run.summary("succeeded")
+            return run.summary()

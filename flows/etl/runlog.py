@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import attrs
 import structlog
 
-from dataloader.jobs.job import JobLog
+from dataloader.jobs.job import Job, JobLog
 
 log = structlog.get_logger("dataloader.flows.etl")
 
@@ -16,17 +16,22 @@ Phase = Literal["requests", "processing", "writing", "run"]
 
 @attrs.frozen
 class RunLog:
-    """Writes lines about `load`. The job keeps so many of a run as it keeps of any handler's."""
+    """Writes lines about `load`, in the job's log of it."""
 
     job: JobLog
     load: str
 
+    @classmethod
+    def of(cls, job: Job, load: str) -> Self:
+        """The log of a load in a job's run."""
+        return cls(job.log_of(load), load)
+
     def info(self, message: str, *, phase: Phase, **fields: object) -> None:
         """What happened."""
         log.info(message, load=self.load, phase=phase, **fields)
-        self.job.info(message, load=self.load, phase=phase, **fields)
+        self.job.info(message, phase=phase, **fields)
 
     def warning(self, message: str, *, phase: Phase, **fields: object) -> None:
         """What went wrong while the run goes on, or slows it down."""
         log.warning(message, load=self.load, phase=phase, **fields)
-        self.job.warning(message, load=self.load, phase=phase, **fields)
+        self.job.warning(message, phase=phase, **fields)

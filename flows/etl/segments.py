@@ -13,6 +13,7 @@ import attrs
 from dataloader.flows.etl.load import Load
 from dataloader.flows.etl.plan import Segment, Table
 from dataloader.flows.etl.sources.base import Request, Window
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
 
 
@@ -121,6 +122,18 @@ def _within(span: Window, own: Window | None) -> Window | None:
 
 
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def check_failures(asked: Sequence[int], kept: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
+    if unknown := [number for number in asked if number not in kept]:
+        told = (
+            f"{', '.join(map(str, unknown))}: not an open failure of this load; `dataloader etl failures` lists those"
+        )
+        raise BadRequest("args.failures", told)
+    if whole := [number for number in asked if not kept[number]]:
+        told = f"{', '.join(map(str, whole))}: a whole segment failed, which can't be tried alone; run the load again"
+        raise BadRequest("args.failures", told)
 
 
 async def retried_segments(

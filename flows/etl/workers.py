@@ -19,7 +19,7 @@ MOST_TOLD: Final = 50
 """Names of fields in one line of the log."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Workers:
     """The workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
 
@@ -27,6 +27,7 @@ class Workers:
     database: Database
     in_processes: bool
     _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
+    _is_writer_behind: bool = attrs.field(init=False, default=False)
     limiter: trio.CapacityLimiter = attrs.field(init=False)
 
     @limiter.default
@@ -102,12 +103,19 @@ class Workers:
             report.count(rows=made.rows)
             report.unwritten += made.rows
             self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
-            waiting = self.shared.to_writer.statistics().current_buffer_used
-            if waiting > 2 * self.shared.config.queue_size:
-                self.shared.log.warning(
-                    "the writer lags behind", phase="processing", responses=waiting, rows=report.unwritten
-                )
+            self._look_at_the_writer()
             await self.shared.to_writer.send(Rows(part, fetched.request, fetched.number, made.rows, made.lines))
+
+    def _look_at_the_writer(self) -> None:
+        """Tell once when it lags behind, and once when it does no more: half of that, or it would be told all along."""
+        waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
+        told = {"responses": waiting, "rows": self.shared.report.unwritten}
+        if not self._is_writer_behind and waiting > 2 * queue_size:
+            self._is_writer_behind = True
+            self.shared.log.warning("the writer lags behind", phase="processing", **told)
+        elif self._is_writer_behind and waiting <= queue_size:
+            self._is_writer_behind = False
+            self.shared.log.info("the writer has caught up", phase="processing", **told)
 
     def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
         """Once for each field: it is meant so, or a name is misspelt."""

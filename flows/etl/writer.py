@@ -165,11 +165,13 @@ class Writer:
             self.shared.report.put_back(failures)
             self.shared.report.failed(self.shared.failure(part, "segment", segment.name, str(error)))
         else:
-            self.shared.report.count(**counts, segments=int(ends_segment))
+            self.shared.report.count(**counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
         finally:
             self.shared.report.phases["writing"].add(trio.current_time() - began)
             part.committed.set()
+        if ends_segment:
+            self.shared.report.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
     async def save_failures(self) -> None:
         """Put what has failed since the last segment's end on record, also of a run that has been given up."""

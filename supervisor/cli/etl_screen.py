@@ -106,7 +106,7 @@ class _Bar(Screen):
         if job.status.is_final:
             self._progress.update(self._bar, total=1, completed=1)
         elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
-            self._progress.update(self._bar, total=planned, completed=_number(job.progress, "segments"))
+            self._progress.update(self._bar, total=planned, completed=_segments_in(job.progress))
         self._progress.update(self._bar, text="  ".join([*text, *described(job, per_s=self._per_s(job))]))
 
     def _per_s(self, job: JobRecord) -> float | None:
@@ -142,7 +142,7 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     if failed:
         said.append(f"failed {failed:,}")
     if planned := _number(progress, "segments_planned"):
-        said.append(f"segments {_number(progress, 'segments'):,} of {planned:,}")
+        said.append(f"segments {_segments_in(progress):,} of {planned:,}")
     said += [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
     return [text.replace(_MIDNIGHT, "") for text in said]
 
@@ -193,12 +193,20 @@ def _rows_in(progress: Mapping[str, Any]) -> int:
     return _number(progress, "rows")
 
 
+def _segments_in(progress: Mapping[str, Any]) -> int:
+    """The segments that are done with, also those that failed."""
+    return _number(progress, "segments") + _number(progress, "segments_failed")
+
+
 def print_summary(job: JobRecord) -> None:
     """Print how a load or a flow ended: what it has done, and its failures; of another job, what there is."""
     result = job.result if isinstance(job.result, dict) else {}
-    fields: dict[str, object] = {"job_id": job.job_id, "status": state_of(job)}
+    status = result.get("status") if job.status is Status.SUCCEEDED else None
+    fields: dict[str, object] = {"job_id": job.job_id, "status": status or state_of(job)}
     if job.error:
         fields["error"] = job.error.partition("\n")[0]
+    elif reason := result.get("reason"):
+        fields["failed"] = reason
     if isinstance(counts := result.get("counts"), dict):
         fields["seconds"] = result.get("seconds")
         print_fields(fields | _by_phase(counts, result.get("phases")))

@@ -73,6 +73,18 @@ def counts_of(outcome_of):
 
 
 @pytest.fixture
+def counts_of_failed(outcome_of):
+    """Runs a load in which too much fails, and which has written what is good; its counts."""
+
+    async def counts_of_failed(load, **args):
+        outcome = await outcome_of(load, **args)
+        assert (outcome.status, outcome.result["status"]) == ("failed", "failed")
+        return outcome.result["counts"]
+
+    return counts_of_failed
+
+
+@pytest.fixture
 def table(raw):
     """The rows of a table as texts, in order."""
 

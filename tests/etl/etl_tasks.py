@@ -24,6 +24,8 @@ from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pages import PageNumber
 
 AT_ONCE = {"rate_min": 0, "rate_max": 0}
+BEARS_ALL = {"max_failed_segments": 1_000, "max_failed_share": 1}
+"""A run that ends by failures in a row alone, or because it has loaded nothing."""
 ITEM = "CREATE TABLE item (id int PRIMARY KEY, day date NOT NULL, value text)"
 
 

@@ -29,6 +29,8 @@ def test_the_defaults_are_the_document_s():
         "attempts": 3,
         "request_timeout": 60.0,
         "max_failures": 10,
+        "max_failed_segments": 0,
+        "max_failed_share": 0.01,
         "drain_timeout": 20.0,
     }
 
@@ -46,6 +48,9 @@ def test_the_defaults_are_the_document_s():
         ("batch_size", -1, WHOLE),
         ("attempts", 0, WHOLE),
         ("max_failures", 0, WHOLE),
+        ("max_failed_segments", -1, "a whole number from 0 to 1,000,000"),
+        ("max_failed_share", 1.01, "a number from 0 to 1"),
+        ("max_failed_share", True, "a number from 0 to 1"),
         ("batch_timeout", -1, SECONDS),
         ("batch_timeout", 0, "a number of seconds greater than 0"),
         ("request_timeout", 0, "a number of seconds greater than 0"),

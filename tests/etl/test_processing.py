@@ -12,7 +12,8 @@ import pytest
 from etl.etl_tasks import item, items_load
 from structlog.testing import capture_logs
 
-from dataloader.flows.etl import Target, belt, writer
+from dataloader import Tasks
+from dataloader.flows.etl import Flow, Target, add_flows, belt, writer
 from dataloader.flows.etl.processing import HASH_VERSION, content_hash
 
 pytestmark = pytest.mark.slow
@@ -146,27 +147,70 @@ async def test_of_two_rows_of_one_key_the_later_request_s_counts_whichever_worke
 
 
 @pytest.mark.requirement("E3", "E9")
-async def test_a_writer_that_lags_twice_the_queue_behind_is_warned_of(items, counts_of, monkeypatch):
-    items.records = [item(number, number) for number in range(1, 7)]
+async def test_a_writer_that_lags_twice_the_queue_behind_is_warned_of_once_and_told_of_when_it_has_caught_up(
+    items, counts_of, monkeypatch
+):
+    items.records = [item(number, number) for number in range(1, 31)]
     stage = writer.aio_stage
+    # Answers that are asked for while nothing is written: in the writer's queue each has its segment's end behind it.
+    full = belt.WRITER_QUEUE * 3 // 2 + 2 + 3
     with capture_logs() as lines:
 
-        def lags():
-            return [line for line in lines if line["event"] == "the writer lags behind"]
+        def told(*events):
+            events = events or ("the writer lags behind", "the writer has caught up")
+            return [line for line in lines if line["event"] in events]
 
         async def aio_stage(*args):
             async with asyncio.timeout(WATCHDOG_S):
-                while not lags():  # noqa: ASYNC110 - a line of a log is no event
+                while len(told("request")) < full:  # noqa: ASYNC110 - a line of a log is no event
                     await asyncio.sleep(0.01)
             return await stage(*args)
 
+        def before(seen):
+            if seen.query["from"] == "2026-01-20":
+                assert _wait_for(lambda: len(told("committed")) == 19)
+
+        items.before = before
         monkeypatch.setattr(writer, "aio_stage", aio_stage)
         counts = await counts_of(
-            items_load(items.service.url, pipeline={"queue_size": 1, "batch_size": 1}), to="2026-01-07"
+            items_load(items.service.url, pipeline={"queue_size": 3, "batch_size": 1}), to="2026-01-31"
         )
-    assert counts["inserted"] == 6
-    assert lags()[0]["log_level"] == "warning"
-    assert lags()[0]["responses"] > 2
+    assert counts["inserted"] == 30
+    assert told()[0]["log_level"] == "warning"
+    assert told()[0]["responses"] > 6
+    assert [line["log_level"] for line in told()] == (["warning", "info"] * 30)[: len(told())]
+    assert len(told("the writer has caught up")) > 0
+
+
+@pytest.mark.requirement("E9")
+async def test_a_queue_that_stays_full_is_warned_of_once(items, counts_of, soon):
+    items.records = [item(number, number) for number in range(1, 11)]
+    with capture_logs() as lines:
+
+        def transform(record):
+            # Until the answer behind the next one waits, so that the queue is full whenever there is a request to send.
+            wanted = min(record["id"] + 1, 10)
+            assert _wait_for(lambda: len([line for line in lines if line["event"] == "request"]) >= wanted)
+            return record
+
+        load = items_load(items.service.url, transform=transform, pipeline={"workers": 1, "queue_size": 1})
+        assert (await counts_of(load, to="2026-01-11"))["inserted"] == 10
+    full = [line for line in lines if "queue is full" in line["event"]]
+    assert len(full) == 1
+
+
+@pytest.mark.requirement("E11")
+async def test_log_lines_are_kept_by_the_number_for_each_task_of_a_flow(items, supervised, raw):
+    items.records = [item(number, number) for number in range(1, 11)]
+    loads = [items_load(items.service.url, name=name) for name in ("items", "others")]
+    tasks = Tasks()
+    add_flows(tasks, Flow(name="nightly", layers={"ods": loads}))
+    async with supervised(tasks, log_lines_per_job=5) as supervisor:
+        job = await supervisor.trigger("q", "nightly", {"to": "2026-01-11"})
+        assert (await supervisor.wait(job.job_id, timeout_s=30)).status == "succeeded"
+    lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log' AND payload->'fields'->>'load' = $1"
+    # And one for each that says that there were more.
+    assert [await raw.fetchval(lines, load.name) for load in loads] == [6, 6]
 
 
 @pytest.mark.requirement("E3")

@@ -76,7 +76,7 @@ async def test_each_worker_reads_on_a_connection_of_its_own(items, counts_of):
 
 
 @pytest.mark.parametrize("before", [(), ("SET TRANSACTION READ WRITE",), ("COMMIT",)])
-async def test_nothing_can_be_written(items, counts_of, raw, names, before):
+async def test_nothing_can_be_written(items, counts_of_failed, raw, names, before):
     items.records = [item(1), item(2)]
 
     def transform(record, reader):
@@ -86,7 +86,7 @@ async def test_nothing_can_be_written(items, counts_of, raw, names, before):
             reader.fetch("DELETE FROM name")
         return record
 
-    counts = await counts_of(items_load(items.service.url, windows=None, transform=transform, reads=True))
+    counts = await counts_of_failed(items_load(items.service.url, windows=None, transform=transform, reads=True))
     assert (counts["inserted"], counts["records_failed"]) == (1, 1)
     assert await raw.fetchval("SELECT count(*) FROM name") == 2
 

@@ -29,7 +29,7 @@ class Stumble(Exception):  # noqa: N818 - no error of ours
 def two_attempts_of(items, database, raw):
     """Runs a job of a load whose first attempt ends in the request that matches, and its second one to the end."""
 
-    async def two_attempts_of(load, stumbles_at, until_day):
+    async def two_attempts_of(load, stumbles_at, until_day, ends="succeeded"):
         tasks = Tasks()
 
         async def stumble():
@@ -59,7 +59,7 @@ def two_attempts_of(items, database, raw):
             assert (first.status, "Stumble" in first.error) == ("queued", True)
             await raw.execute("UPDATE dl_jobs SET available_at = now()")
             [second] = await work_off(database.dsn, tasks)
-        assert second.status == "succeeded", second.error
+        assert second.status == ends, second.error
         return first.result["counts"], second.result["counts"]
 
     return two_attempts_of
@@ -116,7 +116,7 @@ async def test_a_segment_that_was_not_whole_is_asked_for_again_and_not_passed_ov
 async def test_a_segment_that_is_not_whole_in_any_attempt_holds_the_cursor(items, two_attempts_of, table, cursor, soon):
     items.records = [item(number, number) for number in range(1, 5)]
     items.service.misbehave(f"from={day(2)}", times=None, status=404)
-    await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 5)
+    await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 5, ends="failed")
     assert await table("id") == ["1", "3", "4"]
     assert await cursor() == day(2)
 

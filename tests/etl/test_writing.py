@@ -135,15 +135,20 @@ async def test_an_answer_without_any_record_marks_nothing_in_the_whole_table(ite
 
 
 async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
-    items, counts_of, deleting, gone, cursor, table, soon
+    items, counts_of, counts_of_failed, deleting, gone, cursor, table, soon
 ):
     items.records = [item(number, 1 + number // 5) for number in range(15)]
     await counts_of(deleting, to="2026-01-04")
     assert await cursor() == "04"
     items.records = [item(number, 1 + number // 5) for number in range(15, 30)]
     items.service.misbehave("from=2026-01-05.*page=2", times=None, status=500)
-    counts = await counts_of(deleting, to="2026-01-07")
-    assert (counts["requests_failed"], counts["inserted"], counts["segments"]) == (1, 13, 3)
+    counts = await counts_of_failed(deleting, to="2026-01-07")
+    assert (counts["requests_failed"], counts["inserted"], counts["segments"], counts["segments_failed"]) == (
+        1,
+        13,
+        2,
+        1,
+    )
     # A day that came whole behind one that did not is no reason to pass that over.
     assert await cursor() == "05"
     assert len(await table("id")) == 28
@@ -156,29 +161,31 @@ async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
 
     items.records = [item(27, 6)]
     items.service.misbehave("page=1", times=None, status=500)
-    await counts_of(deleting, **{"from": "2026-01-05", "to": "2026-01-07"})
+    await counts_of_failed(deleting, **{"from": "2026-01-05", "to": "2026-01-07"})
     assert await gone() == []
 
 
-async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, deleting_all, gone):
+async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, counts_of_failed, deleting_all, gone):
     items.records = [item(1), item(2), item(3)]
     await counts_of(deleting_all)
     items.records = [item(1), {**item(2), "id": None}]
-    counts = await counts_of(deleting_all)
+    counts = await counts_of_failed(deleting_all)
     assert (counts["records_failed"], counts.get("deleted")) == (1, None)
     # The second may well be what could not be read.
     assert await gone() == []
 
 
-async def test_a_batch_that_was_refused_marks_nothing_and_moves_no_cursor(items, counts_of, deleting, gone, cursor):
+async def test_a_batch_that_was_refused_marks_nothing_and_moves_no_cursor(
+    items, counts_of, counts_of_failed, deleting, gone, cursor
+):
     items.records = [item(1, 1), item(2, 1)]
     await counts_of(deleting, to="2026-01-02")
     items.records = [{**item(1, 1), "day": "2026-01-01x"}]
-    counts = await counts_of(deleting, **{"from": "2026-01-01", "to": "2026-01-02"})
+    counts = await counts_of_failed(deleting, **{"from": "2026-01-01", "to": "2026-01-02"})
     assert counts["rows_failed"] == 1
     assert (await gone(), await cursor()) == ([], "02")
     items.records = [{**item(3, 2), "day": "2026-01-02x"}]
-    assert (await counts_of(deleting, to="2026-01-03"))["rows_failed"] == 1
+    assert (await counts_of_failed(deleting, to="2026-01-03"))["rows_failed"] == 1
     assert await cursor() == "02"
 
 
@@ -228,12 +235,14 @@ async def test_a_run_s_segments_and_its_cursor_are_on_record(items, counts_of, r
 
 
 @pytest.mark.requirement("E6")
-async def test_without_a_key_only_whole_segments_are_taken_in(items, counts_of, outcome_of, raw, soon):
+async def test_without_a_key_only_whole_segments_are_taken_in(
+    items, counts_of, counts_of_failed, outcome_of, raw, soon
+):
     await raw.execute("CREATE TABLE event (id int, day date, value text)")
     items.records = [item(1), item(2), item(3)]
     load = items_load(items.service.url, page_size=1, target=Target(table="event", mode="insert"))
     items.service.misbehave("page=2", times=3, status=500)
-    counts = await counts_of(load, to="2026-01-02")
+    counts = await counts_of_failed(load, to="2026-01-02")
     assert (counts["requests_failed"], counts.get("inserted", 0)) == (1, 0)
     assert (await outcome_of(load, failures="all")).status == "failed"
     assert (await counts_of(load, to="2026-01-02"))["inserted"] == 3
@@ -274,7 +283,7 @@ async def test_a_stage_that_somebody_reads_holds_up_no_load(items, counts_of, da
 
 
 @pytest.mark.requirement("E6")
-async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, counts_of, raw, soon):
+async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, counts_of, counts_of_failed, raw, soon):
     await raw.execute("""
         CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
           PRIMARY KEY (id, valid_from))""")
@@ -282,7 +291,7 @@ async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, count
     load = items_load(items.service.url, target=target, transform=lambda r: {"id": r["id"], "value": r["value"]})
     items.records = [item(1, number, f"of {number}") for number in (1, 2, 3)]
     items.service.misbehave("from=2026-01-02", times=3, status=500)
-    await counts_of(load, to="2026-01-04")
+    await counts_of_failed(load, to="2026-01-04")
     versions = "SELECT value, valid_from::text FROM versioned ORDER BY valid_from"
     assert [tuple(row) for row in await raw.fetch(versions)] == [("of 1", "2026-01-01")]
     counts = await counts_of(load, to="2026-01-04")

@@ -1,0 +1,68 @@
+"""How a run of a load has ended, by what failed in it: succeeded, succeeded with failures, or failed (E10).
+
+What is good is written in any case. A segment fails when a request of it failed for good, or its table refused it: it
+holds the cursor. Records, rows and details that fail don't; too many of them still fail the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import attrs
+
+from dataloader.flows.etl.config import PipelineConfig
+from dataloader.flows.etl.report import Report
+from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES
+
+RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """How a load ended, and the sentence to say why, where it did not simply succeed."""
+
+    end: RunEnd
+    reason: str = ""
+
+
+def judge(report: Report, config: PipelineConfig) -> Verdict:
+    """How a run ended that has gone through all of its segments."""
+    counts = report.counts
+    reasons = list(_too_many(counts, config))
+    if reasons:
+        first = report.first
+        told = "" if first is None else f"; the first failure was {first.phase} {first.key}: {first.error}"
+        return Verdict(end="failed", reason="; ".join(reasons) + told)
+    failed = [f"{name.replace('_', ' ')}: {number:,}" for name, number in sorted(counts.items()) if _is_failure(name)]
+    if failed:
+        return Verdict(end=SUCCEEDED_WITH_FAILURES, reason=", ".join(failed))
+    return Verdict(end="succeeded")
+
+
+def _is_failure(name: str) -> bool:
+    return name.endswith("_failed")
+
+
+def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[str]:
+    """Sentences on what failed too often, by the settings; a run that has loaded nothing has failed by any."""
+    failed, loaded = counts.get("segments_failed", 0), counts.get("segments", 0)
+    is_any_written = loaded or counts.get("rows", 0) > counts.get("rows_failed", 0)
+    if failed > config.max_failed_segments or (failed and not is_any_written):
+        bound = f"max_failed_segments is {config.max_failed_segments:,}"
+        yield f"{failed:,} of {failed + loaded:,} segments could not be loaded ({bound})"
+    records = counts.get("records", 0)
+    # A record may have become several rows, each of which can be refused.
+    tried = max(records, counts.get("rows", 0) + counts.get("records_failed", 0))
+    failed = counts.get("records_failed", 0) + counts.get("rows_failed", 0)
+    if failed > config.max_failed_share * tried or (failed and failed >= tried):
+        yield _of_share("records", failed, tried, config)
+    failed = counts.get("details_failed", 0)
+    tried = failed + counts.get("details", 0)
+    if failed > config.max_failed_share * tried:
+        yield _of_share("details", failed, tried, config)
+
+
+def _of_share(what: str, failed: int, tried: int, config: PipelineConfig) -> str:
+    share = failed / tried if tried else 1.0
+    return f"{failed:,} of {tried:,} {what} failed ({share:.1%}; max_failed_share is {config.max_failed_share:g})"
