@@ -155,6 +155,8 @@ class _State:
     functions_hash: str
     functions_oldest: int
     has_half_an_index: bool
+    schema: str | None
+    anybody_creates: bool
 
     @property
     def file(self) -> int:
@@ -184,11 +186,17 @@ class _State:
         if self.oldest > LATEST or self.functions_oldest > function_set.NUMBER:
             message = f"the database's schema is at {self}, too new for this version ({_OURS}); upgrade dataloader"
             raise SchemaError(message)
-        if self.missing() or self.lacks_functions:
-            return False
+        return not self.missing() and not self.lacks_functions
+
+    def warnings(self) -> Iterator[str]:
+        """What whoever runs the database should know of."""
         if self.file > LATEST or self.functions > function_set.NUMBER:
-            log.warning("the database's schema is newer than this version, which goes on", schema=str(self), ours=_OURS)
-        return True
+            yield f"the database's schema is at {self}, newer than this version ({_OURS}), which goes on beside it"
+        if self.anybody_creates:
+            yield (
+                f"every role may create functions in the schema {self.schema}, and so have them run with the rights of "
+                f"this one; the schema's owner should run: REVOKE CREATE ON SCHEMA {self.schema} FROM PUBLIC"
+            )
 
     def __str__(self) -> str:
         return _place(self.file, self.functions)
@@ -201,21 +209,32 @@ def _place(file: int, functions: int) -> str:
 _OURS: Final = _place(LATEST, function_set.NUMBER)
 
 
-async def migrate(database: Database, *, tell: Callable[[str], object] | None = None) -> list[str]:
+async def migrate(
+    database: Database,
+    *,
+    tell: Callable[[str], object] | None = None,
+    warn: Callable[[str], object] = log.warning,
+) -> list[str]:
     """Apply what is missing; the names of what was applied come back. Safe to call from many processes at once.
 
-    `tell` hears of each before it is applied, which may take long. A newer database is left as it is.
+    `tell` hears of each before it is applied, which may take long; `warn` gets a sentence on what is amiss all the
+    same. A newer database is left as it is.
 
     Raises `SchemaError` when the database is newer than this program can work with, or its tables belong to another
     role.
     """
-    return await database.crossing.run(_aio_migrate, database, tell)
+    applied, state = await database.crossing.run(_aio_migrate, database, tell)
+    for warning in state.warnings():
+        warn(warning)
+    return applied
 
 
 async def check(database: Database) -> None:
     """Raise `SchemaError` when something is missing or half done, for processes that were told not to migrate."""
     state = await database.run(_aio_state)
     if state.goes_with_this_program():
+        for warning in state.warnings():
+            log.warning(warning)
         return
     if state.has_half_an_index:
         raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
@@ -237,6 +256,10 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
         " WHERE NOT indisvalid",
         _INDEXES,
     )
+    schema: Any = await connection.fetchrow(
+        "SELECT quote_ident(current_schema()) AS name,"
+        " coalesce(has_schema_privilege('public', current_schema(), 'CREATE'), false) AS is_open"
+    )
     return _State(
         files=frozenset(known),
         oldest=oldest,
@@ -244,23 +267,26 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
         functions_hash=functions["hash"] if functions else "",
         functions_oldest=functions["oldest"] if functions else 0,
         has_half_an_index=half > 0,
+        schema=schema["name"],
+        anybody_creates=schema["is_open"],
     )
 
 
-async def _aio_migrate(database: Database, tell: Callable[[str], object] | None) -> list[str]:
+async def _aio_migrate(database: Database, tell: Callable[[str], object] | None) -> tuple[list[str], _State]:
     connection = await connect(database.options, direct=True, role="migrate", planner={})
     try:
         # A back-fill or an index of a large table takes as long as it takes.
         await connection.execute(f"SET statement_timeout = 0; SET lock_timeout = '{LOCK_TIMEOUT}'")
-        if (await _aio_state(connection)).goes_with_this_program():
-            return []
+        state = await _aio_state(connection)
+        if state.goes_with_this_program():
+            return [], state
         # Asked again and again: a session that waits for the lock inside the server would hold up another's
         # CONCURRENTLY.
         while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK_KEY):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         state = await _aio_state(connection)
         if state.goes_with_this_program():
-            return []
+            return [], state
         applied: list[str] = []
 
         def begin(name: str) -> None:
@@ -276,13 +302,13 @@ async def _aio_migrate(database: Database, tell: Callable[[str], object] | None)
                 "another role. Let their owner run the output of `dataloader migrate --sql`, then start again"
             )
             raise SchemaError(message) from error
-        return applied
+        return applied, await _aio_state(connection)
     finally:
         connection.terminate()
 
 
 async def _aio_apply(connection: asyncpg.Connection[Any], state: _State, begin: Callable[[str], None]) -> None:
-    schema = await _aio_schema(connection)
+    schema = _fit(state.schema)
     await _aio_patiently(connection, _LEDGERS, transaction=True)
     missing = state.missing()
     for migration in missing:
@@ -306,9 +332,8 @@ async def _aio_one_by_one(connection: asyncpg.Connection[Any], migration: Migrat
     await connection.execute(migration.note)
 
 
-async def _aio_schema(connection: asyncpg.Connection[Any]) -> str:
-    """The schema in which the tables are or will be, quoted where it has to be."""
-    schema: str | None = await connection.fetchval("SELECT quote_ident(current_schema())")
+def _fit(schema: str | None) -> str:
+    """The name of the schema in which the tables are or will be, quoted where it has to be, for the functions' text."""
     if schema is None:
         raise SchemaError(
             "the role's search_path names no schema that exists and that it may use; create one, or GRANT USAGE on it"

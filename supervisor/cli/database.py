@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -41,7 +42,7 @@ def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
 
 async def _migrate(settings: Settings) -> list[str]:
     async with open_database(database_options(settings)) as database:
-        return await migrations.migrate(database)
+        return await migrations.migrate(database, warn=partial(click.echo, err=True))
 
 
 @click.command(

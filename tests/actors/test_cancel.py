@@ -7,6 +7,8 @@ import threading
 import pytest
 import trio
 from conditions import until
+from databases import raw_connection
+from roles import a_role
 from structlog.testing import capture_logs
 
 from dataloader import Tasks
@@ -258,3 +260,32 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
             ended = await supervisor.wait(job.job_id, timeout_s=10)
         assert ended.status == "canceled"
         assert ended.error.startswith("ValueError: too late")
+
+
+@pytest.mark.requirement("Q16")
+async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database):
+    """Channels have no rights: anybody may notify. What is heard is looked up in the tables before it counts."""
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("long")
+    async def long(job):
+        started.set()
+        await release.wait()
+
+    @tasks.task("quick")
+    async def quick(job):
+        pass
+
+    with a_role(database) as role:
+        async with open_worker(tasks) as supervisor, raw_connection(role.dsn) as outsider:
+            with trio.fail_after(20):
+                job = await supervisor.trigger("q", "long")
+                await started.wait()
+                for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
+                    for payload in (str(job.job_id), "nan", "1e999", "\u202e" * 1000, ""):
+                        await outsider.execute("SELECT pg_notify($1, $2)", channel, payload)
+                # Polls are an hour apart: it is by the listener that this one runs.
+                other = await supervisor.trigger("q", "quick")
+                assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+                release.set()
+                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import attrs
 import pytest
 import trio
 from conditions import until
+from roles import service_role
 from services import FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.requirement("Q15")]
@@ -40,29 +40,14 @@ FAULTS = {
 }
 
 
-@contextmanager
-def a_role(database):
-    """A role that may do what a service needs, and no more; the address with which it comes."""
-    name = f"service_of_{database.name}"
-    database.psql(f"""
-        CREATE ROLE {name} LOGIN PASSWORD 'sesame';
-        GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {name};
-        GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name};
-        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO {name}""")
-    try:
-        yield name, database.dsn.replace(f"postgres:{database.server.password}@", f"{name}:sesame@")
-    finally:
-        database.psql(f"DROP OWNED BY {name}; DROP ROLE {name}")
-
-
 async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_do(serve, postgres):
     """All faults at once: what takes the time is the pauses between the restarts."""
     last_lines = {}
 
     async def fail(name, fault):
-        with postgres.database("migrated") as database, a_role(database) as (role, dsn):
-            service = await serve(dsn=dsn, drain_timeout_sec=0.5, poll_sec=0.2)
-            await trio.to_thread.run_sync(database.psql, fault.sql.format(role=role))
+        with postgres.database("migrated") as database, service_role(database) as role:
+            service = await serve(dsn=role.dsn, drain_timeout_sec=0.5, poll_sec=0.2)
+            await trio.to_thread.run_sync(database.psql, fault.sql.format(role=role.name))
             await trio.to_thread.run_sync(database.psql, ADD)
             assert await service.exit_code(within_s=90) == 1
             assert await trio.to_thread.run_sync(database.psql, "SELECT status, attempt FROM dl_jobs") == "queued|0"

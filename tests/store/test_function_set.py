@@ -17,7 +17,6 @@ from dataloader.store.migrations import check, function_set, migrate, migrations
 pytestmark = pytest.mark.requirement("Q1")
 
 HASHES = Path(__file__).with_name("schema_hashes.json")
-AT_0007 = Path(__file__).parents[1] / "data" / "at_0007"
 OURS = "SELECT oid, proacl FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname LIKE 'dl\\_%'"
 SCHEMA = f"""
 SELECT pg_get_functiondef(oid) || proacl::text FROM ({OURS}) AS ours
@@ -28,21 +27,6 @@ ORDER BY 1
 """
 CHANGED = "CREATE OR REPLACE FUNCTION dl_release(p_hashes int[]) RETURNS int LANGUAGE sql AS 'SELECT 4711'"
 RELEASE = "SELECT dl_release('{}')"
-
-
-@pytest.fixture
-async def store_at_0007(empty_database):
-    """Our store on a database as it was when functions stood in the numbered files, at 0007."""
-    former = {int(path.name[:4]): path.read_text() for path in AT_0007.glob("*.sql")}
-    former = {one.number: one.sql for one in migrations() if one.number <= 7} | former
-    async with raw_connection(empty_database.dsn) as raw:
-        await raw.execute("CREATE TABLE dl_migrations (number int PRIMARY KEY, name text, applied_at timestamptz)")
-        for number, sql in sorted(former.items()):
-            for statement in sql.split(";\n\n") if number == 5 else [sql]:
-                await raw.execute(statement.replace("{schema}", "public").replace(" CONCURRENTLY", ""))
-            await raw.execute("INSERT INTO dl_migrations VALUES ($1, 'before', now())", number)
-    async with open_database(DatabaseOptions(dsn=empty_database.dsn)) as store:
-        yield store
 
 
 async def test_a_database_from_before_the_set_gets_it_and_is_then_as_a_new_one(store_at_0007, empty_database, raw):

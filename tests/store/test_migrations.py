@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import trio
 from databases import raw_connection
@@ -181,13 +183,29 @@ async def test_a_program_goes_on_beside_newer_tables_and_says_so(database):
         await raw.execute("INSERT INTO dl_migrations (number, name) VALUES (999, 'future')")
         # A program of the future may do without a file of today's.
         await raw.execute("DELETE FROM dl_migrations WHERE number = 5")
+        said = []
+        assert await migrate(store, warn=said.append) == []
         with capture_logs() as lines:
-            assert await migrate(store) == []
             await check(store)
-        assert [line["event"] for line in lines] == [
-            "the database's schema is newer than this version, which goes on"
-        ] * 2
-        assert lines[0]["schema"].startswith("0999 ")
+        assert [line["event"] for line in lines] == said
+        assert re.fullmatch(r"the database's schema is at 0999 .*, newer than this version .* which goes on .*", *said)
+
+
+@pytest.mark.requirement("Q16")
+async def test_a_schema_in_which_anybody_may_create_functions_is_warned_of_until_it_is_closed(empty_database):
+    said = []
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as store:
+        await raw.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+        for applied in (ALL, []):
+            assert await migrate(store, warn=said.append) == applied
+            assert "every role may create functions in the schema public" in said[-1]
+        with capture_logs() as lines:
+            await check(store)
+        assert [line["event"] for line in lines] == [said[0]]
+        await raw.execute(said[0].partition("should run: ")[2])
+        del said[:]
+        await migrate(store, warn=said.append)
+    assert said == []
 
 
 @pytest.mark.requirement("Q1")

@@ -18,6 +18,13 @@ def test_migrate_brings_an_empty_database_up_to_date_and_says_so_the_next_time(d
     assert dataloader("jobs", DL_DB_DSN=empty_database.dsn).stderr == "no jobs\n"
 
 
+def test_migrate_warns_on_stderr_of_a_schema_that_is_open_to_all(dataloader, empty_database):
+    empty_database.psql("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    result = dataloader("migrate", "--json", DL_DB_DSN=empty_database.dsn)
+    assert json.loads(result.stdout)["applied"]
+    assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in result.stderr
+
+
 def test_the_printed_sql_makes_the_same_schema_and_needs_no_database(dataloader, empty_database):
     empty_database.psql(dataloader("migrate", "--sql").stdout)
     assert dataloader("migrate", DL_DB_DSN=empty_database.dsn).stdout == "the schema is up to date\n"

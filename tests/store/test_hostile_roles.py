@@ -1,0 +1,154 @@
+"""Roles that want to run code of their own with the rights of the tables' owner, and what they get: nothing."""
+
+from __future__ import annotations
+
+import pytest
+from databases import raw_connection
+from roles import a_role
+
+from dataloader.store.migrations import function_set, migrate
+
+pytestmark = pytest.mark.requirement("Q16")
+
+# As the owner's, a function would write the owner's name into its maker's table.
+LOOT = """
+CREATE {kind} TABLE {schema}.loot (caught text);
+GRANT INSERT ON {schema}.loot TO PUBLIC;
+"""
+TRAP = (
+    LOOT.format(kind="TEMP", schema="pg_temp")
+    + """
+CREATE FUNCTION pg_temp.spring(text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO pg_temp.loot VALUES (current_user); RETURN true; END $$;
+CREATE DOMAIN pg_temp.trap AS text CHECK (pg_temp.spring(VALUE));
+CREATE TEMP TABLE bait (status text, waits_for pg_temp.trap, available_at timestamptz, token bigint, claimed_by text);
+"""
+)
+BAIT = """
+CREATE TRIGGER bait BEFORE INSERT ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_shape();
+"""
+BITE = "INSERT INTO pg_temp.bait (status, available_at) VALUES ('queued', 'infinity')"
+CAUGHT = "SELECT DISTINCT caught FROM {schema}.loot"
+
+# What the functions call, and what is a better match for their arguments than PostgreSQL's own.
+STAND_INS = (
+    LOOT.format(kind="", schema="public")
+    + """
+CREATE FUNCTION public.nextval(text) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO public.loot VALUES (current_user); RETURN 1; END $$;
+CREATE FUNCTION public.same(dl_status, dl_status) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO public.loot VALUES (current_user); RETURN $1::text = $2::text; END $$;
+CREATE OPERATOR public.= (FUNCTION = public.same, LEFTARG = dl_status, RIGHTARG = dl_status);
+CREATE FUNCTION public.cardinality(int[]) RETURNS int LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO public.loot VALUES (current_user); RETURN array_length($1, 1); END $$;
+CREATE FUNCTION public.unnest(int[]) RETURNS SETOF int LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO public.loot VALUES (current_user); RETURN QUERY SELECT pg_catalog.unnest($1); END $$;
+"""
+)
+ALL_FUNCTIONS = """
+SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
+SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
+SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
+SELECT public.dl_source_take('s'::text, 1::bigint, 1::float8, '{1}'::int[], '{1}'::float8[]);
+"""
+INSERT_EACH = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, available_at)
+VALUES (gen_random_uuid(), 'q', 't', 'a', 'running', now()), (gen_random_uuid(), 'q', 't', 'b', 'queued', 'infinity'),
+       (gen_random_uuid(), 'q', 't', 'c', 'queued', now())
+"""
+UPDATE_EACH = """
+UPDATE dl_jobs SET cancel_requested = true, watched = true;
+UPDATE dl_jobs SET status = 'queued', available_at = now();
+"""
+
+
+@pytest.fixture
+async def outsider(database):
+    """A connection of a role that may connect, make temporary tables and use the schema, as anybody may."""
+    with a_role(database) as role:
+        async with raw_connection(role.dsn) as connection:
+            yield connection
+
+
+async def refused(connection, sql, match="permission denied"):
+    with pytest.raises(Exception, match=match):
+        await connection.execute(sql)
+
+
+async def test_public_executes_none_of_our_functions_and_one_alone_has_its_owners_rights(raw):
+    functions = await raw.fetch(
+        "SELECT proname, prosecdef, proconfig, has_function_privilege('public', oid, 'EXECUTE') AS is_public"
+        " FROM pg_proc WHERE proname LIKE 'dl\\_%'"
+    )
+    assert len(functions) == function_set.source().count("CREATE OR REPLACE FUNCTION") > 0
+    assert [one["proname"] for one in functions if one["is_public"]] == []
+    assert [one["proname"] for one in functions if one["prosecdef"]] == ["dl_jobs_shape"]
+    assert {one["proconfig"][0] for one in functions} == {"search_path=pg_catalog, pg_temp"}
+
+
+async def test_a_role_without_rights_reads_writes_and_calls_nothing(outsider, raw):
+    for row in await raw.fetch("SELECT relname FROM pg_class WHERE relname LIKE 'dl\\_%' AND relkind IN ('r', 'S')"):
+        await refused(outsider, f"SELECT * FROM {row['relname']}")
+    for statement in ALL_FUNCTIONS.strip().splitlines():
+        await refused(outsider, statement)
+
+
+async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outsider, raw):
+    await outsider.execute(TRAP)
+    await refused(outsider, BAIT)
+    # Nor does the function do anything there for one who may execute it.
+    await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_shape() TO PUBLIC")
+    await outsider.execute(BAIT)
+    await refused(outsider, BITE, "dl_jobs_shape is a trigger of dl_jobs alone")
+    assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
+
+
+async def test_a_trap_that_was_laid_before_the_upgrade_catches_nobody_after_it(store_at_0007, empty_database):
+    """Whether a trigger may name a function is asked when the trigger is made, and never again."""
+    with a_role(empty_database) as role:
+        async with raw_connection(role.dsn) as outsider:
+            await outsider.execute(TRAP + BAIT)
+            await outsider.execute(BITE)
+            caught = await outsider.fetch(CAUGHT.format(schema="pg_temp"))
+            assert ("postgres",) in caught
+            await outsider.execute("TRUNCATE pg_temp.loot")
+            await migrate(store_at_0007)
+            await refused(outsider, BITE, "dl_jobs_shape is a trigger of dl_jobs alone")
+            assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
+
+
+async def test_functions_and_operators_of_others_do_not_stand_in_for_those_that_are_meant(
+    database, store, raw, add_job
+):
+    await add_job(status="'running'", lease_expires_at="now() + interval '1 hour'", lock_key="'k'")
+    await add_job(lock_key="'k'")
+    with a_role(database, "GRANT CREATE ON SCHEMA public TO jobs_service") as role:
+        async with raw_connection(role.dsn) as creator:
+            await creator.execute(STAND_INS)
+            # Whoever says less than he means is caught.
+            await raw.execute(
+                "SELECT nextval('dl_token_seq') WHERE 'queued'::dl_status = 'queued'::dl_status"
+                " AND cardinality('{1}'::int[]) = (SELECT count(*) FROM unnest('{1}'::int[]))"
+            )
+            assert await raw.fetchval("SELECT count(*) FROM loot WHERE caught = 'postgres'") == 4
+            await raw.execute("TRUNCATE loot")
+            # Triggers that are made anew mean PostgreSQL's own operators, too.
+            for trigger in ("shape_ins", "shape_upd", "inserted", "changed"):
+                await raw.execute(f"DROP TRIGGER dl_jobs_{trigger} ON dl_jobs")
+            await raw.execute("UPDATE dl_function_sets SET number = number - 1")
+            assert await migrate(store) == [f"functions {function_set.NUMBER}"]
+            await raw.execute(ALL_FUNCTIONS)
+            await raw.execute(INSERT_EACH)
+            await raw.execute(UPDATE_EACH)
+            assert await raw.fetch(CAUGHT.format(schema="public")) == []
+
+
+async def test_a_role_that_may_only_insert_needs_no_right_on_anything_of_ours(database, raw):
+    with a_role(database, "GRANT INSERT ON dl_jobs TO jobs_service") as role:
+        async with raw_connection(role.dsn) as foreign:
+            await foreign.execute(INSERT_EACH)
+    assert await raw.fetch("SELECT status::text, waits_for, token > 0 FROM dl_jobs ORDER BY lock_key") == [
+        ("running", None, True),
+        ("queued", "time", False),
+        ("queued", None, False),
+    ]
