@@ -2,10 +2,15 @@
 
 The server ends the session after a silence shorter than the shortest lease, so that a ghost behind a dead network frees
 its keys in time; this actor pings it more often than that, and reconnects at once when it hears of its end. While no
-ping gets through, the runs' scopes end before the server could give their keys away.
+ping gets through, the runs' scopes end before the server could give their keys away. A ping may wait for its turn
+behind a claim that waits for a table: no silence as long as another connection learns that the server is at work on it.
 """
 
 from __future__ import annotations
+
+import contextlib
+import math
+from typing import Final
 
 import attrs
 import structlog
@@ -15,11 +20,13 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import MIN_LEASE_S
-from dataloader.store.lock_session import LockSession
+from dataloader.store.lock_session import MIN_PING_S, LockSession
 
 log = structlog.get_logger(__name__)
 
-RETRY_S = 0.5
+RETRY_S: Final = 0.5
+WATCH_SHARE: Final = 1 / 8
+"""Of the shortest lease: so long a ping waits before another connection asks, and so often it does."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -31,25 +38,55 @@ class Keeper:
     period_s: float
     wake: Wake = attrs.field(factory=Wake)
     _margin_s: float = attrs.field(default=0.0, init=False)
+    _lease_s: float = attrs.field(default=MIN_LEASE_S, init=False)
+    _pinging: Wake = attrs.field(factory=Wake, init=False)
+    _answered: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ping until cancelled."""
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_for_ever)
+            while True:
+                # A foreign job's may be shorter: no reason to be taken for dead within a second.
+                self._lease_s = max(self.runs.shortest_lease_s(), MIN_LEASE_S)
+                self._pinging.set()
+                pause_s = await self._ping(self._lease_s)
+                self._answered.set()
+                self._answered = trio.Event()
+                await self.wake.wait(pause_s)
+
+    async def _ping(self, lease_s: float) -> float:
+        """Ping, and repair what a lost reply has left behind; how soon to do so again comes back."""
+        try:
+            await self.locks.ping(lease_s)
+            # Not each run's own margin: that of a long lease may exceed all of the session's silence.
+            self._margin_s = margin_s(lease_s)
+            self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
+            await self.locks.repair()
+        except StoreError as error:
+            log.warning("the lock session does not answer", error=str(error))
+            at_the_latest = self.locks.safe_until - margin_s(lease_s)
+            self.runs.key_is_safe_until(min(self.runs.key_safe_until, at_the_latest))
+            return RETRY_S
+        return min(self.period_s, lease_s / 4)
+
+    async def _watch_for_ever(self) -> None:
+        """While a ping waits for its turn, or a repair for a table, look beside them whether the server is at work."""
         while True:
-            # A foreign job's may be shorter: no reason to be taken for dead within a second.
-            lease_s = max(self.runs.shortest_lease_s(), MIN_LEASE_S)
-            try:
-                await self.locks.ping(lease_s)
-                # Not each run's own margin: that of a long lease may exceed all of the session's silence.
-                self._margin_s = margin_s(lease_s)
-                self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
-                pause_s = min(self.period_s, lease_s / 4)
-            except StoreError as error:
-                log.warning("the lock session does not answer", error=str(error))
-                at_the_latest = self.locks.safe_until - margin_s(lease_s)
-                self.runs.key_is_safe_until(min(self.runs.key_safe_until, at_the_latest))
-                pause_s = RETRY_S
-            await self.wake.wait(pause_s)
+            await self._pinging.wait(math.inf)
+            answered, every_s = self._answered, self._lease_s * WATCH_SHARE
+            with trio.move_on_after(every_s):
+                await answered.wait()
+            if answered.is_set():
+                continue
+            while not answered.is_set():
+                with contextlib.suppress(StoreError):
+                    if await self.locks.watch(max(every_s, MIN_PING_S)):
+                        self.answered()
+                with trio.move_on_after(every_s):
+                    await answered.wait()
+            await self.locks.end_watch()
 
     def answered(self) -> None:
         """The session has answered a claim: our keys are as safe as after a ping, whose turn may be far."""

@@ -20,6 +20,7 @@ import trio
 
 from dataloader.actors.messages import Ended, Shown, ToRecord
 from dataloader.actors.runs import Run
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.model import ClaimedJob
@@ -234,19 +235,22 @@ class _Port:
         def success(result: object) -> Ending:
             # The recorder writes nothing about this run any more, so what was shown last goes along.
             encoded = None if result is None else storable_json(result)
-            # From here on a heartbeat that finds the row ended must not take that for a loss.
-            run.committed = True
             return Ending(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
 
+        failure: StoreUnavailable | None = None
         try:
-            async with self._workshop.transactions.open(success) as transaction:
+            async with self._workshop.transactions.open(success, run.shield_commit) as transaction:
                 yield transaction
+        except StoreUnavailable as error:
+            failure = error
         except BaseException:
-            run.committed = False
+            run.commit_ended(well=False)
             raise
-        finally:
-            # What has committed needs no lease any more, but its key still; what has not needs both again.
-            run.set_deadline(run.key_safe_until)
+        run.commit_ended(well=failure is None)
+        if failure is not None:
+            # A body whose lease has ended meanwhile was stopped by that, and hears of nothing else.
+            await trio.lowlevel.checkpoint()
+            raise failure
 
     def deadline(self) -> float:
         """The scope's deadline as it stands."""

@@ -45,6 +45,7 @@ class Run:
     key_safe_until: float = math.inf
     deadline_why: Why = Why.LEASE_ENDED
     committed: bool = False
+    commit: trio.CancelScope | None = None
     body_ended: bool = False
     reported_stuck: bool = False
     reported_unstoppable: bool = False
@@ -64,6 +65,23 @@ class Run:
         if not self.scope.cancel_called:
             self.stopped_at = trio.current_time()
             self.scope.cancel(reason=f"{self.why}")
+        if self.commit is not None and why in {Why.KEY_LOST, Why.LEASE_LOST}:
+            self.commit.cancel(reason=f"{why}")
+
+    def shield_commit(self) -> trio.CancelScope:
+        """What shields the commit of its rows and its success: until the body has to have ended, and no longer.
+
+        Its outcome may be unknown then; the row's token decides. No heartbeat asks for the run from here on, since one
+        that finds the row ended would take that for a loss.
+        """
+        self.committed = True
+        self.commit = trio.CancelScope(shield=True, deadline=self._commit_deadline())
+        return self.commit
+
+    def commit_ended(self, *, well: bool) -> None:
+        """What has committed needs no lease any more, but its key still; what has not needs both again."""
+        self.commit, self.committed = None, well
+        self.set_deadline(self.key_safe_until)
 
     def stopped_by(self) -> Why:
         """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
@@ -74,6 +92,11 @@ class Run:
     def set_deadline(self, key_safe_until: float) -> None:
         """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""
         self.scope.deadline = self._deadline(key_safe_until)
+        if self.commit is not None:
+            self.commit.deadline = self._commit_deadline()
+
+    def _commit_deadline(self) -> float:
+        return min(self.lease_until - margin_s(self.job.lease_s), self.key_safe_until)
 
     def open_scope(self, key_safe_until: float) -> None:
         """A new scope that has its deadline; to move one is some ten times as dear."""

@@ -163,11 +163,16 @@ def _encode_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def said(error: BaseException) -> str:
+    """An error of asyncpg's or the network's for people, in one line without secrets."""
+    # Not its detail, which quotes rows and so the arguments of jobs.
+    text = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
+
+
 def translate(error: BaseException) -> StoreError | None:
     """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
-    # Not its detail, which quotes rows and so the arguments of jobs.
-    said = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
-    text = mask_text(f"{type(error).__name__}: {said}".rstrip(": "))
+    text = said(error)
     if isinstance(error, _SCHEMA):
         return SchemaError(
             f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or, if that finds nothing to "
@@ -316,6 +321,11 @@ class Session:
         """True while the connection is open, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
+    @property
+    def operation(self) -> object:
+        """The operation that has its turn; None while there is none."""
+        return self._at_work
+
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an operation in turn. A cancellation may leave a write unknown: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
@@ -388,6 +398,13 @@ class Session:
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
+
+    async def drop(self) -> None:
+        """End the connection without a word; what waits for an answer of it raises `StoreUnavailable`."""
+        await self._database.crossing.run(self._aio_drop)
+
+    async def _aio_drop(self) -> None:
+        self._drop()
 
     async def cut(self) -> None:
         """End the connection for good, without a word; what waits for an answer of it raises `StoreUnavailable`."""

@@ -8,6 +8,11 @@ Whatever goes wrong in a claim leaves two things unknown: locks that were taken 
 next claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt.
 When the session was lost, the next one ends the former (a ghost may live on behind a dead network) and takes the locks
 again; jobs whose lock was taken by another meanwhile are reported through `lost`.
+
+The server ends a silent session after its idle timeout. The keys are safe for that long from the last moment at which
+the server is known to have heard from us or to have been at work for us: a claim that waits for a locked table is no
+silence. Whether it is at work is asked on another connection (`watch`); when the network is gone, that has no answer
+either, and the keys are safe no longer than the last answer says.
 """
 
 from __future__ import annotations
@@ -82,6 +87,9 @@ _END_GHOST: Final = "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activit
 _PING: Final = """
 SELECT current_setting('transaction_read_only') = 'off' FROM set_config('idle_session_timeout', $1, false)
 """
+_STATE: Final = """
+SELECT state = 'active' AS at_work, state_change FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2
+"""
 _UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
 """Errors that may come after a commit: the connection's end, and a session's by the server."""
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
@@ -122,6 +130,7 @@ class LockSession:
         self._lost = lost
         self._to_release: list[int] = []
         self._ghost: tuple[int, Any] | None = None
+        self._keys_are_with: tuple[int, Any] | None = None
         self._suspect = False
         self._settled = trio.Event()
         self._settled.set()
@@ -129,6 +138,8 @@ class LockSession:
         self._claimed = trio.Event()
         self._idle_s = 60.0
         self._session = Session(database, "locks", direct=True, on_connect=self._aio_connected)
+        self._idle_when_seen: tuple[object, object] | None = None
+        self._beside = Session(database, "watch", direct=True)
 
     @property
     def connected(self) -> bool:
@@ -225,6 +236,37 @@ class LockSession:
         self._idle_s = idle_s
         self.safe_until = sent_at + idle_s
 
+    async def repair(self) -> None:
+        """Make the server agree with memory after a claim or a session was lost; else there is nothing to do."""
+        if self._suspect:
+            await self._session.write(self._aio_release)
+
+    async def watch(self, timeout_s: float) -> bool:
+        """Ask on another connection whether the server is at work on the session: then our keys are safe as by a ping.
+
+        For while an operation has the session for long. If the server has been idle between two looks the request or
+        its answer is lost: the session is dropped, and the operation raises `StoreUnavailable`.
+        """
+        if self._keys_are_with is None:
+            return False
+        operation = self._session.operation
+        sent_at, state = await self._beside.write_within(timeout_s, _aio_state, *self._keys_are_with)
+        if state is not None and state["at_work"]:
+            # Not by how long it has been idle else: that would be measured by a clock that may jump.
+            self.safe_until = max(self.safe_until, sent_at + self._idle_s)
+            return True
+        seen = None if state is None or operation is None else (operation, state["state_change"])
+        if seen is not None and seen == self._idle_when_seen:
+            log.warning("the lock session's connection is dead: the server waits for us, and we for it")
+            await self._session.drop()
+        self._idle_when_seen = seen
+        return False
+
+    async def end_watch(self) -> None:
+        """Close that connection."""
+        self._idle_when_seen = None
+        await self._beside.close()
+
     def holds(self, token: int) -> bool:
         """Whether we have this run's key, as far as we know."""
         return self.tokens.get(token) is not None
@@ -236,10 +278,12 @@ class LockSession:
     async def cut(self) -> None:
         """End the session without waiting for an answer."""
         await self._session.cut()
+        await self._beside.cut()
 
     async def close(self) -> None:
         """End the session; the server frees what it still holds."""
         await self._session.close()
+        await self._beside.close()
 
     async def _aio_claim(  # noqa: PLR0917 - those of dl_claim
         self,
@@ -297,8 +341,7 @@ class LockSession:
             raise
 
     async def _aio_ping(self, connection: Any, idle_s: float) -> float:
-        if self._suspect:
-            await self._aio_repair(connection)
+        # Nothing that could wait for a table, such as a repair: whoever waits for long counts as silent here.
         sent_at = trio.current_time()
         if idle_s < self._idle_s:
             # The server may go by it though we never hear of that.
@@ -318,11 +361,13 @@ class LockSession:
         for lock_hash in self._held():
             with contextlib.suppress(ValueError):
                 surplus.remove(lock_hash)
-        unknown, returned = await connection.fetchrow(_GIVE_BACK, self.worker, list(self.tokens))
-        if surplus:
-            await connection.fetchval(_UNLOCK, surplus)
-            self._to_release = [h for h in self._to_release if h not in surplus]
-            await connection.fetchval("SELECT dl_ready_next($1)", surplus)
+        # Keys of ended jobs are surplus, or went with a former session; their next jobs were not woken.
+        with self._freeing() as freed:
+            unknown, returned = await connection.fetchrow(_GIVE_BACK, self.worker, list(self.tokens))
+            if surplus:
+                await connection.fetchval(_UNLOCK, surplus)
+            if surplus or freed:
+                await connection.fetchval("SELECT dl_ready_next($1)", [*{*surplus, *freed}])
         # A row that somebody else has locked at the moment is given back by the next repair.
         self._suspect = returned < unknown
         if not self._suspect:
@@ -332,6 +377,7 @@ class LockSession:
 
     async def _aio_connected(self, connection: asyncpg.Connection[Any]) -> None:
         """A new session: the former one is ended, its locks are taken again."""
+        self._keys_are_with = None
         if self._ghost is not None:
             await connection.fetchval(_END_GHOST, *self._ghost)
         record: Any = await connection.fetchrow(_WHO)
@@ -341,10 +387,7 @@ class LockSession:
         connection.add_termination_listener(self._on_termination)
         if self.tokens:
             await self._aio_take_again(connection)
-        # Keys of ended jobs went with the former session, but their next jobs were not woken.
-        if self._to_release:
-            hashes, self._to_release = self._to_release, []
-            await connection.fetchval("SELECT dl_ready_next($1)", hashes)
+        self._keys_are_with = self._ghost
         self._suspect = True
 
     async def _aio_take_again(self, connection: asyncpg.Connection[Any]) -> None:
@@ -367,6 +410,11 @@ class LockSession:
 
     def _on_termination(self, _connection: object) -> None:
         self.on_termination()
+
+
+async def _aio_state(connection: Any, pid: int, backend_start: object) -> tuple[float, Any]:
+    sent_at = trio.current_time()
+    return sent_at, await connection.fetchrow(_STATE, pid, backend_start)
 
 
 def _job(queue: str, record: Any) -> ClaimedJob:

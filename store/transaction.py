@@ -4,13 +4,14 @@ The only place where a transaction spans crossings. Its connections are a bounde
 that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's;
 pipelines write through the same pool (`run`), in operations of one crossing each. The job's row is touched by the last
 statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the row tells what
-happened: our token and `succeeded` mean that it committed.
+happened: our token and `succeeded` mean that it committed. The shield ends with the lease, after which another run may
+begin: then the connection is ended, and the fence decides what a commit that was on its way is worth.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -18,7 +19,7 @@ import asyncpg
 import attrs
 import trio
 
-from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.store.database import (
     PLANNER_OF_USERS,
@@ -26,6 +27,7 @@ from dataloader.store.database import (
     DatabaseOptions,
     aio_close,
     connect,
+    said,
     set_local,
 )
 from dataloader.store.outcomes import aio_finish
@@ -35,6 +37,8 @@ T = TypeVar("T")
 
 _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
 RESOLVE_TRIES: Final = 5
+ABANDON_S: Final = 0.25
+"""What the end of a connection may take when the lease ends: it fits into the margin before that, the shortest too."""
 
 
 @attrs.define(eq=False)
@@ -47,23 +51,28 @@ class JobTransaction:
 
     async def execute(self, sql: str, *args: object) -> str:
         """Run one statement; the command's tag comes back."""
-        tag: str = await self._database.crossing.run(self._connection.execute, sql, *args)
+        tag: str = await self._run(self._connection.execute, sql, *args)
         return tag
 
     async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments, in one batch."""
-        await self._database.crossing.run(self._connection.executemany, sql, rows)
+        await self._run(self._connection.executemany, sql, rows)
 
     async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
         """Run one query; its rows come back as dictionaries."""
-        return [dict(record) for record in await self._database.crossing.run(self._connection.fetch, sql, *args)]
+        return [dict(record) for record in await self._run(self._connection.fetch, sql, *args)]
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table` in binary form; their number comes back."""
-        tag: str = await self._database.crossing.run(
-            self._connection.copy_records_to_table, table, columns=columns, records=rows
-        )
+        tag: str = await self._run(self._connection.copy_records_to_table, table, columns=columns, records=rows)
         return int(tag.rpartition(" ")[2])
+
+    async def _run(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._database.crossing.run(method, *args, **kwargs)
+        except SchemaError as error:
+            # The SQL is the handler's, and so are the tables.
+            raise StoreError(said(error.__cause__ or error)) from error.__cause__
 
 
 class Transactions:
@@ -88,8 +97,14 @@ class Transactions:
             )
 
     @asynccontextmanager
-    async def open(self, success: Callable[[object], Ending]) -> AsyncIterator[JobTransaction]:
+    async def open(
+        self,
+        success: Callable[[object], Ending],
+        shield: Callable[[], trio.CancelScope] = lambda: trio.CancelScope(shield=True),
+    ) -> AsyncIterator[JobTransaction]:
         """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
+
+        The commit runs in what `shield` gives: a scope whose deadline is the last moment for its reply.
 
         Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be
         learned; nothing was committed in the first case.
@@ -100,10 +115,10 @@ class Transactions:
             try:
                 transaction = JobTransaction(self._database, connection)
                 yield transaction
-                await self._commit(connection, success(transaction.result))
+                await self._commit(connection, success(transaction.result), shield())
             except BaseException:
                 with trio.move_on_after(2, shield=True):
-                    await run(_aio_abandon, connection)
+                    await run(aio_close, connection)
                 if not connection.is_closed():
                     connection.terminate()
                 raise
@@ -145,18 +160,26 @@ class Transactions:
             return
         connection.terminate()
 
-    async def _commit(self, connection: Any, ending: Ending) -> None:
-        try:
-            with trio.move_on_after(self._database.options.write_deadline_s, shield=True) as scope:
-                await self._database.crossing.run(_aio_finish_and_commit, connection, ending)
-            if not scope.cancelled_caught:
+    async def _commit(self, connection: Any, ending: Ending, shield: trio.CancelScope) -> None:
+        run = self._database.crossing.run
+        with shield:
+            with contextlib.suppress(StoreUnavailable), trio.move_on_after(self._database.options.write_deadline_s):
+                await run(_aio_finish_and_commit, connection, ending)
                 return
-        except StoreUnavailable:
-            pass
-        # The reply is lost. The row tells.
+            # Its transaction is over before the row is asked, if the server can be reached.
+            await run(aio_close, connection)
+            await self._resolve(ending)
+            return
+        with trio.move_on_after(ABANDON_S, shield=True):
+            await run(aio_close, connection)
+        connection.terminate()
+        raise StoreUnavailable("the commit had no answer when the lease or the lock_key ended: the job's row decides")
+
+    async def _resolve(self, ending: Ending) -> None:
+        """The reply is lost. The row tells."""
         for attempt in range(RESOLVE_TRIES):
             try:
-                committed = await self._database.write(_aio_committed, ending)
+                committed = await self._database.run(_aio_committed, ending)
             except StoreUnavailable:
                 await trio.sleep(0.2 * 2**attempt)
                 continue
@@ -205,8 +228,3 @@ async def _aio_clean(connection: Any) -> None:
     # Not DISCARD ALL, which would take the prepared statements from under the driver.
     await connection.execute("DISCARD TEMP")
     await connection.reset()
-
-
-async def _aio_abandon(connection: Any) -> None:
-    """End the connection, and with it the transaction, without waiting for anything the server may still owe us."""
-    await connection.close(timeout=1)

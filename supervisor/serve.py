@@ -214,6 +214,7 @@ def _leave_unstoppable(run: Run) -> None:
         "a handler goes on although its lease is gone: this process ends, so that the job never runs twice at once",
         job_id=str(run.job.job_id),
         task=run.job.task,
+        stopped_by=run.stopped_by().value,
     )
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 
 import attrs
+import trio
 
 from dataloader.store.migrations import function_set
 
@@ -94,6 +95,15 @@ def _deadline_without_key(run, _key_safe_until: float) -> float:
     return DEADLINE(run, math.inf)
 
 
+async def _watch_is_content(locks, _timeout_s: float) -> bool:
+    locks.safe_until = trio.current_time() + locks._idle_s
+    return True
+
+
+async def _watch_sees_nothing(_locks, _timeout_s: float) -> bool:
+    return False
+
+
 DEADLINE = importlib.import_module("dataloader.actors.runs").Run._deadline
 STORE, ACTORS, FAULTS = "tests/store", "tests/actors", "tests/faults"
 
@@ -163,6 +173,11 @@ GUARDS = {
         f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
         put("actors.runs.Run._deadline", _deadline_without_key),
     ),
+    "bound of a commit": Guard(
+        "a commit that waits is given up before the lease can go to another",
+        f"{ACTORS}/test_silence.py::test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting",
+        put("actors.runs.Run._commit_deadline", lambda _run: math.inf),
+    ),
     "expired leases stay expired": Guard(
         "no heartbeat renews a lease that has ended",
         f"{STORE}/test_leases.py::test_an_expired_lease_is_never_renewed",
@@ -207,6 +222,22 @@ GUARDS = {
         "a worker that is cut off loses its keys before its leases",
         f"{STORE}/test_lock_session.py::test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease",
         put("store.lock_session._PING", "SELECT $1::text IS NOT NULL"),
+    ),
+    "a claim that waits is no silence": Guard(
+        "a locked table stops no job whose own lease holds",
+        f"{ACTORS}/test_silence.py::test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds",
+        put("store.lock_session.LockSession.watch", _watch_sees_nothing),
+    ),
+    "only an answer keeps the keys": Guard(
+        "bodies stop before their keys are free, also when the network goes while a claim waits",
+        f"{ACTORS}/test_silence.py::"
+        "test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bodies_before_their_keys_are_free",
+        put("store.lock_session.LockSession.watch", _watch_is_content),
+    ),
+    "end of a dead lock connection": Guard(
+        "a claim whose request or answer is lost costs no job its key",
+        f"{ACTORS}/test_silence.py::test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop",
+        put("store.database.Session.drop", _nothing_async),
     ),
     "count of crashes": Guard(
         "a job that kills its worker each time is lost in the end",

@@ -33,6 +33,11 @@ class Worker:
         """The process id of the session's backend."""
         return self.locks._ghost[0]
 
+    async def ping(self, lease_s: float = 60.0) -> None:
+        """Ping, and repair what was lost, as the keeper does."""
+        await self.locks.ping(lease_s)
+        await self.locks.repair()
+
     async def ask(
         self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",), after: UUID | None = None
     ) -> Claim:

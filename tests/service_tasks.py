@@ -223,6 +223,15 @@ async def fill(job: Job) -> None:
             await trio.sleep(0.01)
 
 
+@tasks.task("commit", retry=RetryPolicy(base_s=0))
+async def commit(job: Job) -> None:
+    """A row and success in one transaction, which commits once there is a file, whose path is `when`."""
+    async with job.transaction() as transaction:
+        await transaction.execute("INSERT INTO target VALUES ($1, $2)", job.job_id, job.attempt)
+        while not os.path.exists(job.args["when"]):  # noqa: ASYNC110, ASYNC240, PTH110 - as told by the test
+            await trio.sleep(0.05)
+
+
 @tasks.task("whim", retry=RetryPolicy(base_s=0))
 async def whim(job: Job) -> Any:
     """Ends soon, in any of the ways there are."""

@@ -347,7 +347,7 @@ async def test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_t
     assert await other.claim("r") == []
     assert await row_of(parked, "waits_for") == "lock"
     await barrier.lift()
-    await slow.locks.ping(60)
+    await slow.ping()
     assert await locks_of(slow) == []
     assert ids(await other.claim("r")) == {parked}
 
@@ -367,7 +367,7 @@ async def test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt(
         await worker.ask()
     assert await row_of(job_id, "status") == "running"  # committed, and nobody knows
     await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", stopped)
-    await worker.locks.ping(60)
+    await worker.ping()
     row = await row_of(job_id)
     assert (row["status"], row["attempt"], row["refunds"], row["waits_for"]) == ("queued", 0, 1, None)
     assert (row["claimed_by"], row["lease_expires_at"]) == (None, None)

@@ -28,7 +28,7 @@ async def ping(worker, lease_s=60.0):
     with trio.fail_after(10):
         while True:
             try:
-                return await worker.locks.ping(lease_s)
+                return await worker.ping(lease_s)
             except StoreUnavailable:
                 await trio.sleep(0.01)
 

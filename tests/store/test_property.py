@@ -349,7 +349,7 @@ class World:
         for worker in self.workers:
             for token in list(worker.locks.tokens):
                 worker.locks.forget(token)
-            await self.insist(worker, lambda worker=worker: worker.locks.ping(60))
+            await self.insist(worker, worker.ping)
             await self.insist(worker, worker.locks.release)
         await self.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
         await self.reap(0, 0)

@@ -10,7 +10,7 @@ import trio
 from proxy import open_proxy
 from queue_workers import LossyConnection
 
-from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.store import transaction as module
@@ -102,6 +102,24 @@ async def test_a_statement_that_fails_undoes_the_rest(transactions, run, raw, ro
             await transaction.execute("INSERT INTO target VALUES (1)")
             await transaction.execute("INSERT INTO target VALUES (1)")
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (0, "running")
+
+
+@pytest.mark.requirement("Q12")
+@pytest.mark.parametrize(
+    ("sql", "missing"),
+    [
+        ("INSERT INTO no_such_table VALUES (1)", 'relation "no_such_table" does not exist'),
+        ("SELECT no_such_column FROM target", 'column "no_such_column" does not exist'),
+        ("SELECT no_such_function()", r"function no_such_function\(\) does not exist"),
+    ],
+)
+async def test_what_is_missing_for_the_handlers_own_sql_is_the_handlers_error(transactions, run, sql, missing):
+    _worker, _job, success = run
+    with pytest.raises(StoreError, match=missing) as raised:
+        async with transactions.open(success) as transaction:
+            await transaction.fetch(sql)
+    assert not isinstance(raised.value, SchemaError)
+    assert "migrate" not in str(raised.value)
 
 
 @pytest.mark.requirement("Q12")

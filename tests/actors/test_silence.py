@@ -1,0 +1,190 @@
+"""What is a silence of the lock session and what only a wait, and what a commit may wait for (Q7, Q12)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+from conditions import until
+from databases import raw_connection
+from proxy import open_proxy
+
+from dataloader import Tasks
+
+LOCK = "BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE"
+WAITING = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name LIKE '% ' || $1 AND state = 'active' AND wait_event_type = 'Lock'
+"""
+"""Sessions of role $1 that wait for a lock."""
+HELD = """
+SELECT count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objid::bigint::bit(32)::int = hashtext($1)
+"""
+
+
+class Holds:
+    """A task whose runs stay until they are let go, and note how each began and ended."""
+
+    def __init__(self):
+        self.tasks, self.began, self.ended, self.release = Tasks(), [], {}, trio.Event()
+        self.ask = None
+        self.tasks.task("hold")(self.hold)
+
+    async def hold(self, job):
+        self.began.append(job.lock_key)
+        try:
+            await self.release.wait()
+        finally:
+            with trio.move_on_after(5, shield=True):
+                self.ended.setdefault(job.lock_key, self.ask and await self.ask())
+
+    async def wait(self, count):
+        async def began():
+            return self.began
+
+        await until(began, lambda began: len(began) == count)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q7", "Q8")
+async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds(open_worker, raw, database, row_of):
+    holds = Holds()
+    async with (
+        raw_connection(database.dsn) as other,
+        open_worker(holds.tasks, poll_s=0.2, heartbeat_s=1, default_lease_s=60) as supervisor,
+    ):
+        with trio.fail_after(60):
+            long_job = await supervisor.trigger("q", "hold", lock_key="long")
+            await supervisor.trigger("q", "hold", lock_key="short", lease_ttl_sec=5)
+            await holds.wait(2)
+            await other.execute(LOCK)
+            await until(lambda: raw.fetchval(WAITING, "locks"))
+            # Longer than the server would put up with silence.
+            await trio.sleep(6)
+            assert await raw.fetchval(HELD, "long") == 1
+            assert "long" not in holds.ended
+            await other.execute("ROLLBACK")
+            holds.release.set()
+            assert (await supervisor.wait(long_job.job_id, timeout_s=20)).status == "succeeded"
+    row = await row_of(long_job.job_id)
+    assert (row["attempt"], row["refunds"]) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q7")
+async def test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bodies_before_their_keys_are_free(
+    open_worker, raw, database
+):
+    holds = Holds()
+    holds.ask = partial(raw.fetchval, HELD, "long")
+    async with (
+        raw_connection(database.dsn) as other,
+        open_proxy(database.dsn) as proxy,
+        open_worker(
+            holds.tasks,
+            dsn=proxy.dsn,
+            poll_s=0.2,
+            heartbeat_s=1,
+            default_lease_s=60,
+            statement_timeout_s=20,
+            drain_timeout_s=1,
+        ) as supervisor,
+    ):
+        with trio.fail_after(60):
+            await supervisor.trigger("q", "hold", lock_key="long")
+            await supervisor.trigger("q", "hold", lock_key="short", lease_ttl_sec=5)
+            await holds.wait(2)
+            await other.execute(LOCK)
+            await until(lambda: raw.fetchval(WAITING, "locks"))
+            # As long as it takes for the other connection to have seen that.
+            before = supervisor._parts.runs.key_safe_until
+            await until(lambda: _later(supervisor, before))
+            proxy.freeze()
+            await other.execute("ROLLBACK")  # the claim comes to its end, and the server waits for the next word
+            await until(lambda: _ended(holds, "long"))
+            await until(lambda: raw.fetchval(HELD, "long"), lambda count: count == 0)
+            proxy.thaw()
+    assert holds.ended["long"] == 1, "the body was stopped after the server had given its key away"
+
+
+async def _later(supervisor, moment):
+    return supervisor._parts.runs.key_safe_until > moment
+
+
+async def _ended(holds, key):
+    return key in holds.ended
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q7", "Q12")
+async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop(
+    open_worker, database, row_of
+):
+    holds = Holds()
+    async with (
+        open_proxy(database.dsn) as proxy,
+        open_worker(holds.tasks, dsn=proxy.dsn, poll_s=0.1, heartbeat_s=10, default_lease_s=15) as supervisor,
+    ):
+        with trio.fail_after(60):
+            job = await supervisor.trigger("q", "hold", lock_key="k")
+            await holds.wait(1)
+            [former] = proxy.links("locks")
+            # The next claim is on its way long before the next ping.
+            proxy.forget()
+            await until(lambda: _links(proxy), lambda links: links - {former})
+            await until(lambda: _later(supervisor, trio.current_time() + 5))
+            holds.release.set()
+            assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+    row = await row_of(job.job_id)
+    assert (row["attempt"], row["refunds"]) == (1, 0)
+
+
+async def _links(proxy):
+    return proxy.links("locks")
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q8", "Q12")
+async def test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting(
+    open_worker, raw, database, row_of
+):
+    tasks, entered, commit, left = Tasks(), trio.Event(), trio.Event(), []
+    await raw.execute("CREATE TABLE target (attempt int)")
+    async with raw_connection(database.dsn) as other:
+
+        @tasks.task("fill")
+        async def fill(job):
+            try:
+                async with job.transaction() as transaction:
+                    await transaction.execute("INSERT INTO target VALUES ($1)", job.attempt)
+                    entered.set()
+                    await commit.wait()
+            finally:
+                if job.attempt == 1:
+                    with trio.move_on_after(5, shield=True):
+                        asked = "SELECT extract(epoch FROM lease_expires_at - clock_timestamp()) FROM dl_jobs"
+                        left.append(await other.fetchval(asked))
+
+        async with open_worker(tasks, heartbeat_s=1, default_lease_s=4) as supervisor:
+            with trio.fail_after(60):
+                job = await supervisor.trigger("q", "fill", max_attempts=3)
+                await entered.wait()
+                await other.execute(LOCK)
+                commit.set()
+                await until(lambda: raw.fetchval(WAITING, "transaction"))
+                await until(lambda: _length(left))
+                # Its rows are locked by nobody any more, though the table still is.
+                await until(lambda: raw.fetchval(WAITING, "transaction"), lambda count: count == 0)
+                await other.execute("ROLLBACK")
+                assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+    assert left[0] > 0, "the body went on after its lease had ended"
+    assert [row["attempt"] for row in await raw.fetch("SELECT attempt FROM target")] == [2]
+    assert "no heartbeat got through" in (
+        await raw.fetchval("SELECT payload ->> 'error' FROM dl_job_events WHERE kind = 'requeue'")
+    )
+
+
+async def _length(items):
+    return len(items)
