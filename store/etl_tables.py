@@ -59,6 +59,13 @@ WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate AND 
 GROUP BY i.indexrelid, i.indisprimary
 ORDER BY i.indisprimary DESC, i.indexrelid
 """
+# The last one is what a function raises that a check of the target calls.
+_OF_A_ROW: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.PLPGSQLError,
+)
 _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<column>.*?)(?::|$))?", re.MULTILINE)
 
 
@@ -247,7 +254,7 @@ async def aio_stage(connection: Any, segment: Segment, pieces: Iterable[tuple[in
                     encoding="UTF8",
                 )
                 number += int(tag.rpartition(" ")[2])
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError) as error:
+    except _OF_A_ROW as error:
         raise Unstorable(_of_line(error)) from error
     return number
 

@@ -24,6 +24,7 @@ FAILED: Final = {
     "request": "requests_failed",
     "detail": "details_failed",
     "record": "records_failed",
+    "row": "rows_failed",
     "batch": "rows_failed",
 }
 """The count of each kind of failure; a batch's are its rows. A segment is counted at its end."""

@@ -1,8 +1,9 @@
 """Writes rows, the only one that does (E3): batches into staging tables, segments into their targets.
 
-A batch is one statement: the database takes it or not. A segment's end is one transaction, in which its staged rows are
-merged, its record is written and the load's cursor moves; segments end in their order. Must never move a cursor over a
-segment that may lack rows.
+A batch is one statement. If the database refuses it, it is taken apart: the rows it was refused for are failures, the
+others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
+the load's cursor moves; segments end in their order. Must never move a cursor over a segment that lacks more than rows
+that are on record as failures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataloader.flows.etl.jobrun import CLEAN_UP_S
 from dataloader.flows.etl.plan import Part
 from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.sources.base import Request
-from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
+from dataloader.store.etl_refused import Apart, aio_stage_apart
 from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl_tables import Lines, aio_stage
 from dataloader.store.transaction import Transactions
@@ -81,14 +83,23 @@ class Writer:
             await self._flush(part)
 
     async def _flush(self, part: Part) -> None:
-        """Write a part's batch into its staging table: all of it, or none."""
+        """Write a part's batch into its staging table, without the rows that the database refuses."""
         batch = self._batches.pop(part)
         if not self._batches:
             self._oldest = math.inf
         began = trio.current_time()
-        number = batch.number
+        number, staged_as = batch.number, part.staged_as(self.shared.token)
         try:
-            await self.transactions.run(aio_stage, part.staged_as(self.shared.token), batch.lines)
+            try:
+                await self.transactions.run(aio_stage, staged_as, batch.lines)
+            except Unstorable:
+                most_in_a_row = self.shared.config.max_failures
+                apart = await self.transactions.run(aio_stage_apart, staged_as, batch.lines, most_in_a_row)
+                part.staged += apart.staged
+                self._refused(part, batch, apart)
+            else:
+                part.staged += number
+                self.shared.report.worked()
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
@@ -100,13 +111,36 @@ class Writer:
             sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
             failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
             self.shared.report.failed(failure, times=number)
-        else:
-            part.staged += number
-            self.shared.report.worked()
         finally:
             self.shared.report.unwritten -= number
             self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
+
+    def _refused(self, part: Part, batch: Batch, apart: Apart) -> None:
+        """Rows that the database refused are failures of their own; the others of their batch are staged."""
+        # One of them may be what a row that the table has already has become.
+        part.lacks_records = True
+        following = 0
+        for row in apart.refused:
+            if row.place > following:
+                self.shared.report.worked()
+            following = row.place + 1
+            cells = dict(zip(row.line.columns, row.line.text.decode(errors="replace").split("\t")[1:], strict=False))
+            key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
+            sample = brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))
+            failure = self.shared.failure(
+                part, "row", key or f"row {following}", row.error, sample=sample, requests=[batch.requests[row.piece]]
+            )
+            self.shared.report.failed(failure)
+        if following < batch.number and not apart.is_given_up:
+            self.shared.report.worked()
+        self.shared.log.warning(
+            "rows were refused and are left out",
+            phase="writing",
+            rows=len(apart.refused),
+            staged=apart.staged,
+            error=apart.refused[0].error if apart.refused else "",
+        )
 
     async def _commit_ready(self) -> None:
         """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""

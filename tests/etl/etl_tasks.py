@@ -85,6 +85,7 @@ def items_load(url: str, *, page_size: int | None = None, name: str = "items", *
         params={} if windows is None else span,
         pages=None if page_size is None else PageNumber(size=page_size),
         format=Json("items"),
+        statuses=fields.pop("statuses", {}),
     )
     target = fields.pop("target", Target(table="item", key=("id",)))
     return Load(name=name, source=source, windows=windows, target=target, pipeline=pipeline, **fields)

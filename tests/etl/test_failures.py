@@ -9,6 +9,7 @@ from etl.etl_tasks import BEARS_ALL, item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading, writer
+from dataloader.store import etl_refused
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -103,20 +104,85 @@ async def test_a_record_that_fails_is_named_and_the_others_of_its_response_go_on
     assert listed == {"segment": "everything", "phase": "record", "item": "2", "error": error}
 
 
-async def test_a_batch_that_the_database_refuses_is_rolled_back_and_the_others_are_written(
-    items, outcome_of, failures, table
+async def test_a_row_that_the_database_refuses_is_a_failure_and_the_others_of_its_batch_are_written(
+    items, outcome_of, counts_of, failures, table
 ):
     items.records = [item(number) for number in range(5)]
     items.records[2]["day"] = "2026-01-01x"
-    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 2}))
-    assert (outcome.result["counts"]["rows_failed"], outcome.result["counts"]["inserted"]) == (2, 3)
+    load = items_load(items.service.url, windows=None)
+    outcome = await outcome_of(load)
+    assert (outcome.result["counts"]["rows_failed"], outcome.result["counts"]["inserted"]) == (1, 4)
+    assert outcome.error.startswith(
+        "1 of 5 records failed (20.0%; max_failed_share is 0.01); the first failure was row 2: "
+    )
     [(phase, key, error, sample)] = await failures("phase, key, error, sample")
-    assert (phase, key) == ("batch", "2 rows of /items")
-    assert "2026-01-01x" in error
-    assert sample.startswith("2\t2026-01-01x")
-    assert await table("id") == ["0", "1", "4"]
-    [line] = [line for line in outcome.log if line.message == "a batch was refused and is rolled back"]
-    assert (line.level, line.fields["rows"], "2026-01-01x" in line.fields["error"]) == ("warning", 2, True)
+    assert (phase, key, sample) == ("row", "2", "id: 2, day: 2026-01-01x, value: a")
+    assert error == 'column day: invalid input syntax for type date: "2026-01-01x"'
+    assert await table("id") == ["0", "1", "3", "4"]
+    [line] = [line for line in outcome.log if line.message == "rows were refused and are left out"]
+    assert (line.level, line.fields["rows"], line.fields["staged"]) == ("warning", 1, 4)
+    # Which can be tried again by itself.
+    items.records[2]["day"] = "2026-01-01"
+    assert (await counts_of(load, failures="all"))["inserted"] == 1
+    assert await failures("solved_at IS NOT NULL") == [(True,)]
+
+
+async def test_a_row_that_is_always_refused_does_not_hold_the_cursor(items, outcome_of, table, raw):
+    items.records = [item(number, 1 + number // 200) for number in range(400)]
+    items.records[7]["value"] = "x"
+    await raw.execute("ALTER TABLE item ADD CHECK (value <> 'x')")
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", "succeeded_with_failures")
+    assert outcome.result["counts"].items() >= {"rows_failed": 1, "inserted": 399, "segments": 2}.items()
+    assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "03"
+
+
+async def test_without_a_key_a_row_that_is_refused_keeps_the_others_of_its_segment_out_no_more(items, outcome_of, raw):
+    await raw.execute("CREATE TABLE event (id int, day date, value text)")
+    items.records = [item(number) for number in range(200)]
+    items.records[7]["day"] = "2026-01-01x"
+    load = items_load(items.service.url, windows=None, target=Target(table="event", mode="insert"))
+    outcome = await outcome_of(load)
+    assert outcome.result["status"] == "succeeded_with_failures"
+    assert await raw.fetchval("SELECT count(*) FROM event") == 199
+
+
+async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(items, outcome_of, monkeypatch, failures):
+    statements = []
+
+    def counted(stage):
+        async def aio_stage(*args):
+            statements.append(args)
+            return await stage(*args)
+
+        return aio_stage
+
+    monkeypatch.setattr(writer, "aio_stage", counted(writer.aio_stage))
+    monkeypatch.setattr(etl_refused, "aio_stage", counted(etl_refused.aio_stage))
+    items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
+    assert outcome.status == "failed"
+    assert outcome.error.startswith("11 failures in a row; the last one was row 10: column day: ")
+    assert len(await failures()) == 11
+    # The batch as a whole, the way to its first row, and two for each that was refused.
+    assert len(statements) <= 1 + 13 + 2 * 11
+
+
+async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, outcome_of, failures, monkeypatch, raw):
+    apart = []
+    monkeypatch.setattr(writer, "aio_stage_apart", lambda *args: apart.append(args))
+    stage = writer.aio_stage
+
+    async def aio_stage(connection, segment, pieces):
+        await connection.execute("SET LOCAL statement_timeout = '50ms'")
+        await connection.execute("SELECT pg_sleep(60)")
+        return await stage(connection, segment, pieces)
+
+    monkeypatch.setattr(writer, "aio_stage", aio_stage)
+    items.records = [item(number) for number in range(5)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert "the database can't serve us now (QueryCanceledError" in outcome.error
+    assert (apart, await failures()) == ([], [])
 
 
 async def test_a_row_may_lack_columns_that_others_have(items, counts_of, failures, raw, table):

@@ -175,9 +175,7 @@ async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, coun
     assert await gone() == []
 
 
-async def test_a_batch_that_was_refused_marks_nothing_and_moves_no_cursor(
-    items, counts_of, counts_of_failed, deleting, gone, cursor
-):
+async def test_a_row_that_was_refused_is_not_taken_for_gone(items, counts_of, counts_of_failed, deleting, gone, cursor):
     items.records = [item(1, 1), item(2, 1)]
     await counts_of(deleting, to="2026-01-02")
     items.records = [{**item(1, 1), "day": "2026-01-01x"}]
@@ -186,7 +184,27 @@ async def test_a_batch_that_was_refused_marks_nothing_and_moves_no_cursor(
     assert (await gone(), await cursor()) == ([], "02")
     items.records = [{**item(3, 2), "day": "2026-01-02x"}]
     assert (await counts_of_failed(deleting, to="2026-01-03"))["rows_failed"] == 1
-    assert await cursor() == "02"
+    # It is on record; were it there for ever, the load would come to no other day.
+    assert (await gone(), await cursor()) == ([], "03")
+
+
+@pytest.mark.requirement("E6", "E7")
+async def test_a_status_that_means_no_data_moves_the_cursor_and_is_no_failed_detail(items, counts_of, cursor, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+    items.records = [item(number, number) for number in (1, 3)]
+    items.service.misbehave("from=2026-01-02", times=None, status=404)
+    items.service.misbehave("detail=1", times=None, status=404)
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda number: Request(endpoint="/items", params={"detail": number}),
+        source=items_load(items.service.url, statuses={404: "empty"}).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of(items_load(items.service.url, statuses={404: "empty"}, detail=detail), to="2026-01-04")
+    assert (counts["segments"], counts["details"], counts.get("details_failed")) == (3, 2, None)
+    assert await raw.fetchval("SELECT array_agg(id) FROM detail") == [3]
+    assert await cursor() == "04"
 
 
 async def test_a_run_begins_where_the_last_one_has_come_to(items, counts_of, cursor):

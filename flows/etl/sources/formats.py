@@ -20,7 +20,8 @@ import msgspec
 
 from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.base import SAMPLE, Record, SourceError
-from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up
+from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up, parts_of
+from dataloader.flows.etl.sources.json_items import items_at
 from dataloader.jobs.masking import mask_text
 
 _BOM: Final = b"\xef\xbb\xbf"
@@ -44,7 +45,8 @@ class Json:
         errors: takes the document, and gives a text if it says that the request failed, though its HTTP status does
             not; None if all is well. That is a `SourceError` that passes.
 
-    A part of the list that is no object is broken. Numbers with a fraction or an exponent are `Decimal`, others `int`.
+    A part of the list that is no object, or no JSON, is broken; the others are read. Numbers with a fraction or an
+    exponent are `Decimal`, others `int`.
     """
 
     path: str = attrs.field(default="", validator=_check_path)
@@ -57,7 +59,7 @@ class Json:
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
-        document = _decode(_as_utf8(stream.read(), charset))
+        document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
         if self.errors is not None and (error := self.errors(document)) is not None:
             raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_passing=True)
         found = look_up(document, self.path)
@@ -70,6 +72,8 @@ class Json:
             for position, item in enumerate(found, 1):
                 if isinstance(item, dict):
                     content.records.append(item)
+                elif isinstance(item, _Unreadable):
+                    content.add_broken(f"item {position}", item.error, item.sample)
                 else:
                     content.add_broken(f"item {position}", *_no_object(item))
         elif found is not None:
@@ -181,15 +185,13 @@ def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
     for number, raw in enumerate(io.BytesIO(body), 1):
         if not (line := raw.strip()):
             continue
-        try:
-            item = _DECODER.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            content.add_broken(f"line {number}", str(error), _sample(line))
+        item = _read(line)
+        if isinstance(item, dict):
+            yield item
+        elif isinstance(item, _Unreadable):
+            content.add_broken(f"line {number}", item.error, item.sample)
         else:
-            if isinstance(item, dict):
-                yield item
-            else:
-                content.add_broken(f"line {number}", *_no_object(item))
+            content.add_broken(f"line {number}", *_no_object(item))
 
 
 @contextmanager
@@ -249,11 +251,36 @@ def _as_utf8(body: bytes, charset: str | None) -> bytes:
     return body.removeprefix(_BOM)
 
 
-def _decode(body: bytes) -> Any:
+@attrs.frozen
+class _Unreadable:
+    """An item of a list that is no JSON."""
+
+    error: str
+    sample: str
+
+
+def _decode(body: bytes, path: Sequence[str]) -> Any:
+    """The document; if it can't be read, and that is because of items of the list at `path`, those are `_Unreadable`.
+
+    Raises `SourceError` for any other.
+    """
+    document = _read(body)
+    if not isinstance(document, _Unreadable):
+        return document
+    if (items := items_at(body, path)) is not None and not isinstance(around := _read(items.around), _Unreadable):
+        found = [_read(text) for text in items.texts]
+        if not path:
+            return found
+        look_up(around, ".".join(path[:-1]))[path[-1]] = found
+        return around
+    raise SourceError(f"this is no JSON: {document.error}; it begins {document.sample!r}", is_passing=True)
+
+
+def _read(text: bytes) -> Any:
     try:
-        return _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"this is no JSON: {error}; it begins {_sample(body)!r}", is_passing=True) from error
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
+        return _Unreadable(str(error) or type(error).__name__, _sample(text))
 
 
 def _no_object(item: Any) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.message import Message
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.request import getproxies, proxy_bypass
 
 import attrs
@@ -40,6 +40,10 @@ KEPT_S: Final = 60.0
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
 
+Meaning = Literal["empty", "retry", "fail"]
+"""What a status of an answer means: there are no records; ask again; it failed for good."""
+_MEANINGS: Final = ("empty", "retry", "fail")
+
 
 def _check_url(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
     allowed = "an address such as https://api.example.org/v1, without user, query and fragment"
@@ -63,6 +67,13 @@ def _check_headers(_instance: Any, attribute: attrs.Attribute[Any], value: Mappi
             raise checks.refuse(attribute.name, name, "headers without secrets; those are given by auth=")
 
 
+def _check_statuses(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[int, Meaning]) -> None:
+    for status, meaning in value.items():
+        if type(status) is not int or not 201 <= status <= 599 or meaning not in _MEANINGS:
+            allowed = 'statuses from 201 to 599 that mean "empty", "retry" or "fail"'
+            raise checks.refuse(attribute.name, {status: meaning}, allowed)
+
+
 @attrs.frozen
 class Http(Source):
     """An HTTP interface.
@@ -78,6 +89,8 @@ class Http(Source):
         auth: who asks; see `Auth`.
         name: whose turn it is; by default the host.
         method: GET or POST.
+        statuses: what statuses mean to this service, other than usual: `{404: "empty"}` where that is how it says that
+            there are no records. "retry" asks again, as after a 503; "fail" does not, as after a 400.
         timeout_s: seconds for a whole answer, from the connection to the last byte, if less than the pipeline's
             `request_timeout`.
         max_body_bytes: an answer of more, unpacked, is an error.
@@ -99,6 +112,7 @@ class Http(Source):
     auth: Auth = attrs.field(factory=Auth, kw_only=True)
     name: str = attrs.field(kw_only=True, validator=checks.text)
     method: str = attrs.field(default="GET", kw_only=True, validator=attrs.validators.in_(("GET", "POST")))
+    statuses: Mapping[int, Meaning] = attrs.field(factory=dict, kw_only=True, validator=_check_statuses)
     timeout_s: float | None = attrs.field(
         default=None, kw_only=True, validator=attrs.validators.optional(checks.seconds)
     )
@@ -141,7 +155,7 @@ class Http(Source):
 
     def read(self, response: Response) -> Page:
         """The records, and the request for the next page. Raises `SourceError`."""
-        if response.status in _NO_CONTENT:
+        if response.status in _NO_CONTENT or self.statuses.get(response.status) == "empty":
             return Page(records=[])
         content = self.format.parse(io.BytesIO(response.body), _charset(response.headers.get("content-type", "")))
         if self.pages is None:
@@ -198,7 +212,8 @@ class HttpConnection:
 
         Raises:
             SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success, a
-                redirect to another host. Passing: what a network or a busy service does, 408, 425, 429 and 5xx.
+                redirect to another host. Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless
+                `statuses` says otherwise.
         """
         limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
         body = Body()
@@ -242,7 +257,8 @@ class HttpConnection:
 
     async def _take(self, request: Request, answer: httpx2.Response, body: Body) -> None:
         """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
-        limit = self.source.max_body_bytes if answer.is_success else SAMPLE
+        meaning = self.source.statuses.get(answer.status_code)
+        limit = self.source.max_body_bytes if meaning is None and answer.is_success else SAMPLE
         body.begin(answer.headers.get("content-encoding", ""), limit)
         async with aclosing(answer.aiter_raw()) as pieces:
             async for piece in pieces:
@@ -254,7 +270,9 @@ class HttpConnection:
                         async for _ in pieces:
                             pass
         body.end()
-        if not answer.is_success:
+        if meaning == "empty":
+            return
+        if meaning is not None or not answer.is_success:
             raise self._refused(request, answer, body.value())
         if body.is_full:
             raise self._error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
@@ -267,10 +285,13 @@ class HttpConnection:
         rest_s = hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
         # Some services, GitHub for one, say so of a quota that is used up.
         is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
+        is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
+        if meaning := self.source.statuses.get(status):
+            is_passing = meaning == "retry"
         return self._error(
             request,
             f"status {status}{f': {sample}' if sample else ''}",
-            is_passing=status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota,
+            is_passing=is_passing,
             retry_after_s=rest_s,
             status=status,
         )

@@ -73,6 +73,48 @@ def test_a_part_of_a_list_that_is_no_object_is_broken_and_the_rest_goes_on():
     ]
 
 
+UNREADABLE = (
+    b'{"id": "\\ud800"}',
+    b'{"id": "\xff"}',
+    b'{"id": NaN}',
+    b'{"id": 1,}',
+    b'{"\xff": 1}',
+    b'{"id": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+    b'{"id": ' + b"1" * 5_000 + b"}",
+    b'{"id": -1e' + b"9" * 30 + b"}",
+)
+
+
+@pytest.mark.requirement("E10")
+@pytest.mark.parametrize("item", UNREADABLE, ids=range(len(UNREADABLE)))
+@pytest.mark.parametrize("around", [b"[%b]", b'{"data": {"sum": [1, "]"], "items": [%b], "next": "}"}}'])
+def test_an_item_that_is_no_json_is_broken_and_the_others_of_its_list_are_read(item, around):
+    good = [b'{"id": 1, "a": "[\\"{,"}', b' {"id": 2, "b": [{}, []]}']
+    found = parse(Json("data.items" if b"data" in around else ""), around % b",".join([good[0], item, good[1]]))
+    assert found.records == [{"id": 1, "a": '["{,'}, {"id": 2, "b": [{}, []]}]
+    [broken] = found.broken
+    assert broken.key == "item 2"
+    if b"data" in around:
+        assert found.document["data"]["next"] == "}"
+
+
+@pytest.mark.requirement("E10")
+@pytest.mark.parametrize(
+    "cut",
+    [
+        b'[{"id": NaN}, {"id": 1}',
+        b'[{"id": NaN}, {"id": 1}}',
+        b'[{"id": NaN}, {"id": "1]',
+        b"[NaN] x",
+        b'[{"a": NaN} {}]',
+    ],
+)
+def test_a_list_that_is_cut_or_does_not_fit_together_is_not_read_item_by_item(cut):
+    with pytest.raises(SourceError, match="this is no JSON") as caught:
+        parse(Json(), cut)
+    assert caught.value.is_passing
+
+
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'[{"id": 1}', b"[" * 100_000, b'"\xff"'], ids=range(5))
 def test_what_is_no_json_passes_since_a_proxy_or_a_cut_may_be_to_blame(body):
     with pytest.raises(SourceError, match="this is no JSON") as caught:

@@ -35,6 +35,29 @@ async def failure(source, request: Request | None = None, **options) -> SourceEr
     return caught.value
 
 
+@pytest.mark.requirement("E6")
+async def test_what_a_status_means_to_a_service_can_be_declared(service):
+    service.put("/", lambda seen: Answer(b"x" * 5_000, status=int(seen.query["status"])))
+
+    def asked(status, **options):
+        return Http(
+            service.url, params={"status": status}, statuses={404: "empty", 202: "retry", 503: "fail"}, **options
+        )
+
+    for source in (asked(404), asked(404, pages=PageNumber(size=10))):
+        page = source.read(await ask(source, await first(source)))
+        assert (list(page.records), page.broken, page.following) == ([], [], None)
+    for status, is_passing in ((202, True), (503, False), (410, False), (502, True)):
+        error = await failure(asked(status), await first(asked(status)))
+        assert (error.status, error.is_passing) == (status, is_passing)
+
+
+@pytest.mark.parametrize("statuses", [{404: "gone"}, {"404": "empty"}, {99: "empty"}, {200: "empty"}, {True: "empty"}])
+def test_statuses_that_mean_nothing_known_are_refused_when_they_are_declared(statuses):
+    with pytest.raises(ValueError, match=r'^statuses: \{.*\} is not allowed; .* mean "empty", "retry" or "fail"$'):
+        Http("http://127.0.0.1", statuses=statuses)
+
+
 async def test_an_answer_has_what_a_load_notes_of_it(service):
     service.put("/v1/rates", Answer(b'{"items": [{"id": 1}]}', headers={"X-Thing": "a"}))
     source = Http(f"{service.url}/v1/", endpoint="rates", params={"base": "EUR", "n": 2, "flag": True, "s": ["a", "b"]})

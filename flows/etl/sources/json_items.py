@@ -1,0 +1,116 @@
+"""The items of a list in a JSON document that can't be read as a whole, one by one (E10).
+
+One value that is no JSON (NaN, half of a surrogate pair, bytes that are no UTF-8) makes a document of ten thousand
+records unreadable. Here it is cut by its brackets, commas and strings alone. A document that ends before its end, or
+whose brackets don't match, stays unreadable: what it lacks nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import msgspec
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR: Final = re.compile(rb'[^\s\[\]{},:"]+')
+_BRACKET: Final = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_SPACE: Final = re.compile(rb"\s*")
+_CLOSING: Final = {b"{": b"}", b"[": b"]"}
+
+
+@attrs.frozen
+class Items:
+    """The texts of a list's items, and the document around them, with an empty list in their place."""
+
+    texts: list[bytes] = attrs.field(repr=False)
+    around: bytes = attrs.field(repr=False)
+
+
+def items_at(body: bytes, path: Sequence[str]) -> Items | None:
+    """The items of the list at `path`; None if there is none, or the document ends before its end."""
+    try:
+        return _Cutting(body).items(path)
+    except _NoDocument:
+        return None
+
+
+class _NoDocument(Exception):  # noqa: N818 - caught above
+    """The text is not what it has to be here."""
+
+
+@attrs.define
+class _Cutting:
+    """A document, and the place in it that is looked at."""
+
+    body: bytes
+    at: int = 0
+
+    def items(self, path: Sequence[str]) -> Items:
+        for name in path:
+            self._enter(name)
+        first = self._skip_space()
+        self._take(b"[")
+        texts = []
+        if not self._is_next(b"]"):
+            texts.append(self._value())
+            while self._is_next(b","):
+                self._take(b",")
+                texts.append(self._value())
+        self._take(b"]")
+        return Items(texts, self.body[:first] + b"[]" + self.body[self.at :])
+
+    def _enter(self, name: str) -> None:
+        """Go to the value of an object's member."""
+        self._take(b"{")
+        while (key := self._value()) is not None:
+            self._take(b":")
+            if _is_name(key, name):
+                return
+            self._value()
+            self._take(b",")
+
+    def _value(self) -> bytes:
+        """The text of the value that comes next; go behind it."""
+        first = self._skip_space()
+        if self.body[first : first + 1] in _CLOSING:
+            self.at = self._end_of_brackets(first)
+        elif found := _STRING.match(self.body, first) or _SCALAR.match(self.body, first):
+            self.at = found.end()
+        else:
+            raise _NoDocument
+        return self.body[first : self.at]
+
+    def _end_of_brackets(self, first: int) -> int:
+        expected: list[bytes] = []
+        for found in _BRACKET.finditer(self.body, first):
+            if (bracket := found[0]) in _CLOSING:
+                expected.append(_CLOSING[bracket])
+            elif bracket in {b"]", b"}"}:
+                if expected.pop() != bracket:
+                    raise _NoDocument
+                if not expected:
+                    return found.end()
+        raise _NoDocument
+
+    def _skip_space(self) -> int:
+        found = _SPACE.match(self.body, self.at)
+        self.at = self.at if found is None else found.end()
+        return self.at
+
+    def _is_next(self, mark: bytes) -> bool:
+        return self.body.startswith(mark, self._skip_space())
+
+    def _take(self, mark: bytes) -> None:
+        if not self._is_next(mark):
+            raise _NoDocument
+        self.at += len(mark)
+
+
+def _is_name(key: bytes, name: str) -> bool:
+    try:
+        return bool(msgspec.json.decode(key) == name)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
