@@ -2,7 +2,9 @@
 
 Readers wait here; the listener calls `changed` and `all_changed`. A waiter first marks the row as watched, so that its
 next change notifies `dl_changed`, and then reads it: a change is either in what it reads or still to be notified, never
-lost between. Should a notification get lost with its connection, a look every two seconds finds the change.
+lost between. The change takes the mark away in the same write, so a job that nobody waits for any more notifies once at
+most, and the end of a wait needs no write. Should a notification get lost with its connection, a look every two seconds
+finds the change.
 
 Many waiters on a job share its reads: one reads for all who asked before it began. Rejected: a task of our own that
 reads, because it would need a nursery and outlive the request that caused it.

@@ -283,11 +283,20 @@ async def test_a_running_row_that_is_inserted_has_a_token_of_its_own(add_job, ro
 
 
 @pytest.mark.requirement("Q3")
-@pytest.mark.parametrize(("watched", "expected"), [(True, 2), (False, 0)])
-async def test_changes_are_notified_for_watched_rows_only(foreign, add_job, hear, watched, expected):
+@pytest.mark.parametrize(("watched", "expected"), [(True, 1), (False, 0)])
+async def test_a_watched_row_notifies_of_its_next_change_and_of_no_other(
+    foreign, add_job, hear, row_of, watched, expected
+):
     job_id = await add_job(watched=str(watched))
     await hear()
+    # What is no change to those who wait leaves the mark.
+    await foreign.execute("UPDATE dl_jobs SET priority = 7 WHERE job_id = $1", job_id)
+    assert await hear() == []
+    assert await row_of(job_id, "watched") is watched
     await foreign.fetchrow(CLAIM)
+    assert (await hear()).count(("dl_changed", str(job_id))) == expected
     await foreign.execute("""UPDATE dl_jobs SET progress = '{"rows": 1}' WHERE job_id = $1""", job_id)
     await foreign.fetchval(HEARTBEAT, job_id)
-    assert (await hear()).count(("dl_changed", str(job_id))) == expected
+    await foreign.execute(FINISH, job_id)
+    assert await hear() == []
+    assert await row_of(job_id, "watched") is False

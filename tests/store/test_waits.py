@@ -73,6 +73,29 @@ async def test_a_waiter_hears_of_the_end_and_of_each_change(store, raw, database
         assert await waiter.answer() == await reads.get_job(store, job_id)
 
 
+async def test_a_waiter_hears_of_one_change_after_another(raw, database, add_job, held, until_watched):
+    job_id = await add_job(status="'running'")
+    async with listening(database, held), trio.open_nursery() as nursery:
+        seen = await held.wait(job_id, timeout_s=0)
+        for rows in range(1, 4):
+            waiter = Waiter(nursery, held, job_id, seen=seen)
+            await until_watched(job_id)
+            await raw.execute("UPDATE dl_jobs SET progress = $2 WHERE job_id = $1", job_id, f'{{"rows": {rows}}}')
+            seen = await waiter.answer()
+            assert seen.progress == {"rows": rows}
+
+
+async def test_two_who_wait_in_two_processes_both_hear_of_a_change(
+    store, raw, database, add_job, held, until_watched, monkeypatch
+):
+    job_id, other = await add_job(status="'running'"), Waits(store)
+    async with listening(database, held), listening(database, other), trio.open_nursery() as nursery:
+        waiters = [Waiter(nursery, one, job_id, seen=await reads.get_job(store, job_id)) for one in (held, other)]
+        await until_watched(job_id)
+        await raw.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = $1", job_id)
+        assert [(await waiter.answer()).status for waiter in waiters] == [Status.SUCCEEDED] * 2
+
+
 async def test_a_change_that_is_none_for_the_waiter_does_not_end_the_wait(raw, database, add_job, held, until_watched):
     job_id = await add_job(status="'running'")
     async with listening(database, held), trio.open_nursery() as nursery:

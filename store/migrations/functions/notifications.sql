@@ -29,9 +29,18 @@ BEGIN
   ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
     PERFORM pg_notify('dl_cancel', NEW.job_id::text);
   END IF;
-  IF NEW.watched THEN
+  IF OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress) THEN
     PERFORM pg_notify('dl_changed', NEW.job_id::text);
   END IF;
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_jobs_changed() FROM PUBLIC;
+
+-- A mark is for one change: who goes on waiting marks the row again before each look, and who has left costs no more.
+CREATE OR REPLACE FUNCTION {schema}.dl_jobs_unwatch() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  NEW.watched := false;
+  RETURN NEW;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_jobs_unwatch() FROM PUBLIC;

@@ -20,6 +20,10 @@ BEGIN
            OR (NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
            OR (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now()))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
+      ('dl_jobs_unwatch', $sql$
+        BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
+        WHEN (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress))
+        EXECUTE FUNCTION {schema}.dl_jobs_unwatch()$sql$),
       ('dl_jobs_inserted', $sql$
         AFTER INSERT ON {schema}.dl_jobs REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
         EXECUTE FUNCTION {schema}.dl_jobs_inserted()$sql$),
@@ -30,7 +34,7 @@ BEGIN
            OR (NEW.status = 'queued' AND NEW.waits_for = 'time'
                AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'time' OR NEW.available_at < OLD.available_at))
            OR (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
-           OR (NEW.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
+           OR (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
         EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$)
     ) AS t (name, definition)
   LOOP
