@@ -94,6 +94,7 @@ class Parts:
     web: Callable[[], Awaitable[None]] | None = None
     url: str | None = None
     ready: bool = False
+    answer_waits: Callable[[], None] = lambda: None
     over: trio.Event = attrs.field(factory=trio.Event)
 
     def state(self) -> ProcessState:
@@ -157,7 +158,9 @@ async def open_parts(
             if sock is not None:
                 host, port = sock.getsockname()[:2]
                 parts.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                parts.web = partial(serve_web, _app(parts), sock, shutdown=parts.over.wait)
+                app = _app(parts)
+                parts.answer_waits = app.services.waiting.answer_all
+                parts.web = partial(serve_web, app, sock, shutdown=parts.over.wait)
             yield parts
         finally:
             if sock is not None:
@@ -307,6 +310,8 @@ def _app(parts: Parts) -> App:
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 max_body_bytes=settings.max_body_bytes,
                 max_batch_body_bytes=settings.max_batch_body_bytes,
+                max_connections=settings.max_connections,
+                max_waits=settings.max_waits,
             ),
             state=parts.state,
             registry=parts.registry,

@@ -11,6 +11,7 @@ import gc
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -57,6 +58,7 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
     # Before any job runs, since this one does so too.
     gc.collect()
     gc.freeze()
+    _open_as_many_files_as_allowed()
     try:
         with trio.open_signal_receiver(*SIGNALS) as signals, _open_bound(settings.drain_timeout_s) as bound:
             async with (
@@ -116,6 +118,13 @@ async def _obey(signals: AsyncIterator[int], supervisor: Supervisor) -> None:
             supervisor.hurry()
         else:
             _leave(1, "third signal: leaving at once", signal=name)
+
+
+def _open_as_many_files_as_allowed() -> None:
+    """The usual limit of 1,024 is there for programs that use `select`; any may raise it to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # the kernel's own bound may be lower
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(supervisor: Supervisor, settings: Settings) -> None:

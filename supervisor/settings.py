@@ -133,7 +133,19 @@ class Settings:
         "DL_MAX_BATCH_BODY_BYTES",
         values.whole(1024, 1 << 30),
         "The longest body of a batch of triggers, in bytes.",
-        16 << 20,
+        8 << 20,
+    )
+    max_connections: int = _setting(
+        "DL_MAX_CONNECTIONS",
+        values.whole(8, 100_000),
+        "How many HTTP connections there may be; the one that has been idle for longest gives way to another one.",
+        500,
+    )
+    max_waits: int = _setting(
+        "DL_MAX_WAITS",
+        values.whole(1, 100_000),
+        "How many requests may wait for a job's change (`?wait=`) at a time.",
+        200,
     )
     data_dir: Path = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
         "DL_DATA_DIR", values.DIRECTORY, "Where the embedded PostgreSQL keeps its data.", ".dataloader"

@@ -61,6 +61,7 @@ async def live(
     async with trio.open_nursery() as web:
         if parts.web is not None:
             web.start_soon(keep, "web", parts.web, WEB)
+            web.start_soon(_answer_waits, parts)
         async with trio.open_nursery() as cutting:
             async with trio.open_nursery() as services:
                 services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
@@ -119,6 +120,11 @@ def _tell_of_migration(name: str) -> None:
 async def _cut_off_after(parts: Parts, pause_s: float) -> None:
     await trio.sleep(pause_s)
     await parts.cut_off()
+
+
+async def _answer_waits(parts: Parts) -> None:
+    await parts.drain.requested.wait()
+    parts.answer_waits()
 
 
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:

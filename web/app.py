@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import structlog
-import trio
-from hypercorn.typing import ASGISendCallable, ASGISendEvent
-from quart import Request, Response, Websocket, request
+from quart import Request as QuartRequest
+from quart import Response, Websocket, request
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection
-from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.masking import mask_text
 from dataloader.web import etl, jobs, queues, system
+from dataloader.web.asgi import Connection, Request
 from dataloader.web.openapi import description_routes
+from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
 from dataloader.web.services import Services
 
@@ -36,8 +35,6 @@ _WORK: Final = (*jobs.routes, *etl.routes, *queues.routes, *system.routes)
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
 """All there is."""
 
-END_S: Final = 10.0
-"""How long the end of a response may take, whatever is cancelled."""
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
@@ -47,53 +44,29 @@ _HEADERS: Final = (
 )
 
 
-class IdentifiedRequest(TrioRequest):
-    """A request with the id under which it is logged and answered."""
-
-    request_id = ""
-
-
-class Connection(TrioASGIHTTPConnection):
-    """One request on its way through Quart, with an end that can't be cut off."""
-
-    def _create_request_from_scope(self, send: ASGISendCallable) -> Any:
-        """A target that is no path, as `GET ?x`, is nowhere: Quart would fail on it."""
-        path = self.scope["path"]
-        if not path.startswith("/"):
-            try:
-                path = urlsplit(path).path
-            except ValueError:
-                path = ""
-            self.scope["path"] = path if path.startswith("/") else f"/{path}"
-        return super()._create_request_from_scope(send)
-
-    async def _send_response(self, send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
-        # With the last message Hypercorn ends the stream and says "disconnect", at which quart-trio cancels the sender,
-        # and that is still at work: it has to close the connection, or to set the timer that closes an idle one.
-        async def send_to_the_end(message: ASGISendEvent) -> None:
-            if message["type"] != "http.response.body" or message.get("more_body"):
-                await send(message)
-                return
-            with trio.move_on_after(END_S, shield=True):
-                await send(message)
-
-        await super()._send_response(send_to_the_end, response)
-
-
 class App(QuartTrio):
     """Quart, with our id, headers and log line around each request."""
 
     asgi_http_class = Connection
-    request_class = IdentifiedRequest
+    request_class = Request
+    services: Services
 
-    async def handle_request(self, request: Request) -> Response | WerkzeugResponse:
+    async def handle_request(self, request: QuartRequest) -> Response | WerkzeugResponse:
         """Serve a request; Quart calls this for each, also for those that no route fits."""
         started_at = perf_counter()
+        here = cast("Request", request)
         given = request.headers.get("X-Request-ID", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid7())
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        cast("IdentifiedRequest", request).request_id = request_id
-        response = await super().handle_request(request)
+        here.request_id = request_id
+        response: Response | WerkzeugResponse
+        if given not in {"", request_id}:
+            response = _bad_request("X-Request-ID: must have at most 128 printable ASCII characters.", here)
+        elif not here.is_text:
+            response = _bad_request("The address has escaped bytes that are no UTF-8.", here)
+        else:
+            response = await super().handle_request(request)
+        here.received.drop()
         response.headers.extend((*_HEADERS, ("X-Request-ID", request_id)))
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
         status = response.status_code
@@ -114,9 +87,8 @@ class App(QuartTrio):
 def create_app(services: Services) -> App:
     """The app for these services. Serve it with `serve_web`."""
     app = App(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = services.settings.max_batch_body_bytes
-    app.config["BODY_TIMEOUT"] = 30
-    # Sends are bounded by the socket's own timeout; Quart's would cut a slow reader of a long answer.
+    app.services = services
+    # Bodies and answers have bounds of their own (bodies.py, http1.py), and Quart's would cut a long answer.
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
@@ -143,5 +115,9 @@ async def _refuse(error: HTTPException) -> Response:
     return problem_response(error, here.request_id, here.path)
 
 
-def _this_request() -> IdentifiedRequest:
-    return cast("IdentifiedRequest", request._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001 - Werkzeug named it
+def _bad_request(detail: str, here: Request) -> Response:
+    return problem_response(ProblemError(HTTPStatus.BAD_REQUEST, detail), here.request_id, here.path)
+
+
+def _this_request() -> Request:
+    return cast("Request", request._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001 - Werkzeug named it

@@ -8,42 +8,72 @@ does not serve here: it hands on msgspec's first fault only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
+import trio
 from msgspec import NODEFAULT, Struct
 
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
+from dataloader.web.refusals import Refusal, Refusals
 from dataloader.web.schemas import JobFields
 
 S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 _WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _OURS: Final = re.compile(r"(\$|[a-z_]+): (.*)", re.DOTALL)
 _MAX_ERRORS: Final = 100
 
 
+MAX_VALUES: Final = 100_000
+"""Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
+_MARKS: Final = (b",", b"[", b"{")
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SECOND_LOOK: Final = trio.CapacityLimiter(1)
+"""Bodies that are gone through field by field, in a thread: that takes its time, and the loop must turn meanwhile."""
 _decoder: Final = cache(msgspec.json.Decoder)
 
 
-def decode_body(data: bytes, kind: type[S]) -> S:
-    """The request in a body. Raises `ProblemError`: 400 for what is no JSON, 422 with the path of each bad field."""
+async def decode_body(data: bytearray, kind: type[S], refusals: Refusals) -> S:
+    """The request in a body.
+
+    Raises `ProblemError`: 413 for too many values, 400 for what is no JSON, 422 with the path of each bad field.
+    """
+    # Text has commas, too, so this is the most that there can be; it is counted exactly only when that is too many.
+    if sum(map(data.count, _MARKS)) > MAX_VALUES and await _in_thread(partial(_values, data)) > MAX_VALUES:
+        refusals.count(Refusal.VALUES)
+        message = f"The body may have {MAX_VALUES:,} values here, a list or an object counted twice."
+        raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
     try:
         decoded: S = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        try:
-            value = msgspec.json.decode(data)
-        except msgspec.ValidationError:  # a number that no float can hold
-            raise unprocessable([_field_error(error, "")]) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-            raise _no_json(fault) from fault
-        raise unprocessable(_faults(value, kind, error, strict=True)) from error
+        raise await _in_thread(partial(_refusal_of, data, kind, error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _no_json(error) from error
     return decoded
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work, limiter=_SECOND_LOOK)
+
+
+def _values(data: bytearray) -> int:
+    """How many values there are, without what stands in texts."""
+    return sum(map(data.count, _MARKS)) - sum(sum(map(text[0].count, _MARKS)) for text in _STRING.finditer(data))
+
+
+def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationError) -> ProblemError:
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.ValidationError:  # a number that no float can hold
+        return unprocessable([_field_error(error, "")])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        return _no_json(fault)
+    return unprocessable(_faults(value, kind, error, strict=True))
 
 
 def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
@@ -54,9 +84,13 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
         for name, texts in arguments.items()
     }
     try:
-        return msgspec.convert(value, kind, strict=False)
+        query = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise unprocessable(_faults(value, kind, error, strict=False)) from error
+    # msgspec takes the word for what is not given; so a filter that is no instant would be none at all.
+    if nulls := [name for name in value if getattr(query, name) is None]:
+        raise unprocessable([FieldError(name, "null is not allowed; leave it out instead") for name in nulls])
+    return query
 
 
 def _no_json(error: Exception) -> ProblemError:

@@ -91,7 +91,7 @@ def _masked(fields: dict[str, Any]) -> dict[str, Any]:
     return masked  # type: ignore[no-any-return]
 
 
-@routes.add("GET", "/api/v1/jobs/<job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage})
+@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, rows=True)
 async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
     """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
 
@@ -112,7 +112,7 @@ def _masked_line(line: LogLine) -> LogLine:
     return attrs.evolve(line, message=mask_text(line.message), fields=_masked(line.fields))
 
 
-@routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage})
+@routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, rows=True)
 async def list_runs(call: Call, query: RunsQuery) -> Answer:
     """List runs of loads and flows, newest first, in pages: send a page's `next` as `after` for the next one."""
     after = None if query.after is None else Cursor.decode(query.after)
@@ -133,7 +133,7 @@ def _masked_run(run: RunRecord) -> RunRecord:
     return attrs.evolve(run, counts=_masked(run.counts))
 
 
-@routes.add("GET", "/api/v1/runs/<run_id>/timeline", role=Role.READ, answers={200: RunTimeline})
+@routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
 async def show_timeline(call: Call, run_id: UUID) -> Answer:
     """Show when each task of a run began and ended, what came of it, and when its phases were at work.
 
@@ -148,7 +148,14 @@ def _masked_task(task: TaskRecord) -> TaskRecord:
     return attrs.evolve(task, phases=_masked(task.phases), tables=_masked(task.tables), counts=_masked(task.counts))
 
 
-@routes.add("GET", "/api/v1/runs/<run_id>/failures", role=Role.READ, query=FailuresQuery, answers={200: FailureList})
+@routes.add(
+    "GET",
+    "/api/v1/runs/<uuid:run_id>/failures",
+    role=Role.READ,
+    query=FailuresQuery,
+    answers={200: FailureList},
+    rows=True,
+)
 async def list_failures_of_run(call: Call, run_id: UUID, query: FailuresQuery) -> Answer:
     """List what failed in a run, oldest first: send the last `failure_id` as `after` to read on."""
     found = await etl_reads.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
@@ -174,7 +181,12 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
 
 
 @routes.add(
-    "GET", "/api/v1/loads/<path:load>/failures", role=Role.READ, query=FailuresQuery, answers={200: FailureList}
+    "GET",
+    "/api/v1/loads/<path:load>/failures",
+    role=Role.READ,
+    query=FailuresQuery,
+    answers={200: FailureList},
+    rows=True,
 )
 async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
     """List what failed in a load, in any run, and was not solved since; oldest first, read on as in a run's list."""

@@ -42,8 +42,6 @@ from dataloader.web.services import Services
 
 routes: Final = Routes()
 
-_PAGES: Final = trio.CapacityLimiter(2)
-"""Requests that have jobs in memory, as many as the pool has connections by default; the others wait with nothing."""
 _MASKING: Final = trio.CapacityLimiter(2)
 """Not Trio's own threads, which handlers may have taken all."""
 
@@ -108,23 +106,21 @@ def _triggered(job: Enqueued) -> Triggered:
     return Triggered(job.job_id, job.status, job.created, job.queue_state)
 
 
-@routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList})
+@routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList}, rows=True)
 async def list_jobs(call: Call, query: JobsQuery) -> Answer:
     """List jobs, newest first, in pages: send a page's `next` as `after` for the next one.
 
     A page of jobs with megabytes of args or results has fewer than `limit`.
     """
     after = None if query.after is None else reads.Cursor.decode(query.after)
-    async with _PAGES:
-        page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
-        return Answer(value=JobList(await _masked(page.jobs), page.next))
+    page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
+    return Answer(value=JobList(await _masked(page.jobs), page.next))
 
 
-@routes.add("GET", "/api/v1/jobs/<job_id>", role=Role.READ, answers={200: JobRecord})
+@routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    async with _PAGES:
-        [job] = await _masked([await reads.get_job(call.services.database, job_id)])
+    [job] = await _masked([await reads.get_job(call.services.database, job_id)])
     return Answer(value=job)
 
 
@@ -135,23 +131,26 @@ async def _masked(jobs: Sequence[JobRecord]) -> list[JobRecord]:
 
 @routes.add(
     "GET",
-    "/api/v1/jobs/<job_id>/status",
+    "/api/v1/jobs/<uuid:job_id>/status",
     role=Role.READ,
     query=StatusQuery,
     answers={200: JobStatus},
     deadline_s=DEADLINE_S + MAX_WAIT_S,
+    waits=True,
 )
 async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     services = call.services
     if query.wait > 0:
-        job = await services.waits.wait(job_id, timeout_s=query.wait)
+        job = await services.waiting.wait(job_id, timeout_s=query.wait)
     else:
         job = await reads.get_job(services.database, job_id)
     return Answer(value=JobStatus.of(job))
 
 
-@routes.add("GET", "/api/v1/jobs/<job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventList})
+@routes.add(
+    "GET", "/api/v1/jobs/<uuid:job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventList}, rows=True
+)
 async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     """Read a job's journal, oldest line first: send the last `event_id` as `after` to read on."""
     events = []
@@ -162,7 +161,7 @@ async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     return Answer(value=EventList(events))
 
 
-@routes.add("POST", "/api/v1/jobs/<job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus})
+@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus})
 async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """Cancel a job.
 
@@ -175,13 +174,13 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     return Answer(value=JobStatus.of(job))
 
 
-@routes.add("POST", "/api/v1/jobs/<job_id>/retry", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
+@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/retry", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
 async def retry_job(call: Call, job_id: UUID) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
     return Answer(value=JobStatus.of(await control.retry(call.services.database, job_id, call.actor)))
 
 
-@routes.add("POST", "/api/v1/jobs/<job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
+@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
     return Answer(value=JobStatus.of(await control.run_now(call.services.database, job_id, call.actor)))
@@ -189,7 +188,7 @@ async def run_job_now(call: Call, job_id: UUID) -> Answer:
 
 @routes.add(
     "PATCH",
-    "/api/v1/jobs/<job_id>",
+    "/api/v1/jobs/<uuid:job_id>",
     role=Role.OPERATE,
     body=PriorityRequest,
     answers={200: JobRecord},

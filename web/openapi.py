@@ -29,7 +29,7 @@ _REQUEST_ID: Final = {
     "name": "X-Request-ID",
     "in": "header",
     "required": False,
-    "description": "At most 128 printable characters; comes back, and stands in the logs.",
+    "description": "At most 128 printable ASCII characters; comes back, and stands in the logs.",
     "schema": {"type": "string", "maxLength": 128},
 }
 
@@ -130,17 +130,17 @@ def _responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _refusals(route: Route) -> set[int]:
     """The statuses of the problems that the route can answer with."""
-    statuses: set[int] = set()
+    statuses = {400, 413, 503}
     if route.role is not None:
-        statuses |= {401, 403, 503}
-    if route.path == "/ready":
-        statuses |= {503}
-    if any(part in route.path for part in ("<job_id>", "<run_id>", "<path:load>")):
+        statuses |= {401, 403}
+    if route.waits:
+        statuses |= {429}
+    if any(part in route.path for part in ("<uuid:", "<path:load>")):
         statuses |= {404}
     if route.query is not None or "<path:" in route.path:
         statuses |= {422}
     if route.body is not None:
-        statuses |= {400, 413, 415, 422}
+        statuses |= {408, 415, 422}
     if route.conflicts:
         statuses |= {409}
     return statuses

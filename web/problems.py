@@ -96,6 +96,13 @@ def unavailable(detail: str, kind: str) -> ProblemError:
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind=kind, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
+def too_busy(detail: str, *, headers: Mapping[str, str] = _NONE) -> ProblemError:
+    """A 503 because of what others ask for at this moment."""
+    problem = unavailable(detail, "too-busy")
+    problem.headers = {**problem.headers, **headers}
+    return problem
+
+
 def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 - a table
     """The answer to an error of ours or of Quart's, None for one that nobody expected."""
     match error:

@@ -14,21 +14,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
-from uuid import UUID
 
 import attrs
 import msgspec
 import structlog
 import trio
 from msgspec import Struct
-from quart import Request, Response
+from quart import Response
 
-from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.masking import mask_text
 from dataloader.store.control import Actor
+from dataloader.web.asgi import Request
 from dataloader.web.auth import Role, authorize
+from dataloader.web.bodies import NOT_COUNTED
 from dataloader.web.decoding import decode_body, decode_query
-from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of
+from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_busy
+from dataloader.web.refusals import Refusal
 from dataloader.web.services import Services
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,10 @@ DEADLINE_S: Final = 15.0
 """How long a request may take, what it waits for on purpose not counted; then it is a 503."""
 JSON: Final = "application/json"
 _encode: Final = msgspec.json.Encoder().encode
+_LONG_BODIES: Final = trio.CapacityLimiter(2)
+"""Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
+_LONG_ANSWERS: Final = trio.CapacityLimiter(2)
+"""Likewise those whose rows may have megabytes; the others wait with nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +64,11 @@ class Call:
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """An address and what is there. `role` None: open to all. `answers`: the type of each good status, for OpenAPI."""
+    """An address and what is there.
+
+    `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `large`: its body may be as long as
+    a batch. `rows`: its answer may have megabytes. `waits`: it may be asked to wait for a change.
+    """
 
     method: str
     path: str
@@ -70,6 +79,8 @@ class Route:
     answers: Mapping[int, Any]
     conflicts: bool = False
     large: bool = False
+    rows: bool = False
+    waits: bool = False
     deadline_s: float = DEADLINE_S
 
 
@@ -91,47 +102,75 @@ class Routes(list[Route]):
         return declare
 
 
-async def serve(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, str]) -> Response:
+async def serve(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, Any]) -> Response:
     """Answer a request, whatever happens. Only `Cancelled` leaves here."""
     try:
-        answer = await _run(route, services, request, request_id, dict(parts))
+        response = _response(await _run(route, services, request, request_id, dict(parts)))
+        _count(response, services, request)
     except Exception as error:  # noqa: BLE001 - the edge: what nobody expected is logged and becomes a 500
         return problem_response(error, request_id, request.path)
-    return _response(answer)
+    return response
 
 
 async def _run(route: Route, services: Services, request: Request, request_id: str, parts: dict[str, Any]) -> Answer:
     name = ""
     if route.role is not None:
         name = authorize(services.settings.tokens, request.method, request.headers, route.role)
-    for part in parts.keys() & {"job_id", "run_id"}:
-        parts[part] = _job_id(parts[part])
     if route.query is not None:
         parts["query"] = decode_query(dict(request.args.lists()), route.query)
-    if route.body is not None:
-        parts["body"] = decode_body(await _body(route, services, request), route.body)
-    with trio.fail_after(route.deadline_s):
-        return await route.view(Call(services, Actor(name, request_id)), **parts)
-
-
-def _job_id(text: str) -> UUID:
+    data = await _body(route, services, request)
+    call = Call(services, Actor(name, request_id))
+    if route.role is None:
+        return await _view(route, call, parts)
+    # Probes ask what is open to all, so there is always a connection that can give way to one.
+    if not services.at_work.take(1):
+        services.refusals.count(Refusal.BUSY)
+        raise too_busy("Too many requests are being worked on; send it again.")
     try:
-        return UUID(text)
-    except ValueError:
-        raise JobNotFound(f"{text!r:.80} is no job's id") from None
+        if len(data) <= NOT_COUNTED:
+            return await _decode_and_view(route, call, parts, data)
+        with trio.fail_after(route.deadline_s):
+            async with _LONG_BODIES:
+                return await _decode_and_view(route, call, parts, data)
+    finally:
+        services.at_work.give(1)
 
 
-async def _body(route: Route, services: Services, request: Request) -> bytes:
+async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data: bytearray) -> Answer:
+    if route.body is not None:
+        parts["body"] = await decode_body(data, route.body, call.services.refusals)
+    if not route.rows:
+        return await _view(route, call, parts)
+    with trio.fail_after(route.deadline_s):
+        async with _LONG_ANSWERS:
+            return await _view(route, call, parts)
+
+
+async def _view(route: Route, call: Call, parts: dict[str, Any]) -> Answer:
+    with trio.fail_after(route.deadline_s):
+        return await route.view(call, **parts)
+
+
+async def _body(route: Route, services: Services, request: Request) -> bytearray:
+    if route.body is None:
+        if request.content_length or "Transfer-Encoding" in request.headers:
+            return await request.received.read(0)
+        return bytearray()
     if request.mimetype != JSON:
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Send a body with `Content-Type: {JSON}`.")
     limit = services.settings.max_batch_body_bytes if route.large else services.settings.max_body_bytes
-    if request.content_length is None or request.content_length <= limit:
-        data = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-        if len(data) <= limit:
-            return data
-    # What was not read stands before the next request.
-    close = {"Connection": "close"}
-    raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have {limit:,} bytes here.", headers=close)
+    return await request.received.read(limit)
+
+
+def _count(response: Response, services: Services, request: Request) -> None:
+    """Take the bytes of a long answer until it is sent. Raises `ProblemError` when too many are on their way."""
+    length = response.content_length or 0
+    if length <= NOT_COUNTED:
+        return
+    if not services.sending.take(length):
+        services.refusals.count(Refusal.ANSWERS)
+        raise too_busy("Too many long answers are on their way to slow readers; ask again.")
+    request.sent_bytes = length
 
 
 def problem_response(error: Exception, request_id: str, path: str) -> Response:

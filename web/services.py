@@ -17,7 +17,11 @@ from dataloader.store.enqueue import Enqueuer
 from dataloader.store.queue_states import ServedQueues
 from dataloader.store.waits import Waits
 from dataloader.web.auth import Token
+from dataloader.web.bodies import MOST_RECEIVED, MOST_SENT, Bound
+from dataloader.web.connections import Connections, most_connections
 from dataloader.web.depths import QueueDepths
+from dataloader.web.refusals import Refusals
+from dataloader.web.waiting import Waiting
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +30,9 @@ class WebSettings:
 
     tokens: tuple[Token, ...] = ()
     max_body_bytes: int = 1 << 20
-    max_batch_body_bytes: int = 16 << 20
+    max_batch_body_bytes: int = 8 << 20
+    max_connections: int = 500
+    max_waits: int = 200
 
 
 @attrs.frozen
@@ -63,6 +69,12 @@ class Services:
     registry: CollectorRegistry
     depths: QueueDepths = attrs.field(init=False)
     served_queues: ServedQueues = attrs.field(init=False)
+    refusals: Refusals = attrs.field(init=False)
+    waiting: Waiting = attrs.field(init=False)
+    receiving: Bound = attrs.field(init=False)
+    sending: Bound = attrs.field(init=False, factory=lambda: Bound(MOST_SENT))
+    connections: Connections = attrs.field(init=False)
+    at_work: Bound = attrs.field(init=False)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
@@ -71,3 +83,23 @@ class Services:
     @served_queues.default
     def _served_queues_of_the_database(self) -> ServedQueues:
         return ServedQueues(self.database)
+
+    @receiving.default
+    def _receiving_two_batches_at_least(self) -> Bound:
+        return Bound(max(MOST_RECEIVED, 2 * self.settings.max_batch_body_bytes))
+
+    @connections.default
+    def _connections_within_the_files(self) -> Connections:
+        return Connections(most_connections(self.settings.max_connections), self.refusals)
+
+    @at_work.default
+    def _at_work_of_the_connections(self) -> Bound:
+        return Bound(self.connections.most_at_work)
+
+    @refusals.default
+    def _refusals_in_the_registry(self) -> Refusals:
+        return Refusals(self.registry)
+
+    @waiting.default
+    def _waiting_in_bounds(self) -> Waiting:
+        return Waiting(self.database, self.waits, self.refusals, self.settings.max_waits)

@@ -33,8 +33,8 @@ HEALTH_MS = 20
 KIB, MIB = 1 << 10, 1 << 20
 TRIGGER = "/api/v1/jobs/trigger"
 JSON, CHUNKED = "Content-Type: application/json", "Transfer-Encoding: chunked"
-IDLE_S, BODY_S, STALLED_S = 75, 30, 10
-"""When the server ends a connection that sends no request, a body that does not come, a reader that does not read."""
+HEADER_S, IDLE_S, BODY_S, STALLED_S = 10, 75, 30, 10
+"""When the server ends a connection without a header, an idle one, one without a body, one that takes no answer."""
 GRACE_S = 15
 """For a slow machine."""
 
@@ -130,25 +130,22 @@ async def health_measured():
 async def test_thousands_of_idle_connections_cost_little_and_hold_nobody_up(
     unmeasured, descriptors, serve, add, row_when
 ):
-    """A third says nothing, a third begins a request, a third keeps its connection after an answer; some drip on.
+    """Each keeps its connection after an answer; some begin another request, and drip on.
 
     The bound: 100 KiB for a connection, and 32 MiB.
     """
-    service = await serve()
+    service = await serve(max_connections=IDLE_CONNECTIONS + SPARE)
     await health_ms(service, 10)
     before = memory(service)
     streams = []
     places = trio.CapacityLimiter(100)
 
-    async def open_one(number):
+    async def open_one():
         async with places:
             stream = await connect(service)
             streams.append(stream)
-            if number % 3 == 1:
-                await stream.send_all(b"GET /health HTTP/1.1\r\nX-Slow: ")
-            elif number % 3 == 2:
-                await stream.send_all(request())
-                await answer(stream)
+            await stream.send_all(request())
+            await answer(stream)
 
     async def drip(slow):
         while True:
@@ -161,8 +158,8 @@ async def test_thousands_of_idle_connections_cost_little_and_hold_nobody_up(
         async with health_measured() as took_ms:
             with trio.fail_after(180):
                 async with trio.open_nursery() as nursery:
-                    for number in range(IDLE_CONNECTIONS):
-                        nursery.start_soon(open_one, number)
+                    for _ in range(IDLE_CONNECTIONS):
+                        nursery.start_soon(open_one)
             await until(_now(open_files, service), lambda count: count >= IDLE_CONNECTIONS)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(drip, streams[:100])
@@ -202,7 +199,7 @@ def _now(read, *args):
 
 
 async def test_clients_that_say_nothing_or_too_little_are_ended_in_time(unmeasured, serve):  # noqa: C901 - a client each
-    """In 75 s without a whole request, also if it is about to come all the time; in 30 s without a whole body."""
+    """In 10 s without a whole header, also if it is about to come all the time; in 30 s without a whole body."""
     service = await serve()
     ended = Counter()
 
@@ -236,7 +233,7 @@ async def test_clients_that_say_nothing_or_too_little_are_ended_in_time(unmeasur
             nursery.cancel_scope.cancel()
         return received
 
-    bounds = {silent: IDLE_S, idle_after_an_answer: IDLE_S, slow_header: IDLE_S, slow_body: BODY_S}
+    bounds = {silent: HEADER_S, idle_after_an_answer: IDLE_S, slow_header: HEADER_S, slow_body: BODY_S}
 
     async def see_the_end(client, bound_s):
         stream = await connect(service)
@@ -330,11 +327,11 @@ async def test_bodies_without_an_end_are_refused(unmeasured, serve, add):
 async def test_clients_that_never_read_are_ended_and_hold_no_more_than_their_answers(unmeasured, serve, add):
     """The bound: four times the answer for each of the five that ask for a long one, and 32 MiB."""
     service = await serve()
-    length = 8 * MIB
+    length = MIB * 3 // 2
     job_id = await add("no such task", {"long": "x" * length}, queue="x")
     await health_ms(service, 10)
     before = memory(service)
-    one, many = request(f"/api/v1/jobs/{job_id}"), request("/openapi.json") * 1_000
+    one, many = request(f"/api/v1/jobs/{job_id}") * 20, request("/openapi.json") * 1_000
     clients = [await connect(service, receive_buffer=4_096) for _ in range(10)]
 
     async def send(stream, data):
@@ -364,7 +361,7 @@ async def test_a_process_without_a_free_descriptor_runs_its_jobs_and_answers_whe
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files(service) + 10, limits[1]))
     streams = [await connect(service) for _ in range(50)]
     try:
-        await service.logged("accept returned EMFILE")
+        await service.logged("the HTTP server is at a limit")
         await row_when(await add("quick"), "succeeded")
     finally:
         for stream in streams:

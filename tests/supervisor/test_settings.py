@@ -218,7 +218,7 @@ def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
         ),
         (
             {"DL_MAX_BODY_BYTES": "20000000"},
-            "DL_MAX_BATCH_BODY_BYTES: '16777216' is not allowed; at least DL_MAX_BODY_BYTES (20000000)",
+            "DL_MAX_BATCH_BODY_BYTES: '8388608' is not allowed; at least DL_MAX_BODY_BYTES (20000000)",
         ),
         (
             {"DL_LOCK_DSN": DSN},

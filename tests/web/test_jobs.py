@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
+from prometheus_client import CollectorRegistry
 
 from dataloader.web import decoding, jobs
 from dataloader.web.problems import ProblemError
+from dataloader.web.refusals import Refusals
 from dataloader.web.schemas import BatchRequest
 
 pytestmark = pytest.mark.requirement("Q2")
@@ -147,9 +149,9 @@ async def test_a_batch_is_added_in_order_all_or_none(open_web, database):
         assert database.psql("SELECT count(*) FROM dl_jobs") == "1000"
 
 
-@pytest.mark.parametrize(("number", "looked_at"), [(1_000, ["", "jobs[500]"]), (20_000, [""])])
-def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monkeypatch, number, looked_at):
-    """That takes a millisecond for each job, in which the loop stands still."""
+@pytest.mark.parametrize(("number", "looked_at"), [(1_000, ["", "jobs[500]"]), (10_000, [""])])
+async def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monkeypatch, number, looked_at):
+    """That takes a millisecond for each job."""
     looked, look = [], decoding._struct_faults
 
     def looking(value, kind, path, *, strict):
@@ -159,7 +161,9 @@ def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monkeypatc
     monkeypatch.setattr(decoding, "_struct_faults", looking)
     jobs = [BODY] * 500 + [BODY | {"priority": "high"}] + [BODY] * (number - 501)
     with pytest.raises(ProblemError):
-        decoding.decode_body(json.dumps({"jobs": jobs}).encode(), BatchRequest)
+        await decoding.decode_body(
+            bytearray(json.dumps({"jobs": jobs}).encode()), BatchRequest, Refusals(CollectorRegistry())
+        )
     assert looked == looked_at
 
 

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.requirement("Q2")
 
 LEAST_ROLE = {
     ("GET", "/api/v1/jobs"): "read",
-    ("GET", "/api/v1/jobs/<job_id>"): "read",
-    ("GET", "/api/v1/jobs/<job_id>/status"): "read",
-    ("GET", "/api/v1/jobs/<job_id>/events"): "read",
-    ("GET", "/api/v1/jobs/<job_id>/logs"): "read",
+    ("GET", "/api/v1/jobs/<uuid:job_id>"): "read",
+    ("GET", "/api/v1/jobs/<uuid:job_id>/status"): "read",
+    ("GET", "/api/v1/jobs/<uuid:job_id>/events"): "read",
+    ("GET", "/api/v1/jobs/<uuid:job_id>/logs"): "read",
     ("GET", "/api/v1/runs"): "read",
-    ("GET", "/api/v1/runs/<run_id>/timeline"): "read",
-    ("GET", "/api/v1/runs/<run_id>/failures"): "read",
+    ("GET", "/api/v1/runs/<uuid:run_id>/timeline"): "read",
+    ("GET", "/api/v1/runs/<uuid:run_id>/failures"): "read",
     ("GET", "/api/v1/loads"): "read",
     ("GET", "/api/v1/loads/<path:load>"): "read",
     ("GET", "/api/v1/loads/<path:load>/failures"): "read",
@@ -32,10 +32,10 @@ LEAST_ROLE = {
     ("GET", "/metrics"): "read",
     ("POST", "/api/v1/jobs/trigger"): "operate",
     ("POST", "/api/v1/jobs/trigger/batch"): "operate",
-    ("POST", "/api/v1/jobs/<job_id>/cancel"): "operate",
-    ("POST", "/api/v1/jobs/<job_id>/retry"): "operate",
-    ("POST", "/api/v1/jobs/<job_id>/run-now"): "operate",
-    ("PATCH", "/api/v1/jobs/<job_id>"): "operate",
+    ("POST", "/api/v1/jobs/<uuid:job_id>/cancel"): "operate",
+    ("POST", "/api/v1/jobs/<uuid:job_id>/retry"): "operate",
+    ("POST", "/api/v1/jobs/<uuid:job_id>/run-now"): "operate",
+    ("PATCH", "/api/v1/jobs/<uuid:job_id>"): "operate",
     ("POST", "/api/v1/queues/<path:queue>/pause"): "operate",
     ("POST", "/api/v1/queues/<path:queue>/resume"): "operate",
     ("POST", "/api/v1/jobs/cancel"): "admin",
@@ -50,7 +50,7 @@ JOB = {"queue": "q", "task": "t", "lock_key": "k"}
 BODIES = {
     ("POST", "/api/v1/jobs/trigger"): JOB,
     ("POST", "/api/v1/jobs/trigger/batch"): {"jobs": [JOB]},
-    ("PATCH", "/api/v1/jobs/<job_id>"): {"priority": 1},
+    ("PATCH", "/api/v1/jobs/<uuid:job_id>"): {"priority": 1},
     ("POST", "/api/v1/jobs/cancel"): {"queue": "none such"},
     ("POST", "/api/v1/jobs/retry"): {"queue": "none such"},
 }
@@ -68,7 +68,7 @@ UNKNOWN_JOB = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 
 
 def address(rule):
-    return re.sub(r"<(?:path:)?(\w+)>", lambda part: UNKNOWN_JOB if part[1].endswith("_id") else "q", rule)
+    return re.sub(r"<(?:\w+:)?(\w+)>", lambda part: UNKNOWN_JOB if part[1].endswith("_id") else "q", rule)
 
 
 def described(rule):

@@ -1,0 +1,345 @@
+"""Who may be connected, for how long, and who gives way."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import re
+from contextlib import asynccontextmanager
+
+import h11
+import hypercorn.protocol.h11
+import pytest
+import structlog
+import trio
+from conditions import until
+from hypercorn.protocol.http_stream import HTTPStream
+from prometheus_client import CollectorRegistry
+from quart.wrappers.request import Body as QuartBody
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+from dataloader.web import connections, http1, refusals
+from dataloader.web.bodies import Body
+from dataloader.web.connections import Connections, Phase, most_connections
+from dataloader.web.refusals import Refusal, Refusals
+
+pytestmark = pytest.mark.requirement("Q5")
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+TRIGGER = (
+    b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 70\r\n\r\n"
+)
+
+
+async def connect(web):
+    host, port = web.url.removeprefix("http://").split(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+async def answered(stream, ending=b'"ok"}'):
+    received = b""
+    while not received.endswith(ending):
+        part = await stream.receive_some(65_536)
+        assert part, received
+        received += part
+    return received
+
+
+async def rest(stream):
+    """All that comes until the server ends the connection."""
+    received = b""
+    try:
+        async for part in stream:
+            received += part
+    except trio.BrokenResourceError:
+        pass
+    return received
+
+
+async def ended(streams):
+    """How many of them the server has ended, one at least."""
+    found = []
+
+    async def wait(stream):
+        assert await rest(stream) == b""
+        found.append(stream)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for stream in streams:
+            nursery.start_soon(wait, stream)
+    return len(found)
+
+
+async def in_phase(web, phase, number):
+    async def count():
+        return web.services.connections.count(phase)
+
+    await until(count, lambda count: count == number)
+
+
+async def refused(web, kind, number=1):
+    async def count():
+        return web.services.refusals.counts[kind]
+
+    return await until(count, lambda count: count >= number)
+
+
+@asynccontextmanager
+async def filled(web, number, head=b""):
+    """So many connections that have sent `head`, and are known to the server."""
+    streams = []
+    try:
+        for _ in range(number):
+            streams.append(await connect(web))
+            await streams[-1].send_all(head)
+            if head == HEALTH:
+                await answered(streams[-1])
+                await in_phase(web, Phase.IDLE, len(streams))
+        yield streams
+    finally:
+        for stream in streams:
+            stream.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        (b"", b""),
+        (b"GET /health HTTP/1.1\r\nX-Slow: ", b""),
+        (TRIGGER, b"{"),
+        (HEALTH, b""),
+    ],
+    ids=["idle from the start", "slow headers", "slow bodies", "idle after an answer"],
+)
+async def test_when_all_connections_are_taken_the_oldest_that_waits_gives_way_to_a_probe(open_web, head, kept):
+    async with open_web(max_connections=8) as web, filled(web, 8, head + kept) as streams:
+        await in_phase(web, Phase.RECEIVING if kept else Phase.IDLE, 8)
+        with trio.fail_after(20):
+            async with await connect(web) as probe:
+                await probe.send_all(HEALTH)
+                assert b" 200 " in await answered(probe)
+            assert web.services.refusals.counts[Refusal.GAVE_WAY] == 1
+            assert await ended(streams) == 1
+
+
+async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_probes(open_web):
+    async with open_web(max_connections=8) as web:
+        job_id = await web.trigger()
+        wait = f"GET /api/v1/jobs/{job_id}/status?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        async with filled(web, 7, wait) as streams:
+            # Six of eight may be at work.
+            await refused(web, Refusal.BUSY)
+            with trio.fail_after(20):
+                for _ in range(12):
+                    async with await connect(web) as probe:
+                        await probe.send_all(HEALTH)
+                        assert b" 200 " in await answered(probe)
+                assert web.services.at_work.held == 6
+                await in_phase(web, Phase.WORKING, 6)
+                web.services.waiting.answer_all()
+                await in_phase(web, Phase.WORKING, 0)
+                statuses = [(await stream.receive_some(65_536))[9:12] for stream in streams]
+                assert sorted(statuses) == [b"200"] * 6 + [b"503"]
+
+
+class Stub:
+    def __init__(self, closed):
+        self.closed = closed
+
+    def give_way(self):
+        self.closed.append(self)
+
+
+def test_idle_ones_go_first_then_those_that_receive_then_those_that_send_and_none_at_work():
+    closed = []
+    crowd = Connections(4, Refusals(CollectorRegistry()))
+    working, sending, receiving, idle = clients = [Stub(closed) for _ in range(4)]
+
+    async def fill():
+        for client in clients:
+            assert crowd.enter(client)
+        for client, phase in zip(clients, reversed(Phase), strict=True):
+            crowd.move(client, phase)
+        newcomers = [Stub(closed) for _ in range(4)]
+        for newcomer in newcomers[:3]:
+            assert crowd.enter(newcomer)
+            crowd.move(newcomer, Phase.WORKING)
+        assert closed == [idle, receiving, sending]
+        assert not crowd.enter(newcomers[3])
+        assert (len(crowd), crowd.phase_of(working)) == (4, Phase.WORKING)
+        crowd.leave(working)
+        assert crowd.enter(newcomers[3])
+
+    trio.run(fill)
+
+
+def test_connections_leave_a_quarter_of_the_files_for_everything_else(monkeypatch):
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (1024, 4096))
+    assert (most_connections(500), most_connections(5_000)) == (500, 768)
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (-1, -1))
+    assert most_connections(5_000) == 5_000
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "], ids=["nothing", "a part"])
+async def test_a_header_that_does_not_come_ends_its_connection(open_web, monkeypatch, head):
+    monkeypatch.setattr(http1, "HEADER_S", 0.3)
+    async with open_web() as web:
+        with trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(head)
+                assert await rest(stream) == b""
+            assert await refused(web, Refusal.LATE_HEADER) == 1
+
+
+async def test_the_header_after_an_answer_has_its_time_from_its_first_byte(open_web, monkeypatch):
+    async with open_web() as web:
+        with trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(HEALTH)
+                await answered(stream)
+                monkeypatch.setattr(http1, "HEADER_S", 0.3)
+                await stream.send_all(HEALTH[:10])
+                assert await rest(stream) == b""
+            assert await refused(web, Refusal.LATE_HEADER) == 1
+
+
+async def test_an_idle_connection_is_kept_for_its_time_and_then_closed_without_being_counted(open_web, monkeypatch):
+    monkeypatch.setattr(http1, "IDLE_S", 0.3)
+    async with open_web() as web:
+        with trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(HEALTH)
+                await answered(stream)
+                assert await rest(stream) == b""
+        assert web.services.refusals.counts == {}
+
+
+async def test_a_client_that_does_not_take_a_piece_of_its_answer_is_ended(open_web, monkeypatch):
+    monkeypatch.setattr(http1, "TAKEN_S", 0.3)
+    async with open_web(max_body_bytes=8 << 20) as web:
+        job_id = await web.trigger(args={"text": "x" * 1_900_000})
+        ask = f"GET /api/v1/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        with trio.fail_after(30):
+            async with await connect(web) as stream:
+                stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
+                await stream.send_all(ask * 8)
+                await refused(web, Refusal.SLOW_READER)
+
+            async def held():
+                return web.services.sending.held
+
+            assert await until(held, lambda held: held == 0) == 0
+
+
+async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go(open_web, monkeypatch):
+    accept, failed = trio.SocketListener.accept, []
+
+    async def fail_once(self):
+        if not failed:
+            failed.append(self)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(self)
+
+    async with open_web() as web, filled(web, 1, HEALTH) as [idle]:
+        monkeypatch.setattr(trio.SocketListener, "accept", fail_once)
+        with structlog.testing.capture_logs() as lines, trio.fail_after(20):
+            # The first one was awaited already.
+            async with await connect(web), await connect(web) as stream:
+                await stream.send_all(HEALTH)
+                assert b" 200 " in await answered(stream)
+            assert await rest(idle) == b""
+        [line] = [line for line in lines if line["log_level"] == "warning"]
+        assert line["event"] == "the HTTP server is at a limit: clients were refused"
+        assert (line["no_file_for_connection"], "exc_info" in line) == (1, False)
+
+
+async def test_refusals_make_a_line_a_minute_and_are_counted_in_the_metrics(open_web, autojump_clock, monkeypatch):
+    del autojump_clock
+    registry = CollectorRegistry()
+    counts = Refusals(registry)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(1_000):
+            counts.count(Refusal.GAVE_WAY)
+        await trio.sleep(refusals.QUIET_S)
+        counts.count(Refusal.WAITS)
+    assert [{name: line[name] for name in line if name in {*Refusal}} for line in lines] == [
+        {"connection_gave_way": 1},
+        {"connection_gave_way": 999, "too_many_waits": 1},
+    ]
+    assert registry.get_sample_value("dataloader_http_refused_total", {"kind": "connection_gave_way"}) == 1_000
+
+
+HIDDEN = b"DELETE /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\nConnection: keep-alive\r\n",
+    ],
+)
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_request_with_two_ends_is_refused_and_what_follows_it_does_not_run(open_web, headers, version):
+    """RFC 9112, 6.1: a proxy may have taken the one end, and we would take the other."""
+    async with open_web() as web:
+        with structlog.testing.capture_logs() as lines, trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(
+                    b"POST /api/v1/jobs/trigger HTTP/%s\r\nHost: localhost\r\n%s\r\n0\r\n\r\n%s"
+                    % (version, headers, HIDDEN)
+                )
+                received = await rest(stream)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", received) == [b"400"]
+        assert [line for line in lines if line["event"] == "request"] == []
+        assert web.services.refusals.counts[Refusal.BAD_FRAMING] == 1
+
+
+async def test_a_chunked_body_of_http_1_0_is_refused(open_web):
+    async with open_web() as web:
+        with trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(
+                    b"GET /health HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+                )
+                assert b" 400 " in await rest(stream)
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_uploads_that_are_cut_off_are_counted_and_nothing_else(open_web, how):
+    async with open_web() as web:
+        with structlog.testing.capture_logs() as lines, trio.fail_after(60):
+            for length in range(0, 750, 10):
+                stream = await connect(web)
+                await stream.send_all(TRIGGER.replace(b" 70\r", b" 90000\r") + b"x" * length * 100)
+                if how == "reset":
+                    stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+                    stream.socket.close()
+                else:
+                    await stream.aclose()
+            await refused(web, Refusal.CUT_BODY, 60)
+        assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
+
+
+def test_what_we_rely_on_of_others_insides_is_there():
+    """Hypercorn's in http1.py, quart-trio's and Quart's in asgi.py; a new version of them may have moved it."""
+    protocol = hypercorn.protocol.h11.H11Protocol
+    for name in ("_check_protocol", "_create_stream", "_send_error_response"):
+        assert inspect.iscoroutinefunction(getattr(protocol, name)), name
+    source = inspect.getsource(protocol)
+    assert "self.stream is None:\n                    break" in source, "after a refused header nothing is read"
+    assert "self.send(Updated(idle=False))" in source
+    assert "self.send(Updated(idle=True))" in source
+    assert "self.task_group.spawn_app(" in inspect.getsource(HTTPStream)
+    assert h11.Connection(h11.SERVER).their_state is h11.IDLE
+    for name in ("__call__", "handle_messages", "handle_request", "_create_request_from_scope", "_send_response"):
+        assert hasattr(TrioASGIHTTPConnection, name), name
+    assert "request.body.append(" in inspect.getsource(TrioASGIHTTPConnection.__mro__[1])
+    for name in ("append", "set_complete"):
+        assert (
+            inspect.signature(getattr(QuartBody, name)).parameters.keys()
+            == inspect.signature(getattr(Body, name)).parameters.keys()
+        )

@@ -1,0 +1,113 @@
+"""Who is connected, how many may be, and who gives way to a newcomer: a connection that waits for its client.
+
+A process has a bounded number of files. If connections took all of them, no probe got in and the database could not be
+reached; so there are fewer of them, and the one that has been idle for longest is closed when another one comes. A
+connection whose request is being worked on never gives way, and fewer requests than connections are worked on at a
+time, so that there is always one that can.
+"""
+
+from __future__ import annotations
+
+import enum
+import resource
+from typing import Final, Protocol
+
+from dataloader.web.refusals import Refusal, Refusals
+
+FILES_FOR_CONNECTIONS: Final = 3, 4
+"""The share of the process's files that connections may take."""
+AT_WORK: Final = 3, 4
+"""The share of the connections whose requests may be at work at a time."""
+
+
+class Phase(enum.IntEnum):
+    """What a connection does. The first phases give way first."""
+
+    IDLE = 0
+    """The server waits for a request, or for the rest of its header."""
+    RECEIVING = 1
+    """The server waits for a request's body."""
+    SENDING = 2
+    """The client takes its answer."""
+    WORKING = 3
+    """The request is being worked on: never gives way."""
+
+
+class Client(Protocol):
+    """What `Connections` must be able to do with a connection."""
+
+    def give_way(self) -> None:
+        """Close the socket at once."""
+
+
+def most_connections(wanted: int) -> int:
+    """How many connections there may be: `wanted`, but no more than the process's files allow."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    share, of = FILES_FOR_CONNECTIONS
+    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files * share // of))
+
+
+class Connections:
+    """All connections of a server, by phase, in each those first that have been in it for longest."""
+
+    def __init__(self, most: int, refusals: Refusals) -> None:
+        """`most` is how many there may be."""
+        self.most = most
+        self._refusals = refusals
+        self._phases: dict[Client, Phase] = {}
+        self._order: dict[Phase, dict[Client, None]] = {phase: {} for phase in Phase}
+
+    @property
+    def most_at_work(self) -> int:
+        """How many requests may be worked on at a time."""
+        share, of = AT_WORK
+        return max(1, self.most * share // of)
+
+    def count(self, phase: Phase) -> int:
+        """How many there are in `phase`."""
+        return len(self._order[phase])
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._phases)
+
+    def enter(self, client: Client) -> bool:
+        """Take a new connection in; another one may have to give way. False if there is no room."""
+        if len(self) >= self.most and not self.make_room():
+            self._refusals.count(Refusal.NO_ROOM)
+            return False
+        self.move(client, Phase.IDLE)
+        return True
+
+    def make_room(self) -> bool:
+        """Let the connection go that can best be spared. False if all are being worked on."""
+        for phase in Phase:
+            if phase is not Phase.WORKING and self._order[phase]:
+                oldest = next(iter(self._order[phase]))
+                self.leave(oldest)
+                oldest.give_way()
+                self._refusals.count(Refusal.GAVE_WAY)
+                return True
+        return False
+
+    def move(self, client: Client, phase: Phase) -> None:
+        """The connection is in `phase` from now on."""
+        self.leave(client)
+        self._phases[client] = phase
+        self._order[phase][client] = None
+
+    def leave(self, client: Client) -> None:
+        """The connection has ended, or is about to."""
+        phase = self._phases.pop(client, None)
+        if phase is not None:
+            del self._order[phase][client]
+
+    def phase_of(self, client: Client) -> Phase | None:
+        """What the connection does; None when it has left."""
+        return self._phases.get(client)
+
+    def close_idle(self) -> None:
+        """The server ends: nobody waits for another request."""
+        for client in [*self._order[Phase.IDLE]]:
+            self.leave(client)
+            client.give_way()

@@ -1,0 +1,229 @@
+"""A client's connection, over Hypercorn's HTTP/1.1: all that we rely on of Hypercorn's inside is in this file.
+
+Hypercorn's own connection has one timer, for idle ones, and shields its sends without a deadline. This one has a
+deadline for each header and for each piece of an answer, and tells `Connections` what it does, so that it can give way.
+HTTP/1.1 alone is spoken: whoever may connect could end the whole server by what Hypercorn's HTTP/2 does not catch, or
+hold connections for which no timer runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import attrs
+import h11
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
+from hypercorn.utils import parse_socket_addr
+
+from dataloader.web.connections import Connections, Phase
+from dataloader.web.refusals import Refusal, Refusals
+
+log = structlog.get_logger(__name__)
+
+HEADER_S: Final = 10.0
+"""What a request's header may take, from the connection's begin or from its own first byte."""
+IDLE_S: Final = 75.0
+"""How long a connection is kept for the next request."""
+TAKEN_S: Final = 10.0
+"""In this time a client has to take the piece of an answer that is sent to it."""
+CLOSE_S: Final = 1.0
+_RECEIVE: Final = 1 << 16
+
+
+@attrs.frozen
+class Server:
+    """What all connections of a server share."""
+
+    app: AppWrapper
+    config: Config
+    context: WorkerContext
+    connections: Connections
+    refusals: Refusals
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1 that is never switched to HTTP/2, and in which nobody hides a request in another one's body."""
+
+    def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._refusals = refusals
+
+    async def _check_protocol(self, event: Any) -> None:
+        """No upgrade is offered: whoever asks for one is answered by HTTP/1.1."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        # RFC 9112, 6.1: where a proxy and we may see different ends of a body, nothing after it can be trusted.
+        names = {name for name, _ in request.headers}
+        if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+            self._refusals.count(Refusal.BAD_FRAMING)
+            await self._send_error_response(400)
+            await self.send(Closed())
+            return
+        await super()._create_stream(request)
+        # After a handshake of a WebSocket was refused.
+        if isinstance(self.stream, WSStream) and self.stream.closed:
+            await self.send(Closed())
+
+
+class Tasks:
+    """What Hypercorn starts on a connection: the app, once for each request. In the place of its own `TaskGroup`.
+
+    There a message for an app that has ended waits for ever, and with it the connection.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    async def spawn_app(
+        self, app: AppWrapper, _config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Start the app for a request; what comes for it is to be put into the function that comes back."""
+        putting, getting = trio.open_memory_channel[ASGIReceiveEvent](1)
+        self._nursery.start_soon(self._run, app, scope, getting, send)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            with suppress(trio.BrokenResourceError):
+                await putting.send(message)
+
+        return put
+
+    async def _run(
+        self,
+        app: AppWrapper,
+        scope: Scope,
+        getting: trio.MemoryReceiveChannel[ASGIReceiveEvent],
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        try:
+            with getting:
+                await app(scope, getting.receive, send, trio.to_thread.run_sync, trio.from_thread.run)
+        except* Exception:
+            log.exception("a request failed outside of its view")
+        await send(None)
+
+
+class Connection:
+    """One client's connection. Whatever comes on it ends no other; when the client has gone nothing keeps it open."""
+
+    def __init__(self, server: Server, stream: trio.SocketStream) -> None:
+        self._server = server
+        self._connections = server.connections
+        self._refusals = server.refusals
+        self._stream = stream
+        self._sending = trio.Lock()
+        self._reading = trio.CancelScope(deadline=trio.current_time() + HEADER_S)
+        self._header_began = True
+
+    async def run(self) -> None:
+        """Serve it to its end. It is in `connections` already."""
+        try:
+            await self._serve()
+        except* OSError:
+            pass  # the client has gone
+        except* Exception as group:  # noqa: BLE001 - whatever comes on one connection ends no other
+            log.info("a connection was ended: what came was no HTTP", error=str(group.exceptions[0]))
+        finally:
+            self._connections.leave(self)
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._close()
+
+    def give_way(self) -> None:
+        """Close the socket at once: what waits for it hears of that."""
+        self._stream.socket.close()
+
+    async def _serve(self) -> None:
+        connected = self._stream.socket
+        peer = parse_socket_addr(connected.family, connected.getpeername())
+        here = parse_socket_addr(connected.family, connected.getsockname())
+        async with trio.open_nursery() as nursery:
+            self._protocol = Http1(
+                self._server.app,
+                self._server.config,
+                self._server.context,
+                Tasks(nursery),
+                ConnectionState({}),
+                ssl=False,
+                client=peer,
+                server=here,
+                send=self._send,
+                refusals=self._refusals,
+            )
+            with self._reading:
+                await self._read()
+            if self._reading.cancelled_caught and self._header_began:
+                self._refusals.count(Refusal.LATE_HEADER)
+            await self._protocol.handle(Closed())
+
+    async def _read(self) -> None:
+        while data := await self._receive():
+            phase = self._connections.phase_of(self)
+            if phase is Phase.IDLE and not self._header_began:
+                self._header_began = True
+                self._reading.deadline = trio.current_time() + HEADER_S
+            await self._protocol.handle(RawData(data))
+            if self._connections.phase_of(self) is Phase.RECEIVING and self._has_all():
+                self._connections.move(self, Phase.WORKING)
+        if self._connections.phase_of(self) is Phase.RECEIVING:
+            self._refusals.count(Refusal.CUT_BODY)
+
+    async def _receive(self) -> bytes:
+        """What has come; nothing when the connection has ended, whoever ended it."""
+        try:
+            return bytes(await self._stream.receive_some(_RECEIVE))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    def _has_all(self) -> bool:
+        return self._protocol.connection.their_state is not h11.SEND_BODY
+
+    async def _send(self, event: Event) -> None:
+        """What the protocol has for the client, or to say of itself."""
+        if isinstance(event, RawData):
+            await self._send_data(event.data)
+        elif isinstance(event, Closed):
+            await self._close()
+            await self._protocol.handle(Closed())
+        elif isinstance(event, Updated) and self._connections.phase_of(self) is not None:
+            # The next header may have begun while this request was answered.
+            self._header_began = event.idle and bool(self._protocol.connection.trailing_data[0])
+            self._connections.move(self, Phase.IDLE if event.idle else Phase.RECEIVING)
+            wait_s = HEADER_S if self._header_began else IDLE_S
+            self._reading.deadline = trio.current_time() + wait_s if event.idle else math.inf
+
+    async def _send_data(self, data: bytes) -> None:
+        if not data:
+            return
+        async with self._sending:
+            before = self._connections.phase_of(self)
+            if before is not None:
+                self._connections.move(self, Phase.SENDING)
+            # Half of an answer is none, so a cancellation waits for this; and not for long.
+            with trio.move_on_after(TAKEN_S, shield=True) as sending:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    self._connections.leave(self)
+            if sending.cancelled_caught:
+                self._refusals.count(Refusal.SLOW_READER)
+                self._connections.leave(self)
+                self.give_way()
+            if before is not None and self._connections.phase_of(self) is not None:
+                self._connections.move(self, before)
+                return
+        await self._protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        self._connections.leave(self)
+        with suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+            await self._stream.send_eof()
+        await self._stream.aclose()
