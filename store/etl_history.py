@@ -27,6 +27,7 @@ from dataloader.store.etl_merge import (
     Merge,
     affected,
     aio_analyze,
+    aio_compare_all,
     aio_drop_duplicates,
     aio_empty,
     aio_merge,
@@ -152,15 +153,17 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     with told_of_targets():
         await aio_analyze(connection, history.segment)
         duplicates = await aio_drop_duplicates(connection, history.segment, history.key)
-        withdrawn = mended = 0
+        withdrawn = mended = closed = 0
         if instant == last:
-            withdrawn = await statements.aio_run(connection, statements.withdraw) if history.complete else 0
+            if history.complete:
+                withdrawn = await aio_compare_all(connection, statements.withdraw, *statements.arguments)
             await statements.aio_run(connection, statements.revert)
             mended = await statements.aio_run(connection, statements.reopen)
             mended += await statements.aio_run(connection, statements.replace)
         filled = affected(await connection.execute(statements.fill, *statements.arguments[:2]))
         await statements.aio_run(connection, statements.end_changed)
-        closed = await statements.aio_run(connection, statements.end_missing) if history.complete else 0
+        if history.complete:
+            closed = await aio_compare_all(connection, statements.end_missing, *statements.arguments)
         [born] = await connection.fetch(statements.begin, *statements.arguments)
         rows = await aio_empty(connection, history.segment, history.rows - duplicates)
     # Without a complete snapshot not all current versions have a value in an added column yet.

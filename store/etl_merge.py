@@ -140,7 +140,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
         deleted = 0
         if merge.scope is not None and merge.deleted is not None:
             mark, bounds = _mark(merge, merge.deleted, merge.scope)
-            deleted = affected(await connection.execute(mark, *mine, *bounds))
+            deleted = await aio_compare_all(connection, mark, *mine, *bounds)
         rows = await aio_empty(connection, segment, merge.rows - duplicates)
     return Counts(
         inserted=inserted,
@@ -190,6 +190,18 @@ async def aio_analyze(connection: Any, segment: Segment) -> None:
     many rows and values there are is enough, so a tenth of the usual sample does.
     """
     await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.stage)}")
+
+
+async def aio_compare_all(connection: Any, statement: str, *args: object) -> int:
+    """Run what looks in a whole snapshot for each row of the target (asyncio-flavoured); how many it wrote comes back.
+
+    Servers before 16 can't hash the smaller side of an anti-join. Of a target with statistics older than its newest
+    rows they expect hardly any, and would read the snapshot once for each.
+    """
+    await connection.execute("SET LOCAL enable_nestloop = off")
+    tag = await connection.execute(statement, *args)
+    await connection.execute("SET LOCAL enable_nestloop = on")
+    return affected(tag)
 
 
 async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[str]) -> int:

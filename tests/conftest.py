@@ -1,25 +1,27 @@
-"""Fixtures for all tests: PostgreSQL servers (`--pg 18,16` runs the database tests on each) and databases on them."""
+"""Fixtures for all tests: PostgreSQL servers (`--pg 18,15` runs the database tests on each) and databases on them."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import broken
 import pytest
-from databases import postgres_server
+from databases import is_at_hand, postgres_server
 
 pytest_plugins = ["services"]
 
 VERSIONS = pytest.StashKey[list[int]]()
+MISSING = pytest.StashKey[list[int]]()
 # A database for each test is some gigabytes of writes: in memory they take half the time, and the same each time.
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 4 * 2**30
 
 
 def pytest_addoption(parser):
-    parser.addoption("--pg", default="18", help="such as 18,16: tests/store runs on each, all else on the first")
+    parser.addoption("--pg", default="18", help="such as 18,15: tests of the SQL run on each, all else on the first")
     parser.addoption(
         "--second-chance", action="store_true", help="these have failed; none of what must never fail runs"
     )
@@ -29,7 +31,20 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if name := config.getoption("--without"):
         broken.take_out(name)
-    config.stash[VERSIONS] = [int(version) for version in config.getoption("--pg").split(",")]
+    versions = [int(version) for version in config.getoption("--pg").split(",")]
+    config.stash[VERSIONS] = [version for version in versions if is_at_hand(version)]
+    config.stash[MISSING] = [version for version in versions if not is_at_hand(version)]
+    if config.stash[MISSING] and "CI" in os.environ:
+        pytest.exit(_missing(config), returncode=1)
+
+
+def pytest_report_header(config):
+    return _missing(config) if config.stash[MISSING] else None
+
+
+def _missing(config):
+    versions = ", ".join(map(str, config.stash[MISSING]))
+    return f"no test runs on PostgreSQL {versions}: install Debian's package, or name the programs by POSTGRES_BIN_…"
 
 
 @pytest.hookimpl(trylast=True)
@@ -47,8 +62,8 @@ def _requirements(item):
 def pytest_generate_tests(metafunc):
     if "postgres" in metafunc.fixturenames:
         versions = metafunc.config.stash[VERSIONS]
-        if "store" not in metafunc.definition.path.parts:
-            # What is not SQL does not depend on the server's version.
+        # What is not SQL does not depend on the server's version.
+        if "store" not in metafunc.definition.path.parts and not metafunc.definition.get_closest_marker("each_server"):
             versions = versions[:1]
         metafunc.parametrize("postgres", versions, indirect=True, scope="session", ids=[f"pg{v}" for v in versions])
 

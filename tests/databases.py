@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from dataloader.store.embedded import EmbeddedPostgres, embedded_postgres
 from dataloader.store.loop import Loop, open_loop
 from dataloader.store.migrations import migrate
 
+EMBEDDED: Final = (16, 18)
+"""The versions that the embedded package carries."""
 SETTINGS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -108,10 +111,24 @@ async def migrate_template(dsn: str) -> None:
         await migrate(database)
 
 
+def programs_of(version: int) -> Path | None:
+    """The folder of this version's programs: by `POSTGRES_BIN_15` or Debian's package; None for the embedded ones."""
+    if version in EMBEDDED:
+        return None
+    return Path(os.environ.get(f"POSTGRES_BIN_{version}", f"/usr/lib/postgresql/{version}/bin"))
+
+
+def is_at_hand(version: int) -> bool:
+    """Whether there are programs of this version."""
+    programs = programs_of(version)
+    return programs is None or (programs / "initdb").exists()
+
+
 @contextlib.contextmanager
 def postgres_server(version: int, data_dir: Path) -> Iterator[PostgresServer]:
     """A server without durability in `data_dir`, for as long as the block lasts."""
-    with embedded_postgres(data_dir, version=version, extra_settings=SETTINGS) as embedded:
+    programs = programs_of(version)
+    with embedded_postgres(data_dir, version=version, extra_settings=SETTINGS, bin_dir=programs) as embedded:
         yield PostgresServer(embedded)
 
 

@@ -10,6 +10,7 @@ import pytest
 import trio
 from etl_loads import STAGE, open_load
 
+from dataloader.flows.etl.rows import LineEncoder
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl_merge import Counts, Merge, Mode, Scope
 from dataloader.store.etl_tables import SEQUENCE, quote
@@ -240,6 +241,23 @@ async def test_only_rows_of_the_window_are_marked(transactions, raw, scope, gone
     merged = await load.merge([(6, "2020-01-02")], deleted="gone", scope=scope)
     assert merged == Counts(unchanged=1, deleted=len(gone))
     assert await raw.fetchval("SELECT array_agg(id ORDER BY id) FROM target WHERE gone") == gone
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E6")
+async def test_a_snapshot_of_a_day_that_the_statistics_do_not_know_is_compared_in_one_pass(transactions, raw):
+    """They expect hardly any row of it: for so few the whole snapshot may be read again for each."""
+    load = await open_load(transactions, raw, "day date, id int, gone boolean, PRIMARY KEY (day, id)", key="day id")
+    load = attrs.evolve(load, columns=("day", "id"), encoder=LineEncoder(("day", "id")))
+    await load.merge([("2020-01-01", n) for n in range(20_000)])
+    await raw.execute("ANALYZE target")
+    newest = [("2020-01-02", n) for n in range(20_000)]
+    await load.merge(newest)
+    snapshot = {"deleted": "gone", "scope": Scope("day", dt.date(2020, 1, 2))}
+    rows = await load.stage(newest)
+    started = time.monotonic()
+    assert await load.merge_staged(rows, **snapshot) == Counts(unchanged=20_000)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.requirement("E6")
