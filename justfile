@@ -1,6 +1,7 @@
 # Recipes for developers. VENV names another environment than .venv; `./run RECIPE` makes one first.
 
 bin := env("VENV", ".venv") / "bin"
+versions := "18,16,15"
 rooms := "supervisor actors web flows store jobs src"
 
 # ASYNC9 is optional (and this option replaces its default); ASYNC114 wants a list of all that nursery.start takes;
@@ -26,15 +27,22 @@ check: lint types imports
 # Half of the time tests wait, so there are more of them at once than cores. What fails in that crowd is run once more by
 # itself, and then counts; but for tests of what must never happen.
 
-# all tests but the longest faults, those of the SQL on each PostgreSQL that the embedded package carries
-test *args:
-    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg 18,16 {{ args }} \
-        || {{ bin }}/pytest -m "not full" --pg 18,16 --last-failed --last-failed-no-failures none --second-chance {{ args }}
+# all tests but the longest faults, those of the SQL on each PostgreSQL that is supported: two are in the embedded package
+test *args: _servers
+    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg {{ versions }} {{ args }} \
+        || {{ bin }}/pytest -m "not full" --pg {{ versions }} --last-failed --last-failed-no-failures none --second-chance {{ args }}
+
+# The oldest PostgreSQL that is supported, and PgBouncer, are Debian's. Without them the tests say what they leave out; in
+# CI they fail.
+_servers:
+    @test -x /usr/lib/postgresql/15/bin/initdb && test -x /usr/sbin/pgbouncer && exit; \
+        test "$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --no-install-recommends postgresql-15 pgbouncer \
+        || echo "PostgreSQL 15 or PgBouncer is not at hand: apt-get install postgresql-15 pgbouncer" >&2
 
 # the same, and which lines no test has run; half as slow again
-coverage *args:
+coverage *args: _servers
     {{ bin }}/coverage erase
-    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg 18,16 {{ args }}
+    {{ bin }}/coverage run -m pytest -n 2 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
     {{ bin }}/coverage combine --quiet
     {{ bin }}/coverage report
 
@@ -46,9 +54,9 @@ faults *args:
         -o faulthandler_timeout=900 {{ args }}
 
 # the loads, in full, with the real data sets where they are at hand
-loads *args:
+loads *args: _servers
     {{ bin }}/pytest tests/etl tests/store tests/supervisor/test_cli_etl.py tests/web/test_etl.py tests/examples -k "etl or earth" \
-        -n 2 --dist worksteal --pg 18,16 {{ args }}
+        -n 2 --dist worksteal --pg {{ versions }} {{ args }}
 
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.
 

@@ -23,6 +23,13 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that pa
     """The database can't be reached, or answered too late. The write may or may not have happened; try again later."""
 
 
+class AccessDenied(StoreUnavailable):
+    """The server lets nobody in by this address: no such database or role, a wrong password, no right to connect.
+
+    The text names the setting. A process that runs waits for it as for a database that is away; none starts.
+    """
+
+
 class Unstorable(StoreError):  # noqa: N818 - says what the value is
     """A value can't be stored: it is out of range, too large, or no text for PostgreSQL. The value is at fault."""
 

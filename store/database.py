@@ -15,18 +15,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 import attrs
-import msgspec
 import structlog
 import trio
 
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.masking import mask_text
-from dataloader.jobs.text import read_json
+from dataloader.store.connection import LOST_STATEMENTS, connect
 from dataloader.store.loop import Loop, open_loop
 
 P = ParamSpec("P")
@@ -35,30 +33,8 @@ Connection = asyncpg.Connection
 
 log = structlog.get_logger(__name__)
 
-PLANNER: Final = {
-    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a
-    # table that was empty when it was analysed would scan a million rows. Where rows are named by their ids, further
-    # conditions are written `(…) IS TRUE`, which no index serves: else a table with few running rows on record is
-    # walked by status, once for each id. Without sorts the one index that has the wanted order is left. jit would start
-    # at the price of a disabled scan.
-    "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "enable_sort": "off",
-    "jit": "off",
-    # Left to itself the server plans the same few statements anew each time, for half a millisecond: lists of unknown
-    # length look dear to it.
-    "plan_cache_mode": "force_generic_plan",
-}
-PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
-"""What somebody else's SQL is planned with in a transaction on a connection that may have ours."""
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
-
-_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""PostgreSQL counts from here."""
-_FIRST: Final = datetime.min.replace(tzinfo=UTC)
-_LAST: Final = datetime.max.replace(tzinfo=UTC)
 
 _PASSING = (
     asyncpg.PostgresConnectionError,
@@ -108,61 +84,6 @@ class DatabaseOptions:
         return self.connect_timeout_s + self.statement_timeout_s + 2.0
 
 
-async def connect(
-    options: DatabaseOptions,
-    *,
-    direct: bool = False,
-    role: str = "pool",
-    planner: Mapping[str, str] = PLANNER,
-) -> asyncpg.Connection[Any]:
-    """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes."""
-    timeout_ms = str(int(options.statement_timeout_s * 1000))
-    connection = await asyncpg.connect(
-        options.lock_dsn if direct and options.lock_dsn else options.dsn,
-        timeout=options.connect_timeout_s,
-        # The server's is first: it keeps the connection.
-        command_timeout=options.statement_timeout_s + 1,
-        server_settings={
-            "application_name": f"{options.name} {role}",
-            "statement_timeout": timeout_ms,
-            "idle_in_transaction_session_timeout": timeout_ms,
-            "timezone": "UTC",
-            # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
-            "default_transaction_isolation": "read committed",
-            **planner,
-        },
-    )
-    try:
-        # jsonb comes and goes as Python values.
-        await connection.set_type_codec(
-            "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
-        )
-        # PostgreSQL has instants that Python has not; a row of another service may have one.
-        await connection.set_type_codec(
-            "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
-        )
-    except BaseException:
-        connection.terminate()
-        raise
-    return connection
-
-
-def _encode_instant(value: datetime) -> tuple[int]:
-    return ((value - _EPOCH) // timedelta(microseconds=1),)
-
-
-def _decode_instant(value: tuple[int]) -> datetime:
-    """The instant, or the first or the last one that Python knows."""
-    try:
-        return _EPOCH + timedelta(microseconds=value[0])
-    except OverflowError:
-        return _LAST if value[0] > 0 else _FIRST
-
-
-def _encode_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 def said(error: BaseException) -> str:
     """An error of asyncpg's or the network's for people, in one line without secrets."""
     # Not its detail, which quotes rows and so the arguments of jobs.
@@ -177,6 +98,11 @@ def translate(error: BaseException) -> StoreError | None:
         return SchemaError(
             f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or, if that finds nothing to "
             "do, the output of `dataloader migrate --sql` by psql"
+        )
+    if isinstance(error, LOST_STATEMENTS):
+        return StoreError(
+            f"the pooler that DL_DB_DSN leads to does not keep prepared statements ({text}); use PgBouncer 1.21 or"
+            " later with max_prepared_statements of 100 or more"
         )
     if isinstance(error, _PASSING) or (isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY queue" in text):
         return StoreUnavailable(f"the database can't serve us now ({text})")

@@ -20,7 +20,8 @@ from dataloader.jobs.errors import JobNotFound, StoreError
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.store import etl_runs
-from dataloader.store.database import PLANNER_OF_USERS, Database, set_local
+from dataloader.store.connection import PLANNER_OF_USERS
+from dataloader.store.database import Database, set_local
 from dataloader.store.reads import MAX_PAGE, Cursor
 
 MAX_LOADS: Final = 200

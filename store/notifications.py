@@ -12,7 +12,8 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.database import Crossing, Database, connect
+from dataloader.store.connection import connect
+from dataloader.store.database import Crossing, Database
 
 
 @attrs.frozen

@@ -21,12 +21,11 @@ import trio
 
 from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
+from dataloader.store.connection import PLANNER_OF_USERS, connect
 from dataloader.store.database import (
-    PLANNER_OF_USERS,
     Database,
     DatabaseOptions,
     aio_close,
-    connect,
     said,
     set_local,
 )

@@ -28,6 +28,7 @@ import trio
 
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.store import migrations
+from dataloader.store.server_check import TESTED, check_server
 from dataloader.store.workers import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
@@ -130,6 +131,7 @@ async def _answer_waits(parts: Parts) -> None:
 async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     """Wait for the database, bring its schema up to date, check what it can carry; False when a drain came first."""
     prepared = False
+    version: int | None = None
     pause_s = 0.2
     async with trio.open_nursery() as nursery:
 
@@ -140,6 +142,8 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
         nursery.start_soon(stop_waiting)
         while not prepared:
             try:
+                if version is None:
+                    version = await check_server(parts.database)
                 if migrate:
                     applied = await migrations.migrate(parts.database, tell=_tell_of_migration)
                     if applied:
@@ -155,6 +159,8 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
                 pause_s = min(pause_s * 2, 5.0)
         nursery.cancel_scope.cancel()
+    if version is not None and version > TESTED:
+        log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)
     slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
     if prepared and slots > parts.locks.capacity // 2:
         message = (

@@ -1,5 +1,4 @@
-"""PgBouncer itself before PostgreSQL, where one is at hand that keeps prepared statements: 1.21 or later, by
-`PGBOUNCER` or on the path."""
+"""PgBouncer itself before PostgreSQL, by `PGBOUNCER` or on the path. From 1.21 on it keeps prepared statements."""
 
 from __future__ import annotations
 
@@ -24,14 +23,15 @@ NEEDED = (1, 21)
 CONSOLE = "pgbouncer"
 
 
-def find_bouncer():
-    """The program's path, or None and why there is none."""
+def find_bouncer(*, keeps_statements=True):
+    """The program's path, or None and why there is none; with `keeps_statements` one that is new enough for that."""
     program = os.environ.get("PGBOUNCER") or shutil.which(CONSOLE, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
+        assert "CI" not in os.environ, "no PgBouncer is at hand: install Debian's package"
         return None, "no PgBouncer is at hand: name one by PGBOUNCER"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
-    if version < NEEDED:
+    if keeps_statements and version < NEEDED:
         return None, f"{program} is {version}, older than {NEEDED}"
     return program, ""
 
@@ -99,8 +99,13 @@ def _values(body):
 
 
 @asynccontextmanager
-async def open_bouncer(dsn: str, *, size: int, ignored: frozenset[str], program: str) -> AsyncIterator[Bouncer]:
-    """PgBouncer on a free port of this machine, in transaction mode, before the server of `dsn`."""
+async def open_bouncer(
+    dsn: str, *, size: int, ignored: frozenset[str], program: str, mode: str = "transaction", settings: str = ""
+) -> AsyncIterator[Bouncer]:
+    """PgBouncer on a free port of this machine, in transaction mode, before the server of `dsn`.
+
+    `settings` are further lines of its file; by default it keeps prepared statements, if it can.
+    """
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     await listener.aclose()
@@ -116,9 +121,9 @@ listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
+pool_mode = {mode}
 default_pool_size = {size}
-max_prepared_statements = 100
+{settings or "max_prepared_statements = 100"}
 ignore_startup_parameters = {", ".join(sorted(ignored))}
 """
         with _running(program, ini) as process:

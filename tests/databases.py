@@ -96,8 +96,9 @@ class PostgresServer:
     def _create(self, name: str, template: str) -> Database:
         # Copying files (a reflink where the file system can) beats writing each page to the log.
         clone = "set file_copy_method = clone;" if self.version >= 18 else ""
+        strategy = "strategy file_copy" if self.version >= 15 else ""
         drops = "".join(f"drop database {done.name} with (force);" for done in self._done_with)
-        self._administer(f"{clone} create database {name} template {template} strategy file_copy; {drops}")
+        self._administer(f"{clone} create database {name} template {template} {strategy}; {drops}")
         self._done_with.clear()
         return Database(name, self.embedded)
 

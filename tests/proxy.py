@@ -51,12 +51,16 @@ class Link:
 
 @attrs.define
 class Proxy:
-    """Running; `dsn` leads through it. `delay_s` and up to `jitter_s` more pass before each piece of data goes on."""
+    """Running; `dsn` leads through it. `delay_s` and up to `jitter_s` more pass before each piece of data goes on.
+
+    `reworded` are bytes that answers have, and as many that they get instead.
+    """
 
     dsn: str
     _socket: str
     delay_s: float = 0
     jitter_s: float = 0
+    reworded: tuple[bytes, bytes] = (b"", b"")
     _holds: set[Hold] = attrs.field(factory=set)
     _changed: trio.Event = attrs.field(factory=trio.Event)
     _links: set[Link] = attrs.field(factory=set)
@@ -116,7 +120,7 @@ class Proxy:
                 if self.delay_s or self.jitter_s:
                     await trio.sleep(self.delay_s + random.uniform(0, self.jitter_s))
                 await self._held_back(link, answers=answers)
-                await sink.send_all(data)
+                await sink.send_all(data.replace(*self.reworded) if answers and self.reworded[0] else data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         await self._held_back(link, answers=answers)

@@ -30,7 +30,8 @@ import attrs
 import structlog
 
 from dataloader.jobs.errors import SchemaError
-from dataloader.store.database import Database, connect
+from dataloader.store.connection import connect
+from dataloader.store.database import Database
 from dataloader.store.migrations import function_set
 
 log = structlog.get_logger(__name__)

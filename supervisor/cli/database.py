@@ -16,6 +16,7 @@ from dataloader.jobs.errors import ConfigError
 from dataloader.store import migrations
 from dataloader.store.database import open_database
 from dataloader.store.embedded import embedded_postgres
+from dataloader.store.server_check import check_server
 from dataloader.supervisor.cli.output import print_json
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database, run_trio
 from dataloader.supervisor.client_store import database_options
@@ -42,6 +43,7 @@ def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
 
 async def _migrate(settings: Settings) -> list[str]:
     async with open_database(database_options(settings)) as database:
+        await check_server(database)
         return await migrations.migrate(database, warn=partial(click.echo, err=True))
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from dataloader.jobs.errors import BadRequest, ConfigError, DataloaderError, JobNotFound
+from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, JobNotFound
 from dataloader.supervisor.cli.output import visible
 
 FAILED: Final = 1
@@ -100,7 +100,7 @@ def report(error: BaseException) -> int:
     for line in str(error).splitlines():
         click.echo(visible(line), err=True)
     match error:
-        case ConfigError() | BadRequest():
+        case ConfigError() | AccessDenied() | BadRequest():
             return WRONG_USE
         case JobNotFound():
             return NOT_FOUND

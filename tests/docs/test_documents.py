@@ -11,7 +11,7 @@ import pytest
 
 from dataloader.flows.etl.config import PREFIX, PipelineConfig
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
-from dataloader.store import database
+from dataloader.store import connection
 from dataloader.supervisor import tree
 from dataloader.supervisor.settings import Settings
 
@@ -41,8 +41,8 @@ def test_the_tree_is_drawn_as_in_the_code():
 
 def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
     [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
-    source = inspect.getsource(database.connect)
-    sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(database.PLANNER)
+    source = inspect.getsource(connection.connect)
+    sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(connection.PLANNER)
     known_to_pgbouncer = {"application_name", "timezone"}
     assert set(told.replace("\n", " ").replace(" ", "").split(",")) == sent - known_to_pgbouncer
 

@@ -305,6 +305,7 @@ async def test_a_column_that_a_load_does_not_bring_keeps_its_default_and_what_ot
     assert await table() == ["(1,2026-01-01,b,mine)", '(2,2026-01-01,a,"none yet")']
 
 
+@pytest.mark.each_server
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize("batch_size", [2, 100])
 async def test_of_a_keys_rows_the_last_counts_whichever_columns_the_others_bring(

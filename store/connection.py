@@ -1,0 +1,140 @@
+"""One connection to PostgreSQL, with our timeouts, planner settings and types; who can't be let in is told why.
+
+The first to see what a server is: one that is too old is refused here, whoever connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import msgspec
+
+from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.jobs.masking import mask_text
+from dataloader.jobs.text import read_json
+
+if TYPE_CHECKING:
+    from dataloader.store.database import DatabaseOptions
+
+PLANNER: Final = {
+    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a
+    # table that was empty when it was analysed would scan a million rows. Where rows are named by their ids, further
+    # conditions are written `(…) IS TRUE`, which no index serves: else a table with few running rows on record is
+    # walked by status, once for each id. Without sorts the one index that has the wanted order is left. jit would start
+    # at the price of a disabled scan.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_sort": "off",
+    "jit": "off",
+    # Left to itself the server plans the same few statements anew each time, for half a millisecond: lists of unknown
+    # length look dear to it.
+    "plan_cache_mode": "force_generic_plan",
+}
+PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
+"""What somebody else's SQL is planned with in a transaction on a connection that may have ours."""
+OLDEST: Final = 15
+"""The oldest major version of PostgreSQL that the tests run on."""
+
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""PostgreSQL counts from here."""
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
+
+
+_DENIED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+_UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
+"""What PgBouncer says of one that it neither knows nor has been told to ignore."""
+
+LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""What is said of a prepared statement behind a pooler that gives its connections to others meanwhile."""
+
+
+async def connect(
+    options: DatabaseOptions,
+    *,
+    direct: bool = False,
+    role: str = "pool",
+    planner: Mapping[str, str] = PLANNER,
+) -> asyncpg.Connection[Any]:
+    """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes.
+
+    Raises:
+        AccessDenied: the server lets nobody in by this address.
+        ConfigError: it is older than the versions that are supported.
+    """
+    timeout_ms = str(int(options.statement_timeout_s * 1000))
+    setting = setting_of(options, direct=direct)
+    try:
+        connection = await asyncpg.connect(
+            options.lock_dsn if direct and options.lock_dsn else options.dsn,
+            timeout=options.connect_timeout_s,
+            # The server's is first: it keeps the connection.
+            command_timeout=options.statement_timeout_s + 1,
+            server_settings={
+                "application_name": f"{options.name} {role}",
+                "statement_timeout": timeout_ms,
+                "idle_in_transaction_session_timeout": timeout_ms,
+                "timezone": "UTC",
+                # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
+                "default_transaction_isolation": "read committed",
+                **planner,
+            },
+        )
+    except _DENIED as error:
+        # The setting's name stays outside: it is one that secrets have.
+        raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
+    except asyncpg.ProtocolViolationError as error:
+        if _UNKNOWN_PARAMETER not in str(error):
+            raise
+        raise AccessDenied(
+            f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
+            " that docs/operations.md lists"
+        ) from error
+    try:
+        _check_version(connection.get_server_version().major, setting)
+        # jsonb comes and goes as Python values.
+        await connection.set_type_codec(
+            "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
+        )
+        # PostgreSQL has instants that Python has not; a row of another service may have one.
+        await connection.set_type_codec(
+            "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
+        )
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+def _check_version(major: int, setting: str) -> None:
+    if major < OLDEST:
+        raise ConfigError(f"{setting}: PostgreSQL {major} is too old; PostgreSQL {OLDEST} or later is needed")
+
+
+def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
+    """The setting that the address comes from."""
+    return "DL_LOCK_DSN" if direct and options.lock_dsn not in {None, options.dsn} else "DL_DB_DSN"
+
+
+def _encode_instant(value: datetime) -> tuple[int]:
+    return ((value - _EPOCH) // timedelta(microseconds=1),)
+
+
+def _decode_instant(value: tuple[int]) -> datetime:
+    """The instant, or the first or the last one that Python knows."""
+    try:
+        return _EPOCH + timedelta(microseconds=value[0])
+    except OverflowError:
+        return _LAST if value[0] > 0 else _FIRST
+
+
+def _encode_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,163 @@
+"""What a server, and the way to it, must be: looked at when a service or `migrate` starts, refused by one line (Q7)."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+import pytest
+import trio
+from bouncer import find_bouncer, open_bouncer
+from pooler import open_pooler
+from proxy import open_proxy
+
+from dataloader.jobs.errors import ConfigError
+from dataloader.store.connection import OLDEST, PLANNER
+from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.server_check import check_server
+
+WRONG_USE = 2
+IGNORED = frozenset(
+    {"statement_timeout", "idle_in_transaction_session_timeout", "default_transaction_isolation", *PLANNER}
+)
+OLD = "max_client_conn = 50"
+"""Of a PgBouncer before 1.21, which does not know the setting that keeps prepared statements."""
+BOUNCER, WHY_NOT = find_bouncer(keeps_statements=False)
+NEW_BOUNCER, WHY_NOT_NEW = find_bouncer()
+
+
+@pytest.fixture
+def refused(start):
+    """What a command, `serve` by default, says of a database that it refuses: one line, with the code for wrong use."""
+
+    async def refused(command="serve", **settings):
+        process = start(command, WORKERS_JSON="[]", DL_PORT="0", DL_LOG_FORMAT="json", **settings)
+        _, errors = await trio.to_thread.run_sync(lambda: process.communicate(timeout=60))
+        assert process.returncode == WRONG_USE, errors
+        [line] = [line for line in errors.splitlines() if not line.startswith("{")]
+        return line
+
+    return refused
+
+
+async def checked(dsn, lock_dsn=None):
+    async with open_database(DatabaseOptions(dsn=dsn, lock_dsn=lock_dsn)) as database:
+        return await check_server(database)
+
+
+def with_database(dsn, name):
+    return dsn.replace(urlsplit(dsn).path, f"/{name}", 1)
+
+
+@pytest.mark.each_server
+async def test_a_server_that_is_supported_is_taken(postgres, database):
+    assert await checked(database.dsn) == postgres.version
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["serve", "migrate", "queues"])
+async def test_a_server_that_is_too_old_is_refused_by_every_command(database, refused, command):
+    old = OLDEST - 1
+    async with open_proxy(database.dsn) as proxy:
+        version = re.search(rb"^(\d+)\.\d+", database.psql("show server_version").encode())
+        name = b"server_version\0"
+        proxy.reworded = name + version[0], name + (b"%d.0" % old).ljust(len(version[0]))
+        said = await refused(command, DL_DB_DSN=proxy.dsn)
+    assert said == f"DL_DB_DSN: PostgreSQL {old} is too old; PostgreSQL {OLDEST} or later is needed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda dsn: with_database(dsn, "nowhere"), 'database "nowhere" does not exist'),
+        (lambda dsn: re.sub(r":[^:@/]+@", ":guessed@", dsn), 'password authentication failed for user "postgres"'),
+        (lambda dsn: dsn.replace("postgres:", "nobody:"), 'password authentication failed for user "nobody"'),
+        (lambda dsn: re.sub(r"//[^@]+@", "//stranger:secret-word@", dsn), "permission denied for database"),
+    ],
+    ids=["no such database", "wrong password", "no such role", "no right to connect"],
+)
+async def test_an_address_that_lets_nobody_in_ends_the_service_and_is_not_waited_for(
+    database, raw, refused, change, says
+):
+    await raw.execute(f"""
+        DO $$ BEGIN
+          CREATE ROLE stranger LOGIN PASSWORD 'secret-word';
+        EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+        REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC""")
+    dsn = change(database.dsn)
+    said = await refused(DL_DB_DSN=dsn)
+    assert said.startswith(f"DL_DB_DSN: the server refuses the connection ({says}")
+    assert "secret-word" not in said
+    assert await refused("queues", DL_DB_DSN=dsn) == said
+    # Both addresses are looked at.
+    said = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=dsn)
+    assert said.startswith(f"DL_LOCK_DSN: the server refuses the connection ({says}")
+
+
+# Locks.
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_server_whose_locks_always_succeed_is_refused(database, raw):
+    await raw.execute(f"""
+        CREATE FUNCTION pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true';
+        ALTER DATABASE {database.name} SET search_path = public, pg_catalog""")
+    with pytest.raises(ConfigError, match=r"^DL_DB_DSN: two sessions do not exclude each other by an advisory lock"):
+        await checked(database.dsn)
+
+
+@pytest.mark.requirement("Q7")
+@pytest.mark.parametrize("size", [1, 2, 5])
+async def test_a_pooler_that_gives_its_connections_out_in_turn_is_refused_for_locks(database, size):
+    async with open_pooler(database.dsn, size=size, ignored=IGNORED) as pooler:
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: two sessions do not exclude each other"):
+            await checked(pooler.dsn)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q7")
+@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
+@pytest.mark.parametrize("setting", ["DL_DB_DSN", "DL_LOCK_DSN"])
+async def test_pgbouncer_in_transaction_mode_is_refused_for_locks(database, refused, setting):
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=OLD) as bouncer:
+        said = await refused(**{"DL_DB_DSN": database.dsn, setting: bouncer.dsn})
+    assert said.startswith(f"{setting}: two sessions do not exclude each other by an advisory lock")
+
+
+@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
+async def test_pgbouncer_in_session_mode_is_taken(database):
+    async with open_bouncer(
+        database.dsn, size=9, ignored=IGNORED, program=BOUNCER, mode="session", settings=OLD
+    ) as bouncer:
+        assert await checked(bouncer.dsn) >= OLDEST
+        assert await checked(bouncer.dsn, database.dsn) >= OLDEST
+
+
+# Statements.
+
+
+@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
+async def test_a_pooler_that_does_not_keep_prepared_statements_is_refused(database):
+    off = "max_prepared_statements = 0" if BOUNCER == NEW_BOUNCER else OLD
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=off) as bouncer:
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler does not keep prepared statements; .* 1\.21 or"):
+            await checked(bouncer.dsn, database.dsn)
+
+
+@pytest.mark.skipif(NEW_BOUNCER is None, reason=WHY_NOT_NEW)
+async def test_a_pooler_that_keeps_them_is_taken(database):
+    async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=NEW_BOUNCER) as bouncer:
+        assert await checked(bouncer.dsn, database.dsn) >= OLDEST
+
+
+async def test_a_pooler_of_ours_that_keeps_them_is_taken(database):
+    async with open_pooler(database.dsn, size=2, ignored=IGNORED) as pooler:
+        assert await checked(pooler.dsn, database.dsn) >= OLDEST
+
+
+@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
+async def test_a_pooler_that_refuses_what_a_connection_asks_for_is_no_database_to_wait_for(database):
+    async with open_bouncer(database.dsn, size=5, ignored=frozenset({"jit"}), program=BOUNCER, settings=OLD) as bouncer:
+        with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler refuses the connection .*unsupported startup"):
+            await checked(bouncer.dsn, database.dsn)
