@@ -74,7 +74,7 @@ async def lock_out(service, raw, addresses):
 
     async def complaints():
         said = [line.get("error", "") for line in [*service.lines]]
-        return {role for role in addresses if any("InvalidPasswordError" in text and role in text for text in said)}
+        return {role for role in addresses if any("authentication failed" in text and role in text for text in said)}
 
     await until(complaints, lambda roles: len(roles) == len(addresses), within_s=30)
     for role, address in addresses.items():
