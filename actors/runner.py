@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import attrs
 import structlog
@@ -20,7 +20,7 @@ import trio
 
 from dataloader.actors.messages import Ended, Shown, ToRecord
 from dataloader.actors.runs import Run
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.model import ClaimedJob
@@ -29,24 +29,31 @@ from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.jobs.text import read_json, storable_json, storable_text
+from dataloader.store.job_logs import LEVELS, Level
 from dataloader.store.transaction import Transactions
 
 log = structlog.get_logger(__name__)
+job_log = structlog.get_logger("dataloader.job")
 
 T = TypeVar("T")
 
 MAX_LINE: Final = 8_192
 """Bytes kept of one log line."""
+LogLevel = Literal["info", "warning", "error", "off"]
 
 
 @attrs.frozen(kw_only=True)
 class Workshop:
-    """What every run of this process shares. `resources` are for libraries on top of the queue, by their kind."""
+    """What every run of this process shares. `resources` are for libraries on top of the queue, by their kind.
+
+    The jobs' own lines go to the process's log too if they are as serious as `logged_from`.
+    """
 
     to_recorder: trio.MemorySendChannel[ToRecord]
     transactions: Transactions
     telemetry: Telemetry
     max_lines: int
+    logged_from: LogLevel = "off"
     resources: Mapping[type, Any] = attrs.field(factory=dict)
 
 
@@ -66,7 +73,7 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
     stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
     ending = None if run.committed else _safe_ending(run, task, value, error, stopped)
     if error is not None and stopped is None:
-        log.warning("the job failed", error=_summary(error), next=None if ending is None else ending.step.value)
+        _log_failure(error, ending)
     elif stopped is not None:
         log.info("the job was stopped", why=stopped.value)
         if stopped in {Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST}:
@@ -74,6 +81,16 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
     outcome = "succeed" if run.committed else "void" if ending is None else ending.step.value
     workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
     workshop.to_recorder.send_nowait(Ended(run, ending))
+
+
+def _log_failure(error: BaseException, ending: Ending | None) -> None:
+    """One line, with the traceback unless the error is one of ours, which says all by itself."""
+    details = {"error": _summary(error), "next": None if ending is None else ending.step.value}
+    if not isinstance(error, DataloaderError):
+        # The ending mostly has it already; its making takes long.
+        text = (None if ending is None else ending.error) or error_text(error)
+        details["exception"] = text.partition("\n\n")[2]
+    log.warning("the job failed", **details)
 
 
 async def _run_body(
@@ -197,6 +214,13 @@ def _summary(error: BaseException) -> str:
     return storable_text(mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), 2_100)
 
 
+def _log_line(level: Level, line: str) -> None:
+    """Send a line of a job to the process's log as it is kept: masked, bounded and readable by all."""
+    kept = read_json(line)
+    fields = {name: value for name, value in kept.items() if name not in {"level", "message"}}
+    getattr(job_log, level)(kept.get("message", "a line too long to be kept"), **fields)
+
+
 class _Port:
     """The job handle's way out: progress and lines are kept on the run, and the recorder is told once."""
 
@@ -209,7 +233,7 @@ class _Port:
         self._run.progress = storable_json(progress)
         self._tell()
 
-    def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+    def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
         """Keep a line, up to the setting's number a run, or a load of it; then one line that says so."""
         run = self._run
         count = run.line_counts[load] = run.line_counts.get(load, 0) + 1
@@ -224,8 +248,11 @@ class _Port:
             "message": mask_text(str(message)),
             **({"fields": mask(dict(fields))} if fields else {}),
         }
-        run.lines.append((datetime.now(UTC), storable_json(payload, MAX_LINE)))
+        line = storable_json(payload, MAX_LINE)
+        run.lines.append((datetime.now(UTC), line))
         self._tell()
+        if self._workshop.logged_from in LEVELS[: LEVELS.index(level) + 1]:
+            _log_line(level, line)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:

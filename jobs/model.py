@@ -196,7 +196,10 @@ class WorkerRecord:
 
 @attrs.frozen
 class QueueRecord:
-    """A queue's work that has not ended, by status and reason; finished jobs are never counted."""
+    """A queue's work that has not ended, by status and reason; finished jobs are never counted.
+
+    `workers` are the processes that serve it and have been heard of lately, `slots` how many jobs they run at once.
+    """
 
     queue: str
     paused: bool
@@ -206,3 +209,5 @@ class QueueRecord:
     unknown_task: int
     running: int
     oldest_ready_at: datetime | None
+    workers: int = 0
+    slots: int = 0

@@ -32,9 +32,10 @@ from dataloader.jobs.model import (
     check_instant,
     check_text,
 )
-from dataloader.jobs.states import QueueState, Status, WaitsFor
+from dataloader.jobs.states import FINAL, QueueState, Status, WaitsFor
 from dataloader.store.database import Database
 from dataloader.store.queue_states import aio_queue_states
+from dataloader.store.workers import ALIVE_WITHIN_S
 
 MAX_PAGE: Final = 1_000
 """The most rows that one call lists."""
@@ -59,6 +60,8 @@ _FRAGMENTS: Final = {
     "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
     "created_from": "created_at >= ${0}",
     "created_to": "created_at < ${0}",
+    "finished_from": "finished_at >= ${0}",
+    "finished_to": "finished_at < ${0}",
 }
 
 _ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
@@ -70,7 +73,7 @@ WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
 """
 
 _QUEUES: Final = """
-SELECT queue, bool_or(paused) AS paused,
+SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(slots), 0) AS slots,
        count(*) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS ready,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
@@ -78,9 +81,14 @@ SELECT queue, bool_or(paused) AS paused,
        count(*) FILTER (WHERE status = 'running') AS running,
        min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
 FROM (
-  SELECT queue, false AS paused, status, waits_for, available_at FROM dl_jobs WHERE status IN ('queued', 'running')
+  SELECT queue, false AS paused, status, waits_for, available_at, NULL::int AS slots
+  FROM dl_jobs WHERE status IN ('queued', 'running')
   UNION ALL
-  SELECT queue, true, NULL, NULL, NULL FROM dl_queues WHERE paused
+  SELECT queue, true, NULL, NULL, NULL, NULL FROM dl_queues WHERE paused
+  UNION ALL
+  SELECT served.queue, false, NULL, NULL, NULL, served.slots::int
+  FROM dl_workers w CROSS JOIN LATERAL jsonb_each_text(w.queues) AS served (queue, slots)
+  WHERE w.seen_at > now() - make_interval(secs => $1)
 ) AS work
 GROUP BY queue ORDER BY queue
 """
@@ -98,7 +106,9 @@ WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
 
 @attrs.frozen(kw_only=True)
 class JobFilter:
-    """Which jobs are meant; what is None does not matter. `created_from` is included, `created_to` is not.
+    """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
+
+    `finished_…` is when a job ended: those that have not are not meant.
 
     Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
     """
@@ -109,6 +119,8 @@ class JobFilter:
     lock_key: str | None = None
     created_from: datetime | None = None
     created_to: datetime | None = None
+    finished_from: datetime | None = None
+    finished_to: datetime | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
@@ -116,7 +128,7 @@ class JobFilter:
             text = getattr(self, name)
             if text is not None:
                 check_text(name, text, MAX_INT, empty=True)
-        for name in ("created_from", "created_to"):
+        for name in ("created_from", "created_to", "finished_from", "finished_to"):
             instant = getattr(self, name)
             if instant is not None:
                 check_instant(name, instant)
@@ -124,8 +136,11 @@ class JobFilter:
     def where(self) -> tuple[str, list[Any]]:
         """The condition as SQL with parameters numbered from $1, and their values."""
         values = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
-        if "queue" in values:
-            # All statuses by name: so the planner may take ix_dl_jobs_status_queue for a queue with few jobs.
+        # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and
+        # ix_dl_jobs_status_queue for a queue with few jobs.
+        if "finished_from" in values or "finished_to" in values:
+            values["status"] = values.get("status", FINAL) & FINAL
+        elif "queue" in values:
             values.setdefault("status", frozenset(Status))
         if "status" in values:
             values["status"] = sorted(values["status"])
@@ -281,12 +296,15 @@ async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> 
 
 
 async def list_queues(database: Database) -> list[QueueRecord]:
-    """Every queue that has work or is paused, by name. Counts what has not ended only, however long the history is."""
+    """Every queue that has work, is served or is paused, by name.
+
+    Counts what has not ended only, however long the history is.
+    """
     return await database.run(_aio_queues)
 
 
 async def _aio_queues(connection: Any) -> list[QueueRecord]:
-    return [QueueRecord(**record) for record in await connection.fetch(_QUEUES)]
+    return [QueueRecord(**record) for record in await connection.fetch(_QUEUES, ALIVE_WITHIN_S)]
 
 
 async def list_workers(database: Database, *, alive_within_s: float) -> list[WorkerRecord]:

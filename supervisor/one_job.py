@@ -54,7 +54,9 @@ async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: C
         async with trio.open_nursery() as nursery:
             canceling = trio.Event()
             nursery.start_soon(_obey, signals, outcome, begun, canceling, nursery.cancel_scope)
-            async with open_supervisor(attrs.evolve(settings, workers=(Worker(queue, 1),)), tasks) as supervisor:
+            # Its lines are kept with it; who watches here is shown how it goes.
+            here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
+            async with open_supervisor(here, tasks) as supervisor:
                 client = StoreClient(supervisor.database, Actor(account()), settings)
                 [enqueued] = await supervisor.trigger_many([new])
                 begun.set()

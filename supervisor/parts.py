@@ -200,6 +200,7 @@ def _make(
         transactions=transactions,
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
+        logged_from=settings.job_log_level,
         resources={
             Database: database,
             Transactions: transactions,

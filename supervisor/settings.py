@@ -216,6 +216,12 @@ class Settings:
         "Lines of `job.log` kept with each run of a job; of a flow, with each load.",
         1000,
     )
+    job_log_level: Literal["info", "warning", "error", "off"] = _setting(
+        "DL_JOB_LOG_LEVEL",
+        values.choice("info", "warning", "error", "off"),
+        "The least serious lines of `job.log` that also go to this process's log; all are kept with the job.",
+        "warning",
+    )
     instance: str = _setting(
         "DL_INSTANCE",
         values.LINE,

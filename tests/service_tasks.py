@@ -198,6 +198,8 @@ async def deaf(job: Job) -> None:
 @tasks.task("log")
 async def log(job: Job) -> None:
     structlog.get_logger("handler").info("a line", password="sesame", url="https://u:sesame@h/", rows=3)
+    job.log.info("what is only kept")
+    job.log.warning("what is worth a look", password="sesame", event=7)
     raise ValueError("token=sesame refused by https://u:sesame@h/")
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import attrs
 import trio
+from msgspec import UNSET, UnsetType
 
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.masking import mask
@@ -129,6 +130,11 @@ async def _masked(jobs: Sequence[JobRecord]) -> list[JobRecord]:
     return await trio.to_thread.run_sync(lambda: list(map(masked, jobs)), limiter=_MASKING)
 
 
+async def _status(job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
+    [shown] = await _masked([job])
+    return JobStatus.of(shown, note)
+
+
 @routes.add(
     "GET",
     "/api/v1/jobs/<uuid:job_id>/status",
@@ -145,7 +151,7 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
         job = await services.waiting.wait(job_id, timeout_s=query.wait)
     else:
         job = await reads.get_job(services.database, job_id)
-    return Answer(value=JobStatus.of(job))
+    return Answer(value=await _status(job))
 
 
 @routes.add(
@@ -170,20 +176,20 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """
     job = await control.cancel(call.services.database, job_id, call.actor)
     if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(value=JobStatus.of(job, f"the job had ended before: it is {job.status} and stays so"))
-    return Answer(value=JobStatus.of(job))
+        return Answer(value=await _status(job, f"the job had ended before: it is {job.status} and stays so"))
+    return Answer(value=await _status(job))
 
 
 @routes.add("POST", "/api/v1/jobs/<uuid:job_id>/retry", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
 async def retry_job(call: Call, job_id: UUID) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
-    return Answer(value=JobStatus.of(await control.retry(call.services.database, job_id, call.actor)))
+    return Answer(value=await _status(await control.retry(call.services.database, job_id, call.actor)))
 
 
 @routes.add("POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
-    return Answer(value=JobStatus.of(await control.run_now(call.services.database, job_id, call.actor)))
+    return Answer(value=await _status(await control.run_now(call.services.database, job_id, call.actor)))
 
 
 @routes.add(

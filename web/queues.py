@@ -18,7 +18,7 @@ routes: Final = Routes()
 
 @routes.add("GET", "/api/v1/queues", role=Role.READ, answers={200: QueueList})
 async def list_queues(call: Call) -> Answer:
-    """List the queues that have work or are paused, with what waits for what."""
+    """List the queues that have work, are served or are paused, with what waits for what."""
     return Answer(value=QueueList(await reads.list_queues(call.services.database)))
 
 

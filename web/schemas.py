@@ -147,6 +147,8 @@ class _Criteria(JobFields, kw_only=True):
     lock_key: LockKey | None = None
     created_from: Instant | None = None
     created_to: Instant | None = None
+    finished_from: Instant | None = None
+    finished_to: Instant | None = None
 
     def job_filter(self) -> JobFilter:
         """The same for the store."""
@@ -162,7 +164,7 @@ class BulkRequest(_Criteria, kw_only=True):
         """Refuse a request without a criterion, besides what `NewJob` refuses."""
         super().__post_init__()
         if all(getattr(self, name) is None for name in _Criteria.__struct_fields__):
-            raise ValueError("$: at least one of queue, task, status, lock_key, created_from, created_to")
+            raise ValueError(f"$: at least one of {', '.join(_Criteria.__struct_fields__)}")
 
 
 class JobsQuery(_Criteria, kw_only=True):
@@ -232,6 +234,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     heartbeat_at: Instant | None
     error: str | None
     progress: Any
+    result: Any
     cancel_requested: bool
     waits_for: WaitsFor | None
     queue_state: Annotated[QueueState | None, _QUEUE_STATE]
@@ -240,7 +243,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: JobRecord, note: str | UnsetType = UNSET) -> Self:
-        """The status of a job, without its secrets."""
+        """The status of a job whose secrets are masked."""
         return cls(
             job_id=job.job_id,
             status=job.status,
@@ -248,8 +251,9 @@ class JobStatus(Struct, frozen=True, kw_only=True):
             started_at=job.started_at,
             finished_at=job.finished_at,
             heartbeat_at=job.heartbeat_at,
-            error=None if job.error is None else mask_text(job.error),
-            progress=mask(job.progress),
+            error=job.error,
+            progress=job.progress,
+            result=job.result,
             cancel_requested=job.cancel_requested,
             waits_for=job.waits_for,
             queue_state=job.queue_state,
@@ -272,7 +276,7 @@ class EventList(Struct, frozen=True):
 
 
 class QueueList(Struct, frozen=True):
-    """The queues that have jobs or are paused."""
+    """The queues that have jobs, are served or are paused."""
 
     queues: list[QueueRecord]
 
@@ -344,8 +348,8 @@ def masked(job: JobRecord) -> JobRecord:
 _ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 _JOB: Final = {
     "job_id": _ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z", "finished_at": None,
-    "heartbeat_at": "2026-11-20T12:00:10Z", "error": None, "progress": {"rows": 4200}, "cancel_requested": False,
-    "waits_for": None, "queue_state": None, "available_at": "2026-11-20T12:00:00Z",
+    "heartbeat_at": "2026-11-20T12:00:10Z", "error": None, "progress": {"rows": 4200}, "result": None,
+    "cancel_requested": False, "waits_for": None, "queue_state": None, "available_at": "2026-11-20T12:00:00Z",
 }  # fmt: skip
 _TRIGGER: Final = {
     "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},

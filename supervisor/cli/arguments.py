@@ -106,7 +106,14 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="INSTANT",
         help="Only jobs made since then: an instant, or 15m, 2h, 7d ago.",
     )
-    @click.option("--until", type=instant_before_now, metavar="WHEN", help="Only jobs made before then.")
+    @click.option("--until", type=instant_before_now, metavar="INSTANT", help="Only jobs made before then.")
+    @click.option(
+        "--ended-since",
+        type=instant_before_now,
+        metavar="INSTANT",
+        help="Only jobs that ended since then: an instant, or 15m, 2h, 7d ago.",
+    )
+    @click.option("--ended-until", type=instant_before_now, metavar="INSTANT", help="Only jobs that ended before then.")
     @functools.wraps(command)
     def with_filter(
         *args: Any,
@@ -116,6 +123,8 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         lock_key: str | None,
         since: datetime | None,
         until: datetime | None,
+        ended_since: datetime | None,
+        ended_until: datetime | None,
         **options: Any,
     ) -> Any:
         from dataloader.store.reads import JobFilter  # noqa: PLC0415
@@ -127,6 +136,8 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
             lock_key=lock_key,
             created_from=since,
             created_to=until,
+            finished_from=ended_since,
+            finished_to=ended_until,
         )
         return command(*args, wanted=wanted, **options)
 

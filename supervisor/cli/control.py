@@ -12,10 +12,10 @@ import click
 
 from dataloader.jobs.errors import Conflict, JobNotFound
 from dataloader.jobs.model import JobRecord
-from dataloader.store.reads import JobFilter
+from dataloader.store.reads import AuditRecord, JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs
 from dataloader.supervisor.cli.entry import report
-from dataloader.supervisor.cli.output import cell, print_json, print_table, state_of
+from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, state_of
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client
 
@@ -119,6 +119,11 @@ def _described(wanted: JobFilter) -> str:
     return f"all jobs with {' and '.join(texts)}"
 
 
+def _about(entry: AuditRecord) -> str:
+    """The job that was changed, if it was one, and what else is known."""
+    return "  ".join(filter(None, (cell(entry.job_id), cell(entry.detail))))
+
+
 @click.command()
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Entries at most.")
 @click.option("--before", type=NUMBER, help="Only those before the entry with this number.")
@@ -130,7 +135,7 @@ def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> N
         print_json(entries)
         return
     print_table(
-        ("ENTRY", "AT", "ACTOR", "ACTION", "JOB_ID", "DETAIL"),
-        ((entry.audit_id, entry.ts, entry.actor, entry.action, entry.job_id, entry.detail) for entry in entries),
+        (Column("ENTRY", rank=1), Column("AT"), Column("ACTOR", least=8), Column("ACTION"), Column("ABOUT", least=36)),
+        ((entry.audit_id, entry.ts, entry.actor, entry.action, _about(entry)) for entry in entries),
         nothing="no entries",
     )

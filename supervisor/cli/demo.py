@@ -20,7 +20,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 from dataloader.supervisor.cli.entry import FAILED
-from dataloader.supervisor.cli.output import print_json, print_table, visible
+from dataloader.supervisor.cli.output import Column, print_json, print_table, visible
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
 from dataloader.supervisor.demo import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
 from dataloader.supervisor.demo_tasks import Contents, tasks
@@ -188,8 +188,8 @@ def _print_results(run: Load, *, as_json: bool) -> None:
         succeeded = sum(job.status is Status.SUCCEEDED for job in run.years.values())
         totals = (f"{run.total(count):>9,}" for count in COUNTS)
         rows.append(("all", f"{succeeded} succeeded", "", *totals, f"{run.seconds:>7.2f}"))
-        columns = ("YEAR", "STATUS", "ATTEMPT", *(f"{name.upper():>9}" for name in COUNTS), "SECONDS")
-        print_table(columns, rows, nothing="")
+        names = ("YEAR", "STATUS", "ATTEMPT", *(f"{name.upper():>9}" for name in COUNTS), "SECONDS")
+        print_table(list(map(Column, names)), rows, nothing="")
     errors = [job for job in run.years.values() if job.error is not None]
     if run.failed is not None and run.failed not in errors:
         errors.append(run.failed)

@@ -13,7 +13,7 @@ from dataloader.store.etl_reads import MAX_COUNTED, MAX_LOADS, FailureLine, Load
 from dataloader.supervisor.cli.arguments import NUMBER
 from dataloader.supervisor.cli.etl_plan import plan
 from dataloader.supervisor.cli.etl_run import flow, retry, run
-from dataloader.supervisor.cli.output import print_fields, print_json, print_table
+from dataloader.supervisor.cli.output import Column, print_fields, print_json, print_table
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client
 
@@ -39,9 +39,18 @@ def status(target: Target, *, load: str | None, as_json: bool) -> None:
     if as_json:
         print_json(every)
         return
-    columns = ("load", "upto", "last_run", "status", "started_at", "finished_at", "counts", "unsolved")
+    columns = {
+        "load": Column("LOAD"),
+        "upto": Column("UPTO", rank=1),
+        "last_run": Column("LAST_RUN", rank=5),
+        "status": Column("STATUS"),
+        "started_at": Column("STARTED_AT", rank=4),
+        "finished_at": Column("FINISHED_AT", rank=2),
+        "counts": Column("COUNTS", least=15, rank=3),
+        "unsolved": Column("UNSOLVED"),
+    }
     print_table(
-        [name.upper() for name in columns],
+        list(columns.values()),
         ([fields[name] for name in columns] for fields in map(_fields, every)),
         nothing="no load has run in this database",
     )
@@ -96,9 +105,19 @@ def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: in
         # By its name `key` would be taken for a secret.
         print_json([failure.masked() for failure in found], is_masked=True)
         return
-    columns = ("failure_id", "failed_at", "solved_at", "load", "segment", "phase", "key", "error", "sample")
+    columns = {
+        "failure_id": Column("FAILURE"),
+        "failed_at": Column("FAILED_AT", rank=2),
+        "solved_at": Column("SOLVED_AT", rank=3),
+        "load": Column("LOAD", rank=4),
+        "segment": Column("SEGMENT", least=10, rank=1),
+        "phase": Column("PHASE", rank=2),
+        "key": Column("KEY", least=10),
+        "error": Column("ERROR", least=20),
+        "sample": Column("SAMPLE", least=15, rank=5),
+    }
     print_table(
-        ("FAILURE", *(name.upper() for name in columns[1:])),
+        list(columns.values()),
         ([getattr(failure, name) for name in columns] for failure in found),
         nothing="no failures",
     )

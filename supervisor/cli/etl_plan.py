@@ -20,7 +20,7 @@ from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
 from dataloader.store.etl_reads import LoadNotFound
 from dataloader.supervisor.cli.etl_run import check_known, windows_options
 from dataloader.supervisor.cli.loading import load_tasks
-from dataloader.supervisor.cli.output import cell, print_fields, print_json, print_table
+from dataloader.supervisor.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.supervisor.cli.pipeline import pipeline_options
 from dataloader.supervisor.cli.target import json_option, run_trio
 from dataloader.supervisor.settings import Settings, load_settings
@@ -167,7 +167,7 @@ async def _cursor(load: str, settings: Settings) -> datetime | None:
 
 def _print(found: Plan) -> None:
     print_table(
-        ("WINDOW", "REQUESTS", "FIRST"),
+        (Column("WINDOW"), Column("REQUESTS"), Column("FIRST", folds=True)),
         (
             (window, len(requests), requests and _described(requests[0]))
             for window, requests in found.windows[:MAX_SHOWN]

@@ -16,7 +16,7 @@ import click
 
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.supervisor.cli.output import cell, print_fields, print_job, print_table, state_of, why_not_taken
+from dataloader.supervisor.cli.output import Column, cell, print_fields, print_job, print_table, state_of, why_not_taken
 
 LINE_S: Final = 5.0
 """Between two lines about one state of a job."""
@@ -217,7 +217,8 @@ def print_summary(job: JobRecord) -> None:
         rows = [
             row for name in sorted(tasks, key=lambda name: _began(tasks[name])) for row in _task_rows(name, tasks[name])
         ]
-        print_table(("TASK", "STATUS", "SECONDS", "COUNTS"), rows, nothing="no task has begun")
+        columns = (Column("TASK"), Column("STATUS"), Column("SECONDS", rank=1), Column("COUNTS", folds=True))
+        print_table(columns, rows, nothing="no task has begun")
         _print_failures(job, list(tasks.values()))
     else:
         print_job(job, all_fields=False)
@@ -254,10 +255,13 @@ def _print_failures(job: JobRecord, summaries: Sequence[Mapping[str, Any]]) -> N
     if not failures:
         return
     shown = failures[:MAX_FAILURES]
-    columns = ("segment", "phase", "item", "error")
+    columns = {
+        "segment": Column("SEGMENT", least=10, rank=2),
+        "phase": Column("PHASE", rank=3),
+        "item": Column("ITEM", least=10, rank=1),
+        "error": Column("ERROR", folds=True),
+    }
     click.echo()
-    print_table(
-        [name.upper() for name in columns], ([failure.get(name) for name in columns] for failure in shown), nothing=""
-    )
+    print_table(list(columns.values()), ([failure.get(name) for name in columns] for failure in shown), nothing="")
     if len(failures) > len(shown):
         click.echo(f"all of them: dataloader etl failures --run {job.job_id}", err=True)

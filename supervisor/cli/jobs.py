@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import click
 import trio
 
+from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
 from dataloader.store.reads import JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
-from dataloader.supervisor.cli.output import cell, print_job, print_json, print_table, state_of, why_not_taken
+from dataloader.supervisor.cli.output import Column, cell, print_job, print_json, print_table, state_of, why_not_taken
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 
@@ -112,9 +113,7 @@ def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as
     if as_json:
         print_json(page)
         return
-    print_table(
-        ("JOB_ID", "STATUS", "QUEUE", "TASK", "ATTEMPT", "CREATED", "PROGRESS"), map(_row, page.jobs), nothing="no jobs"
-    )
+    print_table(_COLUMNS, map(_row, page.jobs), nothing="no jobs")
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
@@ -131,15 +130,45 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
         print_json(journal)
         return
     print_table(
-        ("EVENT", "AT", "KIND", "PAYLOAD"),
+        (Column("EVENT"), Column("AT"), Column("KIND"), Column("PAYLOAD", least=20)),
         ((event.event_id, event.ts, event.kind, event.payload) for event in journal),
         nothing="no events",
     )
 
 
+_COLUMNS: Final = (
+    Column("JOB_ID"),
+    Column("STATUS"),
+    Column("TASK", least=8, rank=1),
+    Column("QUEUE", least=8, rank=3),
+    Column("ATTEMPT", rank=5),
+    Column("CREATED", rank=4),
+    Column("DETAIL", least=12, rank=2),
+)
+_MAX_ERROR: Final = 200
+"""Characters of an error in a list."""
+
+
 def _row(job: JobRecord) -> tuple[object, ...]:
     attempt = f"{job.attempt}/{job.max_attempts}"
-    return job.job_id, state_of(job), job.queue, job.task, attempt, job.created_at, job.progress
+    return job.job_id, _short_state(job), job.task, job.queue, attempt, job.created_at, _detail(job)
+
+
+def _short_state(job: JobRecord) -> str:
+    """The status, and in a word what the job waits for: its queue comes first, which holds up whatever is in it."""
+    if job.cancel_requested and not job.status.is_final:
+        return f"{job.status} (canceling)"
+    if job.queue_state is not None and (job.queue_state is not QueueState.FULL or job.waits_for is None):
+        return f"{job.status} ({job.queue_state})"
+    return f"{job.status} ({job.waits_for})" if job.waits_for else str(job.status)
+
+
+def _detail(job: JobRecord) -> object:
+    """The progress of a running job, else the first line of the error, the whole of which is shown by `status`."""
+    if not job.error or (job.status is Status.RUNNING and job.progress):
+        return job.progress
+    text = mask_text(job.error.partition("\n")[0])
+    return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 
 def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:

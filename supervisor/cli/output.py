@@ -1,8 +1,8 @@
 """What commands print: a table or a list of fields for people, one JSON document for machines.
 
-On a terminal tables are drawn by rich; in a pipe they are plain columns. Nothing is cut off in either, so that an id
-can always be copied. Values come from jobs, which anybody may have made: secrets in them are masked and control
-characters escaped, so that they can't write on the reader's terminal.
+In a pipe tables are plain columns, all of them and whole; on a terminal they are drawn to fit its width (drawing.py),
+and ids are never cut, so that they can be copied. Values come from jobs, which anybody may have made: secrets in them
+are masked and control characters escaped, so that they can't write on the reader's terminal.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ def print_json(value: object, *, is_masked: bool = False) -> None:
     click.echo(msgspec.json.encode(plain if is_masked else mask(plain)))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, nothing: str) -> None:
-    """Print rows under their column's names; without any, the sentence `nothing` on stderr."""
-    cells = [[cell(value) for value in row] for row in rows]
-    if not cells:
+@attrs.frozen
+class Column:
+    """A column of a table, and what may be done to it on a terminal that is too narrow for the whole table.
+
+    `least`: texts may be cut to so many characters; None: never cut, so that ids can be copied. `folds`: they are
+    broken into lines instead. `rank`: columns with a higher one are left out earlier; those with 0 never are.
+    """
+
+    name: str
+    least: int | None = None
+    rank: int = 0
+    folds: bool = False
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, nothing: str) -> None:
+    """Print rows under their column's names; without any, the sentence `nothing` on stderr.
+
+    In a pipe all columns, whole; on a terminal as much as its width has room for, a line for each row.
+    """
+    table = [list(row) for row in rows]
+    if not table:
         click.echo(nothing, err=True)
     elif sys.stdout.isatty():
-        _print_drawn(columns, cells)
+        from dataloader.supervisor.cli.drawing import draw  # noqa: PLC0415 - a tenth of a second for rich
+
+        draw(columns, table)
     else:
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        for line in (columns, *cells):
+        cells = [[column.name for column in columns], *([cell(value) for value in row] for row in table)]
+        widths = [max(map(len, texts)) for texts in zip(*cells, strict=True)]
+        for line in cells:
             padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
             click.echo("  ".join(padded).rstrip())
-
-
-def _print_drawn(columns: Sequence[str], cells: list[list[str]]) -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - a tenth of a second that a pipe need not wait for
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns[:-1]:
-        table.add_column(name, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    # A window too narrow for the table breaks its lines; rich would cut the ids.
-    *widths, last = (max(map(len, column)) for column in zip(columns, *cells, strict=True))
-    needed = sum(widths) + min(last, 30) + 3 * len(columns)
-    console = Console()
-    console.width = max(console.width, needed)
-    console.print(table)
 
 
 def print_fields(fields: dict[str, object]) -> None:

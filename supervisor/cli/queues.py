@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import click
 
-from dataloader.supervisor.cli.output import print_json, print_table
+from dataloader.supervisor.cli.output import Column, print_json, print_table
 from dataloader.supervisor.cli.target import Target, asks_queue
+
+_QUEUES: Final = (
+    Column("QUEUE", least=12),
+    Column("PAUSED", rank=1),
+    Column("WORKERS", rank=1),
+    Column("SLOTS", rank=1),
+    Column("RUNNING"),
+    Column("READY"),
+    Column("DELAYED", rank=3),
+    Column("BLOCKED", rank=3),
+    Column("UNKNOWN_TASK", rank=4),
+    Column("OLDEST_READY", rank=2),
+)
+_WORKERS: Final = (
+    Column("WORKER"),
+    Column("HOST", rank=5),
+    Column("PID", rank=5),
+    Column("VERSION", rank=3),
+    Column("STARTED", rank=4),
+    Column("SEEN", rank=1),
+    Column("QUEUES", least=20),
+)
 
 
 @click.command()
 @asks_queue
 def queues(target: Target, *, as_json: bool) -> None:
-    """List the queues, with the jobs in them that have not ended."""
+    """List the queues that are served, paused or have jobs, with the jobs that have not ended."""
     found = target.ask(lambda client: client.queues())
     if as_json:
         print_json(found)
         return
     print_table(
-        ("QUEUE", "PAUSED", "READY", "RUNNING", "DELAYED", "BLOCKED", "UNKNOWN_TASK", "OLDEST_READY"),
+        _QUEUES,
         (
-            (q.queue, q.paused, q.ready, q.running, q.delayed, q.blocked, q.unknown_task, q.oldest_ready_at)
+            (
+                q.queue,
+                q.paused,
+                q.workers,
+                q.slots,
+                q.running,
+                q.ready,
+                q.delayed,
+                q.blocked,
+                q.unknown_task,
+                q.oldest_ready_at,
+            )
             for q in found
         ),
         nothing="no queues",
     )
+
+
+def _slots(queues: Mapping[str, int]) -> str:
+    return ", ".join(f"{queue} {slots}" for queue, slots in sorted(queues.items()))
 
 
 @click.command()
@@ -60,7 +100,7 @@ def workers(target: Target, *, as_json: bool) -> None:
         print_json(found)
         return
     print_table(
-        ("WORKER", "HOST", "PID", "VERSION", "STARTED", "SEEN", "QUEUES"),
-        ((w.worker, w.host, w.pid, w.version, w.started_at, w.seen_at, w.queues) for w in found),
+        _WORKERS,
+        ((w.worker, w.host, w.pid, w.version, w.started_at, w.seen_at, _slots(w.queues)) for w in found),
         nothing="no workers",
     )

@@ -12,7 +12,7 @@ from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.cli.loading import load_tasks
-from dataloader.supervisor.cli.output import print_json, print_table
+from dataloader.supervisor.cli.output import Column, print_json, print_table
 from dataloader.supervisor.cli.pipeline import as_variables, pipeline_options
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
 from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
@@ -96,10 +96,15 @@ def tasks(*, where: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
     else:
-        columns = ("name", "kind", "timeout_s", "max_attempts", "retry", "description")
-        print_table(
-            [name.upper() for name in columns], ([row[name] for name in columns] for row in rows), nothing="no tasks"
-        )
+        columns = {
+            "name": Column("NAME"),
+            "kind": Column("KIND", rank=3),
+            "timeout_s": Column("TIMEOUT_S", rank=2),
+            "max_attempts": Column("MAX_ATTEMPTS", rank=2),
+            "retry": Column("RETRY", least=25, rank=4),
+            "description": Column("DESCRIPTION", least=35),
+        }
+        print_table(list(columns.values()), ([row[name] for name in columns] for row in rows), nothing="no tasks")
 
 
 def _described(retry: RetryPolicy) -> str:
@@ -117,7 +122,9 @@ def config(*, as_json: bool) -> None:
         print_json(rows)
     else:
         print_table(
-            ("NAME", "VALUE", "SOURCE"), ((row.name, row.value, row.source) for row in rows), nothing="no settings"
+            (Column("NAME"), Column("VALUE", folds=True), Column("SOURCE")),
+            ((row.name, row.value, row.source) for row in rows),
+            nothing="no settings",
         )
     for warning in _warnings():
         click.echo(warning, err=True)

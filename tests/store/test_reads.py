@@ -18,6 +18,7 @@ from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.reads import Cursor, JobFilter
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+ENDED = datetime(2021, 1, 1, tzinfo=UTC)
 LATER = "now() + interval '1 hour'"
 
 FILTERS = {
@@ -30,6 +31,7 @@ FILTERS = {
     "lock_key": JobFilter(lock_key="k7"),
     "created_from": JobFilter(created_from=LONG_AGO),
     "created_to": JobFilter(created_to=LONG_AGO + timedelta(days=365_00)),
+    "finished": JobFilter(finished_from=LONG_AGO),
     "everything": JobFilter(
         queue="common",
         task="t",
@@ -154,12 +156,17 @@ async def test_jobs_that_arrive_between_pages_move_nothing(store, add_job):
         JobFilter(lock_key="a"),
         JobFilter(status=frozenset({Status.FAILED, Status.LOST})),
         JobFilter(created_to=LONG_AGO + timedelta(microseconds=1)),
+        JobFilter(finished_from=ENDED, finished_to=ENDED + timedelta(microseconds=1)),
+        JobFilter(queue="a", finished_to=ENDED + timedelta(microseconds=1), status=frozenset(Status)),
         JobFilter(queue="a", task="a", lock_key="a", status=frozenset({Status.FAILED}), created_from=LONG_AGO),
     ],
 )
 async def test_a_filter_finds_what_it_means_and_nothing_else(store, add_job, job_filter):
-    wanted = await add_job(queue="'a'", task="'a'", lock_key="'a'", status="'failed'", created_at="'2020-01-01Z'")
+    then = {"created_at": "'2020-01-01Z'", "finished_at": f"'{ENDED}'"}
+    wanted = await add_job(queue="'a'", task="'a'", lock_key="'a'", status="'failed'", **then)
     await add_job(created_at="'2020-01-01 00:00:00.000001Z'")
+    await add_job(status="'succeeded'", finished_at=f"timestamptz '{ENDED}' + interval '1 microsecond'")
+    await add_job(finished_at=f"'{ENDED}'")  # of a service that forgets what it was before
     assert [job.job_id for job in (await reads.list_jobs(store, job_filter)).jobs] == [wanted]
 
 
@@ -234,6 +241,23 @@ async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_
     assert scanned == 0
 
 
+async def test_jobs_that_ended_in_a_short_span_are_found_by_the_index_on_it(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k', (CASE WHEN i % 7 = 0 THEN 'failed' ELSE 'succeeded' END)::dl_status,"
+        " timestamptz '2026-01-01' + hashint4(i) % 1000 * interval '1 minute',"
+        " timestamptz '2026-02-01' + i * interval '1 minute' FROM generate_series(1, 20000) i"
+    )
+    await raw.execute("ANALYZE dl_jobs")
+    begin = datetime(2026, 2, 2, tzinfo=UTC)
+    for statuses, found in ((None, 30), (frozenset({Status.FAILED}), 4)):
+        span = JobFilter(status=statuses, finished_from=begin, finished_to=begin + timedelta(minutes=30))
+        plan = await explain(store, *reads._list_statement(span, 51, None))
+        assert "ix_dl_jobs_finished" in {node.get("Index Name") for node in plan}
+        assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan) <= 4 * found + 10, plan
+        assert len((await reads.list_jobs(store, span)).jobs) in {found, found + 1}
+
+
 async def aio_flush(connection):
     await connection.execute("SELECT pg_stat_force_next_flush()")
 
@@ -270,11 +294,18 @@ async def test_queues_count_open_jobs_by_reason_and_never_finished_ones(store, r
         await add_job(queue="'done'", status=f"'{status}'")
     await add_job(queue="'b'", status="'running'")
     await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('b', true), ('empty', true), ('resumed', false)")
-    a, b, empty = await reads.list_queues(store)
+    await raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues, seen_at) VALUES"
+        " ('w1', 'h', 1, '1', '{\"a\": 2, \"idle\": 5}', now()), ('w2', 'h', 2, '1', '{\"a\": 1}', now()),"
+        " ('dead', 'h', 3, '1', '{\"gone\": 1}', now() - interval '2 min')"
+    )
+    a, b, empty, idle = await reads.list_queues(store)
     assert (a.queue, a.ready, a.delayed, a.blocked, a.unknown_task, a.running, a.paused) == ("a", 2, 1, 1, 1, 1, False)
     assert a.oldest_ready_at == datetime(2026, 1, 1, tzinfo=UTC)
     assert (b.queue, b.running, b.paused, b.oldest_ready_at) == ("b", 1, True, None)
     assert (empty.queue, empty.paused, empty.ready + empty.running) == ("empty", True, 0)
+    assert [(q.workers, q.slots) for q in (a, b, empty, idle)] == [(2, 3), (0, 0), (0, 0), (1, 5)]
+    assert (idle.queue, idle.paused, idle.ready + idle.running, idle.oldest_ready_at) == ("idle", False, 0, None)
 
 
 async def test_workers_are_those_seen_lately(store, raw):

@@ -46,9 +46,26 @@ async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serv
     assert (written["password"], written["url"], written["rows"]) == ("***", "https://***@h/", 3)
     failed = await service.logged("the job failed")
     assert (failed["job_id"], failed["queue"], failed["task"], failed["attempt"]) == (str(job_id), "q", "log", 1)
+    assert failed["exception"].startswith("Traceback (most recent call last):")
+    assert "in log\n" in failed["exception"]
+    warned = await service.logged("what is worth a look")
+    assert (warned["logger"], warned["level"], warned["job_id"]) == ("dataloader.job", "warning", str(job_id))
+    assert warned["fields"] == {"password": "***", "event": 7}
+    assert "what is only kept" not in json.dumps(service.lines)
     assert "sesame" not in json.dumps(service.lines)
     assert "sesame" not in row["error"]
     assert all(line["level"] != "no JSON" for line in service.lines)
+
+
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize(("level", "said"), [("info", True), ("off", False)])
+async def test_what_jobs_log_goes_to_the_processs_log_by_a_setting(serve, add, row_when, level, said):
+    service = await serve(job_log_level=level)
+    job_id = await add("log")
+    await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
+    await service.logged("the job failed")
+    lines = [line["event"] for line in service.lines if line["logger"] == "dataloader.job"]
+    assert lines == (["what is only kept", "what is worth a look"] if said else [])
 
 
 @pytest.mark.requirement("Q16")

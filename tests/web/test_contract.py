@@ -267,7 +267,7 @@ async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("GET", f"/api/v1/jobs?{name}={quote(edge)}") for name in ("created_from", "created_to") for edge in EDGES),
+        *(("GET", f"/api/v1/jobs?{name}={quote(edge)}") for name in ("created_from", "finished_to") for edge in EDGES),
         *(("POST", f"/api/v1/jobs/{action}") for action in ("cancel", "retry")),
         ("GET", "/api/v1/jobs?limit=1000&after=" + "A" * 32),
         ("GET", "/api/v1/jobs?after=" + "f" * 32),

@@ -43,6 +43,38 @@ async def test_the_same_key_and_body_returns_the_first_job(open_web):
 
 
 @pytest.mark.requirement("Q3")
+async def test_the_status_of_a_job_has_its_result_without_secrets(open_web, database):
+    async with open_web() as web:
+        address = f"/api/v1/jobs/{await web.trigger()}/status"
+        assert (await web.client.get(address)).json()["result"] is None
+        database.psql('update dl_jobs set status = \'succeeded\', result = \'{"rows": 7, "token": "sesame"}\'')
+        assert (await web.client.get(address)).json()["result"] == {"rows": 7, "token": "***"}
+
+
+@pytest.mark.requirement("Q3")
+async def test_jobs_are_found_by_when_they_ended_and_retried_by_it(open_web, database):
+    async with open_web() as web:
+        old, new = await web.trigger(lock_key="a"), await web.trigger(lock_key="b")
+        await web.trigger(lock_key="c")
+        for job_id, day in ((old, 1), (new, 2)):
+            database.psql(
+                f"update dl_jobs set status = 'failed', finished_at = '2026-11-{day:02}Z' where job_id = '{job_id}'"
+            )
+
+        async def found(**params):
+            jobs = (await web.client.get("/api/v1/jobs", params=params)).json()["jobs"]
+            return [job["job_id"] for job in jobs]
+
+        assert await found(finished_from="2026-11-01T00:00:00Z") == [new, old]
+        assert await found(finished_from="2026-11-02T00:00:00Z") == [new]
+        assert await found(finished_to="2026-11-02T00:00:00Z") == [old]
+        assert await found(finished_to="2026-11-02T00:00:00Z", status="succeeded,queued") == []
+        retried = await web.client.post("/api/v1/jobs/retry", json={"finished_from": "2026-11-02T00:00:00Z"})
+        assert retried.json() == {"changed": 1}
+        assert await found(status="failed") == [old]
+
+
+@pytest.mark.requirement("Q3")
 async def test_a_job_whose_queue_is_paused_full_or_served_by_nobody_says_so_wherever_it_is_shown(open_web, database):
     database.psql(
         "insert into dl_workers (worker, host, pid, version, queues)"
