@@ -8,6 +8,7 @@ by their caller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -72,35 +73,53 @@ INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONF
 excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
 """
 _FAILURES: Final = """
-INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, requests)
-SELECT $1, load, segment, phase, key, error, sample, requests::jsonb
-FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[])
-  AS f (load, segment, phase, key, error, sample, requests)
+INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, times, requests)
+SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
+  AS f (load, segment, phase, key, error, sample, times, requests)
 """
 _SOLVE: Final = """
 UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE failure_id = ANY ($1) AND solved_at IS NULL
 """
-# What failed in a segment that was loaded again since has failed again then, or not.
+_DETAILS: Final = "SELECT task, segment, details, counts FROM dl_etl_details WHERE run_id = $1"
+_KEEP_DETAILS: Final = """
+INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
+"""
+_FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task = $2 AND segment = $3"
+# Of what this attempt does not ask for again: whole segments, and details that have come in.
+_STILL_FAILED: Final = """
+SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
+WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
+  EXISTS (SELECT FROM dl_etl_segments s WHERE s.run_id = $1 AND s.task = f.load AND s.segment = f.segment) OR
+  EXISTS (SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = f.load AND d.segment = f.segment AND
+    f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details)))
+GROUP BY f.load, f.phase
+"""
+_LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
+# What failed in a segment that was loaded again since, by this run's attempt or another run, has failed again then, or
+# not; but for details that an earlier attempt of this run has brought in.
 _AGAIN: Final = """
-UPDATE dl_etl_failures SET solved_at = clock_timestamp()
-WHERE load = $2 AND segment = $3 AND run_id <> $1 AND solved_at IS NULL
+UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
+WHERE f.load = $2 AND f.segment = $3 AND f.solved_at IS NULL AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
+  SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = $2 AND d.segment = $3 AND d.token <> $5 AND
+  f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details))))
 """
 _OPEN: Final = """
 SELECT failure_id, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND ($2::bigint[] IS NULL OR failure_id = ANY ($2)) ORDER BY failure_id
 """
 _LIST: Final = """
-SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, failed_at, solved_at FROM dl_etl_failures
-WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
+SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at, solved_at
+FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
 """
 
 
 @attrs.frozen(kw_only=True)
 class Failure:
-    """What failed, in which phase (`request`, `record`, `batch`, `segment`), and why.
+    """What failed, in which phase (`request`, `detail`, `record`, `row`, `batch`, `segment`), and why.
 
     `key` says which one: an address, a record's key. `sample` is the beginning of the data, `requests` what is needed
-    to ask for it again.
+    to ask for it again, `times` what it counts for, a batch as its rows.
     """
 
     load: str
@@ -110,6 +129,7 @@ class Failure:
     error: str
     sample: str | None = None
     requests: Sequence[Mapping[str, Any]] = ()
+    times: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -122,14 +142,29 @@ class FailureRecord(Failure):
     solved_at: datetime | None
 
 
+@attrs.define
+class DetailsDone:
+    """Details of a segment that an earlier attempt has brought in, and what was done for them."""
+
+    keys: set[str] = attrs.field(factory=set)
+    counts: Counter[str] = attrs.field(factory=Counter)
+
+
 @attrs.frozen
 class RunState:
-    """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment."""
+    """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment.
+
+    By task, too: `details` are those that are done of segments that are not, `failed` what failed of all that is done
+    and is not solved, by phase. `last_failure` is the number of the last one that is on record.
+    """
 
     started_at: datetime
     statuses: Mapping[str, str]
     summaries: Mapping[str, Any]
     segments: Mapping[str, Mapping[str, Any]]
+    details: Mapping[str, Mapping[str, DetailsDone]] = attrs.field(factory=dict)
+    failed: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
+    last_failure: int = 0
 
 
 def stage_name(run_id: UUID, token: int, number: int) -> str:
@@ -144,8 +179,10 @@ def stage_name(run_id: UUID, token: int, number: int) -> str:
 class SegmentCommit:
     """A segment's end: what to merge, and what to note in the same transaction.
 
-    `segment` None: what a cancelled run had by then; its rows are merged, and the segment is not done. `is_again`: what
-    failed in it in other runs is solved now, or among the `failures`, which are kept. `cursor`: all before is loaded.
+    `segment` None: what there was by then; its rows are merged, and the segment is not done. `is_again`: what failed in
+    it in other runs, or up to the failure with the number `again_until` in this one, is solved now, or among the
+    `failures`, which are kept. `cursor`: all before is loaded. `counts` go on record with those of the merges.
+    `details_of` is the segment's name if it is one with details, of which `details` are in now.
     """
 
     run_id: UUID
@@ -154,8 +191,12 @@ class SegmentCommit:
     segment: str | None
     merges: Sequence[Merge | HistoryMerge]
     is_again: bool = True
+    again_until: int = 0
     failures: Sequence[Failure] = ()
     cursor: datetime | None = None
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+    details_of: str | None = None
+    details: Sequence[str] = ()
 
 
 async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
@@ -173,12 +214,24 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
     segments: dict[str, dict[str, Any]] = {task: {} for _, task in tasks}
     for row in await connection.fetch(_SEGMENTS, run_id):
         segments.setdefault(row["task"], {})[row["segment"]] = row["counts"]
+    details: dict[str, dict[str, DetailsDone]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_DETAILS, run_id):
+        done = details.setdefault(row["task"], {}).setdefault(row["segment"], DetailsDone())
+        done.keys.update(row["details"])
+        done.counts.update(row["counts"])
+    failed: dict[str, dict[str, int]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_STILL_FAILED, run_id):
+        failed.setdefault(row["load"], {})[row["phase"]] = row["times"]
+    last_failure = await connection.fetchval(_LAST_FAILURE, run_id)
     await aio_fence(connection, run_id, token)
     return RunState(
         started_at,
         {row["task"]: row["status"] for row in rows},
         {row["task"]: row["summary"] for row in rows},
         segments,
+        details,
+        failed,
+        last_failure,
     )
 
 
@@ -219,19 +272,30 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
     for merge in commit.merges:
         for name, number in (await aio_merge_any(connection, merge)).items():
             counts[name] = counts.get(name, 0) + number
+    done = dict(Counter(commit.counts) + Counter(counts))
     if commit.segment is not None:
-        await connection.execute(_SEGMENT, commit.run_id, commit.task, commit.segment, counts)
-        for merge in commit.merges:
-            if isinstance(merge, HistoryMerge):
-                await aio_note_snapshot(connection, merge, commit.task, commit.segment)
-        if commit.is_again:
-            await connection.execute(_AGAIN, commit.run_id, commit.task, commit.segment)
+        await _aio_note_segment(connection, commit, commit.segment, done)
+    elif commit.details:
+        of = commit.run_id, commit.task, commit.details_of
+        await connection.execute(_KEEP_DETAILS, *of, commit.token, list(commit.details), done)
     if commit.failures:
         await _aio_keep(connection, commit.run_id, commit.failures)
     if commit.cursor is not None:
         await connection.execute(_CURSOR, commit.task, commit.cursor, commit.run_id)
     await aio_fence(connection, commit.run_id, commit.token)
     return counts
+
+
+async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str, done: Mapping[str, int]) -> None:
+    of = commit.run_id, commit.task, segment
+    await connection.execute(_SEGMENT, *of, done)
+    for merge in commit.merges:
+        if isinstance(merge, HistoryMerge):
+            await aio_note_snapshot(connection, merge, commit.task, segment)
+    if commit.is_again:
+        await connection.execute(_AGAIN, *of, commit.again_until, commit.token)
+    if commit.details_of is not None:
+        await connection.execute(_FORGET_DETAILS, *of)
 
 
 async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
@@ -256,7 +320,7 @@ async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures:
 
 
 async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
-    columns = ("load", "segment", "phase", "key", "error", "sample")
+    columns = ("load", "segment", "phase", "key", "error", "sample", "times")
     requests = [storable_json(list(failure.requests)) for failure in failures]
     await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
 

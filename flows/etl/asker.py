@@ -58,6 +58,7 @@ class Asker:
             else:
                 for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
                     await self._walk(part, connection, request)
+                    part.arrivals.asked(request.key)
             part.is_asked = True
             await self.shared.close_if_done(part)
             if not part.ends_segment:
@@ -65,8 +66,13 @@ class Asker:
                 ids = part.ids
 
     def _requests_of(self, part: Part, detail: Detail, ids: Sequence[str | int]) -> Iterator[Request]:
-        """The details' requests, one for each id. That one can't be made is that id's own affair."""
+        """The details' requests, one for each id that is not in yet.
+
+        That one can't be made is that id's own affair.
+        """
         for given in dict.fromkeys(ids):
+            if str(given) in part.segment.done:
+                continue
             try:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
@@ -131,6 +137,7 @@ class Asker:
                 part.answers += 1
                 fetched = Fetched(part, request, response, part.answers)
                 part.open += 1
+                part.arrivals.answered(request.key)
                 self.shared.room.hold(len(response.body))
                 self.shared.to_workers.send_nowait(fetched)
                 is_handed_on = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -45,13 +45,17 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """So many rows of the part's `answer`th response on their way from a worker to the writer."""
+    """So many rows of the part's `answer`th response, or none, on their way from a worker to the writer.
+
+    `counts` are what was done for the answer, on record with its rows.
+    """
 
     part: Part
     request: Request
     answer: int
     number: int
     lines: list[Lines] = attrs.field(repr=False)
+    counts: Mapping[str, int]
 
 
 @attrs.define(eq=False)
@@ -97,7 +101,7 @@ class Room:
 
 @attrs.define(eq=False, kw_only=True)
 class Shared:
-    """What the parts of a pipeline share: of the run of `load` by the job `run_id` with `token`.
+    """What the parts of a pipeline share: of the run of `load` by the job `run_id` with `token`, behind `last_failure`.
 
     `parts` are those that are not committed yet, in their order:
     the asker begins them, the writer ends them. A part itself is sent to the writer when all of its rows are.
@@ -105,6 +109,7 @@ class Shared:
 
     run_id: UUID
     token: int
+    last_failure: int
     load: str
     config: PipelineConfig
     report: Report
@@ -131,6 +136,7 @@ class Shared:
         *,
         sample: str | None = None,
         requests: Sequence[Request] = (),
+        times: int = 1,
     ) -> Failure:
         """A failure in a part of the run, to be reported."""
         return Failure(
@@ -141,12 +147,14 @@ class Shared:
             error=brief(error),
             sample=sample,
             requests=[part.table.kept(request) for request in requests],
+            times=times,
         )
 
     def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
         """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""
         phase = "request" if part.table.detail is None else "detail"
         part.is_whole &= phase == "detail"
+        part.arrivals.failed(request.key)
         key = request.key or request.endpoint
         self.report.failed(self.failure(part, phase, key, str(error), requests=[request]))
 

@@ -20,7 +20,7 @@ from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.flows.etl.pipeline import Pipeline, PipelineEnd
 from dataloader.flows.etl.plan import Segment, Table
 from dataloader.flows.etl.processing import Recipe
-from dataloader.flows.etl.report import Report
+from dataloader.flows.etl.report import FAILED, Report
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
@@ -83,7 +83,7 @@ class _Loading:
         run = self.run_of_job
         retried: list[int] = []
         async with self._tables() as tables:
-            end = await self._shown(self._pipeline(), self._segments(state, tables, retried))
+            end = await self._shown(self._pipeline(state), self._segments(state, tables, retried))
         match end:
             case "canceled":
                 return CANCELED
@@ -98,12 +98,13 @@ class _Loading:
             await run.transactions.run(aio_solve, run.claimed.job_id, run.claimed.token, retried)
         return judge(self.report, self.config)
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self, state: RunState) -> Pipeline:
         run, config = self.run_of_job, self.config
         return Pipeline(
             shared=Shared(
                 run_id=run.claimed.job_id,
                 token=run.claimed.token,
+                last_failure=state.last_failure,
                 load=self.load.name,
                 config=config,
                 report=self.report,
@@ -158,9 +159,12 @@ class _Loading:
         """
         run, load = self.run_of_job, self.load
         done = state.segments.get(load.name, {})
+        details = state.details.get(load.name, {})
+        # Not by `count`: the process's metrics have them, or those of the process that wrote them.
         for counts in done.values():
-            # Not by `count`: the process's metrics have them, or those of the process that wrote them.
             self.report.counts.update({**counts, "segments": 1})
+        for phase, times in state.failed.get(load.name, {}).items():
+            self.report.counts.update({FAILED[phase]: times} if phase in FAILED else {})
         if self.asked.failures is not None:
             if not load.target.key:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
@@ -181,6 +185,9 @@ class _Loading:
                 number += 1
                 if segment.name not in done:
                     segment.number = number
+                    if came_in := details.get(segment.name):
+                        segment.done, segment.counts = came_in.keys, came_in.counts
+                        self.report.counts.update(came_in.counts)
                     yield segment  # noqa: ASYNC119 - the asker closes us, too
 
     async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:

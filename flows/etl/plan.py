@@ -7,13 +7,15 @@ details'.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
 import attrs
 import structlog
 import trio
 
+from dataloader.flows.etl.arrivals import Arrivals
 from dataloader.flows.etl.load import Detail, History, Target
 from dataloader.flows.etl.processing import Recipe
 from dataloader.flows.etl.sources.base import Request, Source, Window
@@ -52,7 +54,8 @@ class Segment:
     """Something that is loaded whole or not at all. `is_whole` until something of it fails for good.
 
     `planned` segments are in the run, if that is known before. `is_retry`: it is made of single requests that had
-    failed, `details` those for details.
+    failed, `details` those for details. `done` are details that are in already; `counts` are what was done for it so
+    far, and is on record.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Segment:
     planned: int | None = None
     number: int = 0
     is_whole: bool = True
+    done: Collection[str] = frozenset()
+    counts: Counter[str] = attrs.field(factory=Counter)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -73,7 +78,8 @@ class Part:
 
     `lacks_records` when some could not be made rows. `answers` have come, which gives each its number.
     `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
-    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for.
+    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, `arrivals` which of
+    them have come in; `counts` are what was done and is not on record, `kept_at` is when details were merged last.
     """
 
     segment: Segment
@@ -89,7 +95,18 @@ class Part:
     staged: int = 0
     columns: frozenset[str] = frozenset()
     ids: list[str | int] = attrs.field(factory=list)
+    arrivals: Arrivals = attrs.field(factory=Arrivals)
+    counts: Counter[str] = attrs.field(factory=Counter)
+    keeps_details: bool = attrs.field(init=False)
+    kept_at: float = attrs.field(factory=trio.current_time)
     committed: trio.Event = attrs.field(factory=trio.Event)
+
+    @keeps_details.default
+    def _can_be_merged_in_pieces(self) -> bool:
+        """True of details that are merged as they come: what is gone, or a version, shows only in all of them."""
+        target = self.table.target
+        is_plain = target.history is None and target.delete_missing is None
+        return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
 
     def staged_as(self, token: int) -> Staged:
         """How the part's rows are known in the stage."""

@@ -78,10 +78,10 @@ class Report:
         """Something succeeded: failures before it don't count as a row any more."""
         self._in_a_row = 0
 
-    def failed(self, failure: Failure, *, times: int = 1) -> None:
-        """Something failed for good; `times` are what it counts for, a batch as its rows."""
+    def failed(self, failure: Failure) -> None:
+        """Something failed for good."""
         if failure.phase in FAILED:
-            self.count(**{FAILED[failure.phase]: times})
+            self.count(**{FAILED[failure.phase]: failure.times})
         self.last = failure
         if len(self.failures) < MAX_LISTED:
             self.failures.append(failure)
@@ -91,14 +91,9 @@ class Report:
             self.too_many()
 
     def processed(self, page: Page, processed: Processed, segment: str, requests: Sequence[Mapping[str, Any]]) -> None:
-        """A page's records were made rows, in their order, or failed."""
+        """A page's records were made rows, in their order, or failed: what failed of them."""
         for broken in page.broken:
             self.failed(self._of_record(segment, requests, broken.key, broken.error, broken.sample))
-        self.count(
-            records=processed.records + len(page.broken),
-            left_out=processed.left_out,
-            details_skipped=processed.without_id,
-        )
         following = 0
         for refused in processed.refused:
             if refused.index > following:
@@ -107,7 +102,8 @@ class Report:
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
         if processed.more_refused:
             more = f"{processed.more_refused} more records"
-            self.failed(self._of_record(segment, requests, more, "as those before", ""), times=processed.more_refused)
+            failure = self._of_record(segment, requests, more, "as those before", "")
+            self.failed(attrs.evolve(failure, times=processed.more_refused))
         elif following < processed.records:
             self.worked()
 

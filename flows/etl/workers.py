@@ -70,6 +70,8 @@ class Workers:
                 fetched.error = error
             else:
                 await self._hand_on(fetched, fetched.page, made)
+        if fetched.error is not None:
+            part.arrivals.dropped(fetched.request.key)
         # If the asker waits for what was read, it tries again, or tells of it. For the records it does not wait.
         if fetched.error is not None and (fetched.page is not None or not needs_answer):
             self.shared.request_failed(part, fetched.request, fetched.error)
@@ -93,18 +95,25 @@ class Workers:
 
     async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
         part, report = fetched.part, self.shared.report
-        report.count(details=int(part.table.detail is not None))
+        counts = {
+            "details": int(part.table.detail is not None),
+            "records": made.records + len(page.broken),
+            "left_out": made.left_out,
+            "details_skipped": made.without_id,
+            "rows": made.rows,
+        }
+        report.count(**counts)
         report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.columns |= made.columns
         self._tell_of_dropped(part.table.name, made.dropped)
         part.ids += made.ids
-        if made.rows:
-            report.count(rows=made.rows)
-            report.unwritten += made.rows
-            self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
-            self._look_at_the_writer()
-            await self.shared.to_writer.send(Rows(part, fetched.request, fetched.number, made.rows, made.lines))
+        report.unwritten += made.rows
+        self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
+        self._look_at_the_writer()
+        counts["requests"] = 1
+        rows = Rows(part, fetched.request, fetched.number, made.rows, made.lines, counts)
+        await self.shared.to_writer.send(rows)
 
     def _look_at_the_writer(self) -> None:
         """Tell once when it lags behind, and once when it does no more: half of that, or it would be told all along."""

@@ -9,6 +9,7 @@ that are on record as failures.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import attrs
 import trio
@@ -27,11 +28,15 @@ from dataloader.store.transaction import Transactions
 
 @attrs.define(eq=False)
 class Batch:
-    """So many rows of one part that are written at once: lines, each with its answer's number, and their requests."""
+    """So many rows of one part that are written at once: lines, each with its answer's number, and their requests.
+
+    `answers` are those whose last row is in it.
+    """
 
     number: int = 0
     lines: list[tuple[int, Lines]] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
+    answers: list[Rows] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -41,6 +46,7 @@ class Writer:
     shared: Shared
     transactions: Transactions
     _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
+    _unkept: set[Part] = attrs.field(init=False, factory=set)
     _oldest: float = attrs.field(init=False, default=math.inf)
     _is_whole_so_far: bool = attrs.field(init=False, default=True)
 
@@ -65,7 +71,10 @@ class Writer:
         await self.save_failures()
 
     async def _add(self, rows: Rows) -> None:
-        size = self.shared.config.batch_size
+        size, left = self.shared.config.batch_size, rows.number
+        if not left:
+            self._batches.setdefault(rows.part, Batch()).answers.append(rows)
+            self._flush_within(self.shared.config.batch_timeout)
         for lines in rows.lines:
             room = size - self._batches[rows.part].number if rows.part in self._batches else size
             for piece in lines.cut(room, size):
@@ -73,25 +82,44 @@ class Writer:
                 batch.number += piece.number
                 batch.lines.append((rows.answer, piece))
                 batch.requests.append(rows.request)
-                self._oldest = min(self._oldest, trio.current_time() + self.shared.config.batch_timeout)
+                left -= piece.number
+                if not left:
+                    batch.answers.append(rows)
+                self._flush_within(self.shared.config.batch_timeout)
                 # What is asked for next would wait for the rest of a batch, which would wait for that.
                 if batch.number == size or self.shared.room.is_heavy:
                     await self._flush(rows.part)
 
+    def _flush_within(self, seconds: float) -> None:
+        self._oldest = min(self._oldest, trio.current_time() + seconds)
+
     async def _flush_all(self) -> None:
+        self._oldest = math.inf
         for part in list(self._batches):
             await self._flush(part)
+        for part in list(self._unkept):
+            await self._keep(part)
 
     async def _flush(self, part: Part) -> None:
         """Write a part's batch into its staging table, without the rows that the database refuses."""
         batch = self._batches.pop(part)
-        if not self._batches:
+        if not self._batches and not self._unkept:
             self._oldest = math.inf
+        await self._stage(part, batch)
+        if part.keeps_details and part.arrivals.done:
+            self._unkept.add(part)
+            if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
+                self._flush_within(wait_s)
+            else:
+                await self._keep(part)
+
+    async def _stage(self, part: Part, batch: Batch) -> None:
         began = trio.current_time()
         number, staged_as = batch.number, part.staged_as(self.shared.token)
         try:
             try:
-                await self.transactions.run(aio_stage, staged_as, batch.lines)
+                if number:
+                    await self.transactions.run(aio_stage, staged_as, batch.lines)
             except Unstorable:
                 most_in_a_row = self.shared.config.max_failures
                 apart = await self.transactions.run(aio_stage_apart, staged_as, batch.lines, most_in_a_row)
@@ -99,18 +127,26 @@ class Writer:
                 self._refused(part, batch, apart)
             else:
                 part.staged += number
-                self.shared.report.worked()
+                if number:
+                    self.shared.report.worked()
+            for rows in batch.answers:
+                part.counts.update(rows.counts)
+                part.arrivals.staged(rows.request.key)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
             part.is_whole = False
+            for request in batch.requests:
+                part.arrivals.failed(request.key)
             self.shared.log.warning(
                 "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
             )
             key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
             sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
-            failure = self.shared.failure(part, "batch", key, str(error), sample=sample, requests=batch.requests)
-            self.shared.report.failed(failure, times=number)
+            failure = self.shared.failure(
+                part, "batch", key, str(error), sample=sample, requests=batch.requests, times=number
+            )
+            self.shared.report.failed(failure)
         finally:
             self.shared.report.unwritten -= number
             self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
@@ -142,12 +178,51 @@ class Writer:
             error=apart.refused[0].error if apart.refused else "",
         )
 
+    async def _keep(self, part: Part) -> None:
+        """Merge the details that have come in, with the note that they have: a run that goes on leaves them out."""
+        self._unkept.discard(part)
+        segment, began = part.segment, trio.current_time()
+        part.kept_at = began
+        failures = self.shared.report.take_unsaved()
+        commit = SegmentCommit(
+            run_id=self.shared.run_id,
+            token=self.shared.token,
+            task=self.shared.load,
+            segment=None,
+            merges=part.merges(self.shared.token, is_complete=False),
+            failures=failures,
+            counts=part.counts,
+            details_of=segment.name,
+            details=part.arrivals.take(),
+        )
+        try:
+            counts = await self.transactions.run(aio_commit_segment, commit)
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError:
+            # They stay staged, and what is wrong is told of when the segment ends.
+            part.keeps_details = False
+            self.shared.report.put_back(failures)
+        else:
+            self._note(part, counts)
+        finally:
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+
+    def _note(self, part: Part, counts: Mapping[str, int]) -> None:
+        """What was staged of a part is merged."""
+        self.shared.report.count(**counts)
+        part.segment.counts.update(part.counts)
+        part.segment.counts.update(counts)
+        part.counts.clear()
+        part.staged = 0
+
     async def _commit_ready(self) -> None:
         """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""
         while self.shared.parts and self.shared.parts[0].is_ready:
             part = self.shared.parts.popleft()
             if part in self._batches:
-                await self._flush(part)
+                await self._stage(part, self._batches.pop(part))
+            self._unkept.discard(part)
             await self._commit(part, is_done=True)
 
     async def _commit_rest(self) -> None:
@@ -184,7 +259,11 @@ class Writer:
             segment=segment.name if is_noted else None,
             merges=merges,
             is_again=not segment.is_retry,
+            again_until=self.shared.last_failure,
             failures=failures,
+            counts=segment.counts + part.counts if is_noted else part.counts,
+            details_of=segment.name if part.table.detail is not None else None,
+            details=part.arrivals.take() if part.keeps_details else (),
             cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
         )
         try:
@@ -199,7 +278,7 @@ class Writer:
             self.shared.report.put_back(failures)
             self.shared.report.failed(self.shared.failure(part, "segment", segment.name, str(error)))
         else:
-            self.shared.report.count(**counts)
+            self._note(part, counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
         finally:
             self.shared.report.phases["writing"].add(trio.current_time() - began)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from etl.etl_tasks import ITEM, Items
-from etl.source_app import open_source_app
+from etl.etl_tasks import DETAIL, ITEM, Items
+from etl.source_app import Answer, open_source_app
 from etl.sources.data_sets import DATA
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
@@ -44,6 +45,18 @@ def items(service, database):
     items = Items(service)
     service.put("/items", items.answer)
     return items
+
+
+@pytest.fixture
+def details(items, database):
+    """The ids for which details were asked for, in order; a table for them is in the database."""
+    database.psql(DETAIL)
+
+    def answer(seen):
+        return Answer(json.dumps({"id": int(seen.query["id"]), "about": "a"}).encode())
+
+    items.service.put("/detail", answer)
+    return lambda: [int(seen.query["id"]) for seen in items.service.asked("^/detail")]
 
 
 @pytest.fixture

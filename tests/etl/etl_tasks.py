@@ -17,7 +17,7 @@ import attrs
 from etl.source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
-from dataloader.flows.etl import Load, Target, Windows, add_loads
+from dataloader.flows.etl import Detail, Load, Request, Target, Windows, add_loads
 from dataloader.flows.etl.sources.files import Files
 from dataloader.flows.etl.sources.formats import Csv, Json
 from dataloader.flows.etl.sources.http import Http
@@ -27,6 +27,7 @@ AT_ONCE = {"rate_min": 0, "rate_max": 0}
 BEARS_ALL = {"max_failed_segments": 1_000, "max_failed_share": 1}
 """A run that ends by failures in a row alone, or because it has loaded nothing."""
 ITEM = "CREATE TABLE item (id int PRIMARY KEY, day date NOT NULL, value text)"
+DETAIL = "CREATE TABLE detail (id int PRIMARY KEY, about text)"
 
 
 def day(number: int) -> str:
@@ -91,6 +92,18 @@ def items_load(url: str, *, page_size: int | None = None, name: str = "items", *
     return Load(name=name, source=source, windows=windows, target=target, pipeline=pipeline, **fields)
 
 
+def detailed_load(url: str, *, name: str = "detailed", target: Target | None = None, **fields: object) -> Load:
+    """A load of all items at once, and for each of its details into the table `detail`."""
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda number: Request(endpoint="/detail", params={"id": number}),
+        source=Http(url, format=Json()),
+        target=target or Target(table="detail", key=("id",)),
+        transform=fields.pop("detail_transform", lambda _number, record: record),
+    )
+    return items_load(url, name=name, windows=None, detail=detail, **fields)
+
+
 def names_load(archive: str) -> Load:
     """The files of an archive, of a year each, with name, sex and count of the children."""
     return Load(
@@ -116,6 +129,7 @@ if url := os.environ.get("ITEMS_URL"):
         tasks,
         *(items_load(url, name=name, pipeline=paused) for name in ("items", "others")),
         items_load(url, name="measured", transform=and_memory),
+        detailed_load(url, pipeline=paused),
     )
 if archive := os.environ.get("NAMES_ARCHIVE"):
     add_loads(tasks, names_load(archive))

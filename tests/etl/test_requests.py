@@ -146,7 +146,7 @@ def waits_of(outcome):
 async def test_the_place_of_a_run_that_died_in_a_request_is_free_after_its_lease(items, outcome_of, raw, soon):
     await raw.execute("""
         INSERT INTO dl_sources (source, holder, held_until)
-        VALUES ('127.0.0.1', 4711, clock_timestamp() + interval '0.5 s')""")
+        VALUES ('127.0.0.1', 4711, clock_timestamp() + interval '3 s')""")
     held_until = await raw.fetchval("SELECT held_until FROM dl_sources")
     asked_at = []
     items.before = lambda _seen: asked_at.append(datetime.now(UTC))

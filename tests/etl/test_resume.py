@@ -10,15 +10,17 @@ from datetime import date, timedelta
 import pytest
 import trio
 from conditions import until
-from etl.etl_tasks import day, item, items_load
+from etl.etl_tasks import BEARS_ALL, day, detailed_load, item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Windows, run_load
+from dataloader.flows.etl import Target, Windows, run_load
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.testing import work_off
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6", "E10")]
 NEVER_S = 3_600
+AT_ONCE_IN = {"batch_timeout": 0.001}
+"""Details are merged as they come."""
 
 
 class Stumble(Exception):  # noqa: N818 - no error of ours
@@ -52,7 +54,7 @@ def two_attempts_of(items, database, raw):
         await raw.execute(
             "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key) VALUES (gen_random_uuid(), 'q', $1, $2, 'k')",
             load.name,
-            json.dumps({"to": day(until_day)}),
+            json.dumps({} if until_day is None else {"to": day(until_day)}),
         )
         with trio.fail_after(60):
             [first] = await work_off(database.dsn, tasks)
@@ -168,6 +170,87 @@ async def test_after_a_kill_another_process_goes_on_and_the_table_is_complete(
     assert json.loads(row["result"])["counts"].items() >= {"segments": 30, "inserted": 600}.items()
     assert await cursor() == day(31)
     assert await raw.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl_stage%'") == 0
+
+
+@pytest.mark.requirement("E7", "Q10")
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+async def test_details_that_have_come_in_are_not_asked_for_again(items, details, serve, add, row_when, raw, table, how):
+    items.records = [item(number) for number in range(40)]
+    # A drain writes what has come in; before a kill it is written every tenth of a second.
+    pipeline = {"batch_timeout": 3_600 if how == "SIGTERM" else 0.1}
+    environment = {"ITEMS_URL": items.service.url, "ITEMS_PIPELINE": json.dumps(pipeline)}
+    fast = {"default_lease_ttl_sec": 5, "reaper_period_sec": 1, "heartbeat_sec": 1, "claim_backoff_sec": 2}
+    service = await serve(tasks="etl.etl_tasks:tasks", environment=environment, drain_timeout_sec=1, **fast)
+    items.service.misbehave("id=25", delay_s=NEVER_S)
+    job_id = await add("detailed", {}, lease_ttl_sec=5)
+
+    async def come_in():
+        return len(details()) if how == "SIGTERM" else await raw.fetchval("SELECT count(*) FROM detail")
+
+    await until(come_in, lambda number: number >= 25)
+    service.signal(getattr(signal, how))
+    await service.exit_code(within_s=20)
+    assert await raw.fetchval("SELECT array_agg(id ORDER BY id) FROM detail") == [*range(25)]
+    await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp()")
+    await serve(tasks="etl.etl_tasks:tasks", environment=environment, **fast)
+    row = await row_when(job_id, "succeeded", within_s=60)
+    assert details() == [*range(26), *range(25, 40)]
+    counts = json.loads(row["result"])["counts"]
+    assert (counts["details"], counts["segments"], counts.get("details_failed")) == (40, 1, None)
+    assert await raw.fetchval("SELECT count(*) FROM detail") == 40
+    assert await raw.fetchval("SELECT count(*) FROM dl_etl_details") == 0
+
+
+@pytest.mark.requirement("E7")
+async def test_a_detail_that_failed_is_asked_for_again_and_its_failure_is_solved_when_it_comes_in(
+    items, details, two_attempts_of, raw
+):
+    items.records = [item(number) for number in range(8)]
+    items.service.misbehave("id=3", status=404)
+    load = detailed_load(items.service.url, pipeline=AT_ONCE_IN)
+    first, second = await two_attempts_of(load, "id=6", None)
+    assert (first["details"], first["details_failed"]) == (5, 1)
+    assert details() == [0, 1, 2, 3, 4, 5, 6, 3, 6, 7]
+    assert (second["details"], second.get("details_failed")) == (8, None)
+    assert await raw.fetchval("SELECT count(*) FROM dl_etl_failures WHERE solved_at IS NULL") == 0
+
+
+@pytest.mark.requirement("E7", "E10")
+async def test_what_failed_in_a_detail_that_is_in_counts_until_it_is_solved(items, details, two_attempts_of, raw):
+    def transform(_number, record):
+        if record["id"] == 3:
+            raise ValueError("bad")
+        return record
+
+    items.records = [item(number) for number in range(8)]
+    load = detailed_load(items.service.url, detail_transform=transform, pipeline=AT_ONCE_IN | BEARS_ALL)
+    first, second = await two_attempts_of(load, "id=6", None)
+    assert details() == [*range(7), 6, 7]
+    assert (first["records_failed"], second["records_failed"], second["details"]) == (1, 1, 8)
+    assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "succeeded_with_failures"
+    assert await raw.fetchval("SELECT array_agg(phase) FROM dl_etl_failures WHERE solved_at IS NULL") == ["record"]
+
+
+@pytest.mark.requirement("E7")
+async def test_details_whose_table_marks_what_is_gone_are_all_asked_for_again(items, details, two_attempts_of, raw):
+    await raw.execute("ALTER TABLE detail ADD gone bool NOT NULL DEFAULT false; INSERT INTO detail VALUES (99, 'a')")
+    items.records = [item(number) for number in range(4)]
+    target = Target(table="detail", key=("id",), delete_missing="gone")
+    load = detailed_load(items.service.url, target=target, pipeline=AT_ONCE_IN)
+    await two_attempts_of(load, "id=2", None)
+    assert details() == [0, 1, 2, 0, 1, 2, 3]
+    assert await raw.fetchval("SELECT array_agg(id) FROM detail WHERE gone") == [99]
+
+
+@pytest.mark.requirement("E10")
+async def test_what_failed_in_a_segment_of_an_earlier_attempt_counts_and_what_was_solved_since_does_not(
+    items, two_attempts_of, raw
+):
+    items.records = [item(number, 1 + number // 50) for number in range(200)]
+    items.records[7]["id"] = None
+    first, second = await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 5)
+    assert (first["records_failed"], second["records_failed"], second["records"]) == (1, 1, 200)
+    assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "succeeded_with_failures"
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ async def test_rows_record_and_cursor_of_a_segment_are_committed_together(
     counts = await transactions.run(aio_commit_segment, commit_of(job, await staged(1)))
     assert counts["inserted"] == 1
     assert await raw.fetchval("SELECT count(*) FROM target") == 1
-    assert (await begin(job)).segments == {"rates": {"day 1": counts}}
+    assert (await begin(job)).segments == {"rates": {"day 1": {"inserted": 1}}}
     assert await store.run(aio_cursor, "rates") == (DAY, job.job_id)
 
 
