@@ -24,6 +24,7 @@ import structlog
 
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.text import storable_text
+from dataloader.jobs.visible import visible, visible_json
 
 LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
@@ -33,9 +34,6 @@ MAX_TRACEBACK: Final = 20_000
 _MAX_MASKED: Final = 200_000
 
 _EventDict = MutableMapping[str, Any]
-# Text from outside must not write lines or colours of its own on a terminal; tracebacks keep their line breaks.
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_MULTILINE: Final = {code: text for code, text in _ESCAPES.items() if code not in {9, 10}}
 
 
 @attrs.frozen
@@ -159,18 +157,20 @@ _encode = msgspec.json.Encoder().encode
 
 def _json(fields: dict[str, Any]) -> str:
     try:
-        return _encode(fields).decode()
+        return visible_json(_encode(fields).decode())
     except (UnicodeEncodeError, OverflowError, ValueError, TypeError):
-        return _encode({name: storable_text(str(value), MAX_TRACEBACK) for name, value in fields.items()}).decode()
+        texts = {name: storable_text(str(value), MAX_TRACEBACK) for name, value in fields.items()}
+        return visible_json(_encode(texts).decode())
 
 
 def _console(*, colors: bool) -> Callable[[dict[str, Any]], str]:
     renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
 
     def render(fields: dict[str, Any]) -> str:
-        for name, value in fields.items():
-            if isinstance(value, str):
-                fields[name] = value.translate(_MULTILINE if name in {"exception", "stack"} else _ESCAPES)
-        return str(renderer(None, "", fields))
+        shown = {
+            visible(name): visible(value, lines=name in {"exception", "stack"}) if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        return str(renderer(None, "", shown))
 
     return render

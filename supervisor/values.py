@@ -22,6 +22,7 @@ import msgspec
 
 from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.masking import MASKED, mask_text
+from dataloader.jobs.visible import visible
 
 Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
@@ -71,7 +72,7 @@ class Kind:
 
 def quoted(value: object) -> str:
     """Return a value as it stands in a message: on one line, in quotes, not longer than 200 characters."""
-    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], str(value))
+    text = visible(str(value))
     return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
 

@@ -20,7 +20,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 from dataloader.supervisor.cli.entry import FAILED
-from dataloader.supervisor.cli.output import Column, print_json, print_table, visible
+from dataloader.supervisor.cli.output import Column, cell, print_json, print_table
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
 from dataloader.supervisor.demo import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
 from dataloader.supervisor.demo_tasks import Contents, tasks
@@ -195,7 +195,7 @@ def _print_results(run: Load, *, as_json: bool) -> None:
         errors.append(run.failed)
     for job in errors:
         summary = (job.error or "").partition("\n")[0]
-        click.echo(f"{job.task} {job.args.get('from', '')[:4]}: {visible(summary)}", err=True)
+        click.echo(f"{job.task} {job.args.get('from', '')[:4]}: {cell(summary)}", err=True)
     if not as_json:
         click.echo(_verdict(run))
 

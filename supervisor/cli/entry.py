@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, JobNotFound
-from dataloader.supervisor.cli.output import visible
+from dataloader.jobs.visible import visible
 
 FAILED: Final = 1
 WRONG_USE: Final = 2

@@ -2,7 +2,7 @@
 
 In a pipe tables are plain columns, all of them and whole; on a terminal they are drawn to fit its width (drawing.py),
 and ids are never cut, so that they can be copied. Values come from jobs, which anybody may have made: secrets in them
-are masked and control characters escaped, so that they can't write on the reader's terminal.
+are masked and what can't be seen is escaped, so that they can't write on the reader's terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import click
@@ -19,19 +19,13 @@ import msgspec
 from dataloader.jobs.masking import mask
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import QueueState
-
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-
-
-def visible(text: str) -> str:
-    """`text` with its control characters, line breaks too, as visible escapes, and without half surrogate pairs."""
-    return text.translate(_ESCAPES).encode("utf-8", "replace").decode()
+from dataloader.jobs.visible import visible, visible_json
 
 
 def print_json(value: object, *, is_masked: bool = False) -> None:
     """Print one JSON document: a record, or a list or dictionary of them; secrets masked, unless they are already."""
     plain = msgspec.to_builtins(value)
-    click.echo(msgspec.json.encode(plain if is_masked else mask(plain)))
+    click.echo(visible_json(msgspec.json.encode(plain if is_masked else mask(plain)).decode()))
 
 
 @attrs.frozen

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from dataloader.supervisor.cli.output import Column, print_json, print_table
+from dataloader.supervisor.cli.output import Column, cell, print_json, print_table
 from dataloader.supervisor.cli.target import Target, asks_queue
 
 _QUEUES: Final = (
@@ -88,7 +88,7 @@ def _say(queue: str, *, as_json: bool, paused: bool) -> None:
     if as_json:
         print_json({"queue": queue, "paused": paused})
     else:
-        click.echo(f"{queue}  {'paused' if paused else 'resumed'}")
+        click.echo(f"{cell(queue)}  {'paused' if paused else 'resumed'}")
 
 
 @click.command()

@@ -215,14 +215,18 @@ def test_a_pipe_gets_plain_columns_all_of_them_and_the_first_line_of_an_error(on
 
 @pytest.mark.requirement("Q16")
 def test_what_jobs_carry_neither_shows_secrets_nor_writes_on_the_terminal(on_database, add, database):
-    job_id = add("q\x1b[31m", "t", "--args", '{"password": "sesame", "rows": 1}')
+    unseen = "\x1b\x9b\u202e\u2066\u2028\u200b\ufeff"
+    job_id = add(f"q{unseen}", "t", "--args", json.dumps({"password": "sesame", "rows": unseen}))
     database.psql(f"update dl_jobs set error = E'at postgresql://me:sesame@db/x\\n\\x1b[2J' where job_id = '{job_id}'")
     for command in (("jobs",), ("status", job_id), ("status", "--all-fields", job_id)):
         for form in ((), ("--json",)):
             result = on_database(*command, *form)
             assert result.returncode == 0
             assert "sesame" not in result.stdout
-            assert "\x1b" not in result.stdout
+            assert not {*unseen} & {*result.stdout}
+            if form:
+                shown = json.loads(result.stdout)
+                assert (shown[0] if isinstance(shown, list) else shown.get("jobs", [shown])[0])["queue"] == f"q{unseen}"
 
 
 @pytest.mark.requirement("Q11")

@@ -186,9 +186,20 @@ def test_people_get_plain_lines_on_a_terminal_and_machines_json(
 
 def test_text_from_outside_writes_no_lines_or_colours_of_its_own(out: io.StringIO) -> None:
     configure_logging("console", "info", out)
-    structlog.get_logger().info("a\nb", args={"x": "\x1b[31m\n"}, name="\x1b[2J")
-    assert out.getvalue().count("\n") == 1
-    assert "\x1b" not in out.getvalue()
+    unseen = "\x1b[2J\x9b\u202e\u2066\u2028\u2029\u200b\ufeff"
+    said = {"args": {"x": f"{unseen}\n", f"{unseen}": 1}, "name": unseen, f"odd{unseen}": 1}
+    structlog.get_logger().info(f"a\nb{unseen}", **said, exc_info=ValueError(unseen))
+    assert not ({*unseen} - {*"[2J"}) & {*out.getvalue()}
+    lines_of_exception = 1
+    assert out.getvalue().count("\n") == 1 + lines_of_exception
+    configure_logging("json", "info", out)
+    out.seek(0)
+    out.truncate()
+    structlog.get_logger().info(f"a\nb{unseen}", **said)
+    assert not ({*unseen} - {*"[2J"}) & {*out.getvalue()}
+    [line] = lines(out)
+    assert line["event"] == f"a\nb{unseen}"
+    assert said.items() <= line.items()
 
 
 def test_lines_below_the_level_are_left_out(out: io.StringIO) -> None:
