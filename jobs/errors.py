@@ -43,7 +43,7 @@ class TargetError(StoreError):
 
 
 class EmbeddedDatabaseError(DataloaderError):
-    """The embedded PostgreSQL could not be started. The text ends with the last lines of its log."""
+    """The embedded PostgreSQL could not be started, or has ended. The text may end with the last lines of its log."""
 
 
 class BadRequest(DataloaderError, ValueError):  # noqa: N818 - reads as what it is at the edge

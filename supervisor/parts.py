@@ -39,6 +39,7 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, DatabaseOptions, Session, open_database
+from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.store.enqueue import Enqueuer
 from dataloader.store.leases import aio_rehearse
 from dataloader.store.lock_session import LockSession
@@ -46,6 +47,7 @@ from dataloader.store.transaction import Transactions
 from dataloader.store.waits import Waits
 from dataloader.store.workers import Worker
 from dataloader.supervisor.drain import Drain, DrainReport
+from dataloader.supervisor.embedded import keep_server
 from dataloader.supervisor.settings import Settings
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
@@ -92,6 +94,7 @@ class Parts:
     started_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
     started: float = attrs.field(factory=trio.current_time)
     web: Callable[[], Awaitable[None]] | None = None
+    server: Callable[[], Awaitable[None]] | None = None
     url: str | None = None
     ready: bool = False
     answer_waits: Callable[[], None] = lambda: None
@@ -147,12 +150,17 @@ async def open_parts(
     tasks: Tasks,
     *,
     with_web: bool,
+    server: EmbeddedPostgres | None,
     unstoppable: Callable[[Run], None],
 ) -> AsyncIterator[Parts]:
-    """The parts over an open database, for the length of a block. Raises `OSError` when the HTTP address is taken."""
+    """The parts over an open database, for the length of a block. Raises `OSError` when the HTTP address is taken.
+
+    `server` is the embedded one that the settings lead to, if it is to be kept running.
+    """
     options = options_of(settings)
     async with open_database(options) as database:
         parts = _make(settings, tasks, database, unstoppable=unstoppable)
+        parts.server = None if server is None else partial(keep_server, server)
         sock = open_listener(settings.host, settings.port) if with_web else None
         try:
             if sock is not None:

@@ -29,6 +29,7 @@ import trio
 from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.tasks import Tasks
+from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.supervisor import Supervisor, open_starting
@@ -46,10 +47,17 @@ HEARD_S: Final = 1.0
 """So long after it came a loop that turns has heard of a signal."""
 
 
-async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], Awaitable[None]] | None = None) -> int:
+async def serve(
+    settings: Settings,
+    tasks: Tasks,
+    guest: Callable[[Supervisor], Awaitable[None]] | None = None,
+    *,
+    server: EmbeddedPostgres | None = None,
+) -> int:
     """Run until a signal ends it, or a part gives up; the exit code comes back.
 
-    `guest` is started when every queue claims, and cancelled when a drain has ended.
+    `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded one that
+    the settings lead to: it is started again, should it end.
 
     Raises `SchemaError`, `ConfigError` or `OSError` when it can't start at all.
     """
@@ -62,7 +70,9 @@ async def serve(settings: Settings, tasks: Tasks, guest: Callable[[Supervisor], 
     try:
         with trio.open_signal_receiver(*SIGNALS) as signals, _open_bound(settings.drain_timeout_s) as bound:
             async with (
-                open_starting(settings, tasks, with_web=True, unstoppable=_leave_unstoppable) as supervisor,
+                open_starting(
+                    settings, tasks, with_web=True, server=server, unstoppable=_leave_unstoppable
+                ) as supervisor,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(_obey, signals, supervisor)

@@ -22,6 +22,7 @@ from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaErr
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
+from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.restarts import leaf
@@ -141,7 +142,12 @@ def _say_unstoppable(run: Run) -> None:
 
 @asynccontextmanager
 async def open_starting(
-    settings: Settings, tasks: Tasks, *, with_web: bool, unstoppable: Callable[[Run], None] = _say_unstoppable
+    settings: Settings,
+    tasks: Tasks,
+    *,
+    with_web: bool,
+    server: EmbeddedPostgres | None = None,
+    unstoppable: Callable[[Run], None] = _say_unstoppable,
 ) -> AsyncIterator[Supervisor]:
     """A supervisor that may still be waiting for its database: for those who must be able to end it meanwhile."""
     failure: Exception | None = None
@@ -150,7 +156,8 @@ async def open_starting(
         async def run(*, task_status: trio.TaskStatus[Supervisor]) -> None:
             # Bounded by the drain that leaving the block begins.
             with trio.CancelScope(shield=True):
-                async with open_parts(settings, tasks, with_web=with_web, unstoppable=unstoppable) as parts:
+                opening = open_parts(settings, tasks, with_web=with_web, server=server, unstoppable=unstoppable)
+                async with opening as parts:
                     supervisor = Supervisor(parts)
                     task_status.started(supervisor)
                     await supervisor.live(migrate=settings.migrate)
@@ -173,14 +180,17 @@ async def open_starting(
 
 
 @asynccontextmanager
-async def open_supervisor(settings: Settings, tasks: Tasks, *, with_web: bool = False) -> AsyncIterator[Supervisor]:
+async def open_supervisor(
+    settings: Settings, tasks: Tasks, *, with_web: bool = False, server: EmbeddedPostgres | None = None
+) -> AsyncIterator[Supervisor]:
     """A supervisor for the length of a block: it claims and runs jobs, and with `with_web` serves the HTTP API.
 
-    `settings.db_dsn` must be set (`dataloader.store.embedded` has a database for those who have none).
+    `settings.db_dsn` must be set (`embedded_postgres` has a database for those who have none). `server` is the embedded
+    one that it leads to: should that end, the supervisor starts it again.
 
     Raises `SchemaError` or `ConfigError` when the database can't serve it, and `ActorGaveUp` at the end if a part of it
     gave up.
     """
-    async with open_starting(settings, tasks, with_web=with_web) as supervisor:
+    async with open_starting(settings, tasks, with_web=with_web, server=server) as supervisor:
         await supervisor.ready()
         yield supervisor

@@ -3,6 +3,7 @@
     root                                          (shielded from the host's cancellation; ended by a drain alone)
      ├─ service: store        asyncio loop, pool, sessions          first up, last down
      ├─ service: watchdog     a thread that sees the loop blocked
+     ├─ service: server       the embedded PostgreSQL    5 in 60 s   where there is one; down when all others are
      ├─ service: web          own listening socket      5 in 60 s   up before the database is, and during the drain
      ├─ service: heartbeat    leases, cancel requests  10 in 60 s   down after the recorder
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
@@ -36,6 +37,7 @@ from dataloader.supervisor.watchdog import watch_loop
 
 log = structlog.get_logger(__name__)
 
+SERVER: Final = Budget(5, 60)
 SERVICE: Final = Budget(10, 60)
 WEB: Final = Budget(5, 60)
 HELPER: Final = Budget(10, 60)
@@ -66,6 +68,8 @@ async def live(
         async with trio.open_nursery() as cutting:
             async with trio.open_nursery() as services:
                 services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
+                if parts.server is not None:
+                    services.start_soon(keep, "the embedded PostgreSQL", parts.server, SERVER)
                 if await _prepare(parts, migrate=migrate):
                     services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
                     services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections import Counter
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
 from dataloader.supervisor.cli.entry import FAILED
 from dataloader.supervisor.cli.output import Column, cell, print_json, print_table
-from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
+from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_server
 from dataloader.supervisor.demo import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
 from dataloader.supervisor.demo_tasks import Contents, tasks
 from dataloader.supervisor.settings import Settings, load_settings
@@ -68,8 +69,8 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
             else:
                 supervisor.request_drain()
 
-        with provide_database(settings, create=True) as provided:
-            code = trio.run(serve, provided, tasks, guest)
+        with provide_server(settings, create=True) as (provided, server):
+            code = trio.run(partial(serve, server=server), provided, tasks, guest)
     if not (keep and run.is_over):
         _print_results(run, as_json=as_json)
     return code if run.is_right else code or FAILED

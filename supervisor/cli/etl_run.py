@@ -24,7 +24,7 @@ from dataloader.supervisor.cli.etl_screen import Screen, open_screen, print_summ
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json
 from dataloader.supervisor.cli.pipeline import pipeline_options
-from dataloader.supervisor.cli.target import Target, asks_queue, provide_database
+from dataloader.supervisor.cli.target import Target, asks_queue, provide_server
 from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 from dataloader.supervisor.settings import load_settings
 
@@ -190,12 +190,14 @@ def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
 
     check_known(new.task, tasks, how.where)
     settings = load_settings(overrides={"data_dir": how.target.data_dir})
-    with provide_database(settings, create=True) as provided:
+    with provide_server(settings, create=True) as (provided, server):
         screen = open_screen(new.task, as_json=how.as_json)
         with screen:
             # The job's own lines are kept with it.
             configure_logging(settings.log_format, "warning")
-            outcome = trio.run(functools.partial(run_job, on_change=screen.changed), provided, tasks, new)
+            outcome = trio.run(
+                functools.partial(run_job, on_change=screen.changed, server=server), provided, tasks, new
+            )
     if outcome.job is None:
         return INTERRUPTED
     code = _show_end(how, outcome.job)

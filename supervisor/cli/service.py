@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -14,7 +15,7 @@ from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import Column, print_json, print_table
 from dataloader.supervisor.cli.pipeline import as_variables, pipeline_options
-from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database
+from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_server
 from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
 
 DEFAULT_WORKERS: Final = (Worker("default", 10),)
@@ -60,12 +61,12 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
         log.warning(warning)
     if not settings.workers:
         log.warning("no queues are served: this process only answers the HTTP API")
-    with provide_database(settings, create=True) as provided:
+    with provide_server(settings, create=True) as (provided, server):
         if settings.db_dsn is None:
             data_dir = settings.data_dir.absolute()
             log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=f"dataloader psql --data-dir {data_dir}")
         try:
-            return trio.run(serve_until_drained, provided, tasks)
+            return trio.run(partial(serve_until_drained, server=server), provided, tasks)
         except* OSError as group:
             reason = str(next(leaves(group)))
             raise DataloaderError(f"the service can't start at {settings.host}:{settings.port}: {reason}") from None

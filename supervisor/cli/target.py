@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import attrs
 import click
@@ -20,6 +20,9 @@ import trio
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.client import Client
 from dataloader.supervisor.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from dataloader.store.embedded import EmbeddedPostgres
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -99,13 +102,20 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def provide_database(settings: Settings, *, create: bool) -> Iterator[Settings]:
-    """The settings with a database: as they are, or with the embedded one, which runs as long as somebody uses it.
+    """The settings with a database: as they are, or with the embedded one. See `provide_server`."""
+    with provide_server(settings, create=create) as (provided, _):
+        yield provided
+
+
+@contextmanager
+def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settings, EmbeddedPostgres | None]]:
+    """The settings with a database, and the embedded server, if that is it, which runs as long as somebody uses it.
 
     Raises `ConfigError` if there is none and it is not to be made, so that a question asked in the wrong directory
     makes no database there; `EmbeddedDatabaseError` if it can't be started.
     """
     if settings.db_dsn is not None:
-        yield settings
+        yield settings, None
         return
     from dataloader.store.cluster import versions_in  # noqa: PLC0415 - most have a database of their own
     from dataloader.store.embedded import embedded_postgres  # noqa: PLC0415
@@ -116,4 +126,4 @@ def provide_database(settings: Settings, *, create: bool) -> Iterator[Settings]:
             "service by --url or the directory by --data-dir (`dataloader serve` makes one)"
         )
     with embedded_postgres(settings.data_dir) as server:
-        yield attrs.evolve(settings, db_dsn=server.dsn, lock_dsn=server.dsn)
+        yield attrs.evolve(settings, db_dsn=server.dsn, lock_dsn=server.dsn), server

@@ -1,0 +1,184 @@
+"""The embedded PostgreSQL under a running service: whatever ends it, it is there again, and jobs go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import pytest
+import trio
+from conditions import until
+
+from dataloader.store.cluster import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q7")]
+
+GOES_ON_S = 30
+"""So long jobs may stand still after the server's death."""
+TASKS = """
+import trio
+from dataloader.jobs.tasks import Tasks
+tasks = Tasks()
+
+@tasks.task("quick")
+async def quick(job):
+    return {}
+
+@tasks.task("long")
+async def long(job):
+    for n in range(50):
+        await trio.sleep(0.1)
+    return {}
+"""
+
+
+class Service:
+    """A running `dataloader serve` on an embedded database, and what it has logged."""
+
+    def __init__(self, process):
+        self.process = process
+        self.lines = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line))
+
+    async def logged(self, event):
+        async def found():
+            return next((line for line in [*self.lines] if line["event"] == event), None)
+
+        return await until(found, within_s=60)
+
+    def count(self, event):
+        return sum(line["event"] == event for line in [*self.lines])
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The files of the services' database."""
+    return lambda: Cluster.in_directory(tmp_path / ".dataloader", 18)
+
+
+@pytest.fixture
+def serve(start, tmp_path):
+    """Starts a service and waits until it serves."""
+    (tmp_path / "my_tasks.py").write_text(TASKS)
+
+    async def serve():
+        arguments = ("--tasks", "my_tasks:tasks", "--port", 0, "--workers", '[{"queue": "q", "concurrency": 8}]')
+        service = Service(start("serve", *arguments, DL_LOG_FORMAT="json", DL_HEARTBEAT_SEC="1"))
+        service.url = (await service.logged("serving"))["url"]
+        return service
+
+    return serve
+
+
+@asynccontextmanager
+async def asking(service):
+    """Triggers jobs of the service as a client that tries again, and waits for their ends."""
+    async with httpx2.AsyncClient(base_url=service.url, timeout=20) as client:
+
+        async def trigger(task, key):
+            async def triggered():
+                job = {"queue": "q", "task": task, "idempotency_key": key, "lock_key": key}
+                answer = await client.post("/api/v1/jobs/trigger", json=job)
+                return answer.json()["job_id"] if answer.status_code in {200, 201, 202} else None
+
+            return await until(triggered, within_s=GOES_ON_S)
+
+        async def succeeded(job_id):
+            async def job():
+                answer = await client.get(f"/api/v1/jobs/{job_id}/status")
+                return answer.status_code == 200 and answer.json()
+
+            ended = await until(job, lambda job: job and job["status"] not in {"queued", "running"}, within_s=60)
+            assert ended["status"] == "succeeded", ended
+
+        yield trigger, succeeded
+
+
+def kill_backend(cluster):
+    backends = [
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdigit() and b"dataloader" in _command_of(process) and b"idle" in _command_of(process)
+    ]
+    os.kill(next(pid for pid in backends if cluster.owns_process(pid)), signal.SIGKILL)
+
+
+def _command_of(process):
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def kill_postmaster(cluster):
+    os.kill(cluster.postmaster().pid, signal.SIGKILL)
+
+
+def stop_by_hand(cluster):
+    account = {"user": cluster.server_uid, "group": cluster.server_gid} if os.geteuid() == 0 else {}
+    command = [cluster.bin_dir / "pg_ctl", "stop", "--pgdata=.", "--mode=fast"]
+    subprocess.run(command, cwd=cluster.directory, check=True, timeout=60, stdout=subprocess.DEVNULL, **account)
+
+
+@pytest.mark.parametrize("end", [kill_postmaster, kill_backend, stop_by_hand])
+async def test_jobs_go_on_by_themselves_whatever_ends_the_server_and_when_it_ends_again(serve, cluster, end):
+    service = await serve()
+    async with asking(service) as (trigger, succeeded):
+        for number in range(2):
+            running = [await trigger("long", f"long {number} {place}") for place in range(4)]
+            await trio.to_thread.run_sync(end, cluster())
+            with trio.fail_after(GOES_ON_S):
+                await succeeded(await trigger("quick", f"quick {number}"))
+            for job_id in running:
+                await succeeded(job_id)
+    service.process.send_signal(signal.SIGTERM)
+    assert await trio.to_thread.run_sync(partial(service.process.wait, timeout=60)) == 0
+    assert not (cluster().directory / "postmaster.pid").exists()
+
+
+async def test_of_two_services_that_share_the_server_one_starts_it_again_and_both_go_on(serve, cluster):
+    services = [await serve(), await serve()]
+    former = cluster().postmaster().pid
+    kill_postmaster(cluster())
+    pids = set()
+    for number, service in enumerate(services):
+        async with asking(service) as (trigger, succeeded):
+            await succeeded(await trigger("quick", f"quick {number}"))
+        pids.add(cluster().postmaster().pid)
+    assert len(pids) == 1
+    assert former not in pids
+    # It stays for the other when the one that may have started it leaves.
+    for service in services:
+        assert cluster().state() == "ready"
+        service.process.send_signal(signal.SIGTERM)
+        assert await trio.to_thread.run_sync(partial(service.process.wait, timeout=60)) == 0
+    assert cluster().state() == "absent"
+
+
+async def test_a_server_that_keeps_ending_ends_the_service_with_the_cause(serve, cluster):
+    service = await serve()
+    killed = set()
+
+    async def has_ended():
+        if service.process.poll() is None and cluster().state() == "ready":
+            pid = cluster().postmaster().pid
+            if pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+        return service.process.poll()
+
+    assert await until(has_ended, lambda code: code is not None, within_s=120) == 1
+    line = await service.logged("ended because a part gave up")
+    assert line["cause"].startswith("the embedded PostgreSQL gave up after 5 restarts in 60 s")
+    assert len(killed) == 6
