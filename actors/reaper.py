@@ -8,7 +8,9 @@ which are told, renew their leases meanwhile (F32).
 
 from __future__ import annotations
 
+import math
 from typing import Final
+from uuid import UUID
 
 import attrs
 import structlog
@@ -18,7 +20,7 @@ from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database
-from dataloader.store.leases import reap
+from dataloader.store.leases import find_endless, reap
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +28,9 @@ BATCH: Final = 500
 MAX_BATCHES: Final = 4
 """Batches in one sweep: a bound on what one sweep can take, also when everything has expired."""
 JUMP_S: Final = 2.0
+MAX_ENDLESS: Final = 100
+"""Jobs with an endless lease that are looked for, of each kind."""
+SAY_ENDLESS_EVERY_S: Final = 60.0
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -36,6 +41,8 @@ class Reaper:
     telemetry: Telemetry
     period_s: float
     jumped: Wake
+    _said: frozenset[UUID] = attrs.field(init=False, default=frozenset())
+    _say_again_at: float = attrs.field(init=False, default=-math.inf)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep until cancelled."""
@@ -44,6 +51,7 @@ class Reaper:
         while True:
             try:
                 ahead_s = await self._sweep(ahead_s)
+                await self._look_for_endless()
             except StoreError as error:
                 log.warning("a sweep for expired leases failed", error=str(error))
             await trio.sleep(self.period_s)
@@ -63,3 +71,16 @@ class Reaper:
                 self.telemetry.taken_back(reaped.became)
             if len(reaped.hashes) < BATCH or batches == MAX_BATCHES:
                 return reaped.ahead_s
+
+    async def _look_for_endless(self) -> None:
+        """Say that there are running jobs that no sweep will ever take back: new ones, once a minute."""
+        found = frozenset(await find_endless(self.database, MAX_ENDLESS))
+        self.telemetry.endless = len(found)
+        now = trio.current_time()
+        if found - self._said and now >= self._say_again_at:
+            self._said, self._say_again_at = found, now + SAY_ENDLESS_EVERY_S
+            log.warning(
+                "running jobs have a lease that never ends, and nobody renews it: cancel them, or retry them by force",
+                jobs=len(found),
+                job_ids=[str(job_id) for job_id in sorted(found)[:5]],
+            )

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -69,6 +69,8 @@ class Telemetry(Collector):
         self._stall_s = _Distribution(LATENCY_S)
         self._taken_back: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._leases_lost = 0
+        self.endless = 0
+        """Running jobs whose lease never ends and that nobody renews, as the reaper has seen them last."""
         self._fenced = 0
         registry.register(self)
 
@@ -130,6 +132,9 @@ class Telemetry(Collector):
             "Running jobs stopped because their lease or key could not be held.",
             (),
             {(): self._leases_lost},
+        )
+        yield GaugeMetricFamily(
+            "dataloader_endless_leases", "Running jobs whose lease never ends and that nobody renews.", self.endless
         )
         yield _counter(
             "dataloader_writes_fenced", "Outcomes that came too late and changed nothing.", (), {(): self._fenced}

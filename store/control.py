@@ -2,8 +2,9 @@
 
 web/, the command line and the supervisor call it. Every action writes its row of dl_audit in its own transaction, also
 when it found nothing to change. A job's row is locked before its status is judged, so that a finish, a claim or another
-operator comes before or after, never between. The transitions are those of jobs/states.py. It never ends a running job:
-it asks, and whoever runs the job answers.
+operator comes before or after, never between. The transitions are those of jobs/states.py. A job that somebody runs is
+not ended here: it is asked for, and whoever runs the job answers. A running job whose lease never ends and that nobody
+renews (`ENDLESS`) is nobody's, and is ended here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataloader.jobs.errors import Conflict, JobNotFound
 from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_text
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.database import Database
+from dataloader.store.leases import ENDLESS
 from dataloader.store.reads import JobFilter, aio_get_job
 
 MAX_BULK: Final = 10_000
@@ -29,18 +31,21 @@ _OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
 _REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
 
 # {where} is put together by JobFilter from constants; the newest version of each row is judged again once it is locked.
-_LOCK_MANY: Final = """
-SELECT job_id, status, waits_for FROM dl_jobs
-WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {where} AND {still} LIMIT ${limit})) AND {where} AND {still}
+_LOCK_MANY: Final = f"""
+SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs
+WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {{where}} AND {{still}} LIMIT ${{limit}}))
+  AND {{where}} AND {{still}}
 ORDER BY job_id FOR NO KEY UPDATE
 """
 
-_LOCK: Final = "SELECT job_id, status, waits_for FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE"
+_LOCK: Final = (
+    f"SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE"
+)
 
-_CANCEL_QUEUED: Final = """
+_CANCEL: Final = """
 WITH changed AS (
   UPDATE dl_jobs SET status = 'canceled', cancel_requested = true, waits_for = NULL, lease_expires_at = NULL,
-                     finished_at = now()
+                     claimed_by = NULL, finished_at = now()
   WHERE job_id = ANY ($1::uuid[])
   RETURNING job_id, queue, lock_key
 ), journal AS (
@@ -88,7 +93,6 @@ class _Action:
     sql: str
 
 
-_RETRY_ONE: Final = _Action("retry", _REVIVABLE, _REVIVE)
 _SET_PRIORITY_OF_ONE: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY)
 _RUN_ONE_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW)
 
@@ -104,7 +108,7 @@ class Actor:
 async def cancel(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
     """Cancel the job (Q4): at once if it is queued; if it runs, ask for it; if it has ended, leave it as it is.
 
-    Raises `JobNotFound`.
+    At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`.
     """
     job, lock_hashes = await database.write(_aio_cancel, job_id, actor)
     await _unpark(database, lock_hashes)
@@ -123,12 +127,17 @@ async def cancel_many(database: Database, job_filter: JobFilter, actor: Actor, *
     return count
 
 
-async def retry(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
+async def retry(database: Database, job_id: UUID, actor: Actor, *, force: bool = False) -> JobRecord:
     """Queue a failed, canceled or lost job again as if it were new, but for its progress.
+
+    With `force` also a running job whose lease never ends and that nobody has renewed: it is canceled first. If some
+    service runs it all the same, its body may run twice.
 
     Raises `Conflict` for a job with another status, `JobNotFound`.
     """
-    return await database.write(_aio_act, job_id, _RETRY_ONE, actor)
+    job, lock_hashes = await database.write(_aio_retry, job_id, actor, force=force)
+    await _unpark(database, lock_hashes)
+    return job
 
 
 async def retry_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
@@ -219,25 +228,51 @@ async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobR
 
 
 async def _aio_cancel_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> tuple[int, list[int]]:
-    still = "NOT (status = 'running' AND cancel_requested)"
+    still = f"(NOT (status = 'running' AND cancel_requested) OR {ENDLESS})"
     async with _aio_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
         lock_hashes = await _aio_end(connection, rows)
-        queued = sum(row["status"] == Status.QUEUED for row in rows)
-        counts = {"canceled": queued, "cancel_requested": len(rows) - queued}
+        asked = sum(_is_held(row) for row in rows)
+        counts = {"canceled": len(rows) - asked, "cancel_requested": asked}
         await _aio_audit(connection, actor, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
         return len(rows), lock_hashes
 
 
 async def _aio_end(connection: Any, rows: list[Any]) -> list[int]:
     """Cancel the locked rows as their status allows; the hashes of the keys that may have lost their next job."""
-    ready = {row["job_id"] for row in rows if row["status"] == Status.QUEUED and row["waits_for"] is None}
-    queued = [row["job_id"] for row in rows if row["status"] == Status.QUEUED]
-    running = [row["job_id"] for row in rows if row["status"] == Status.RUNNING]
-    ended = await connection.fetch(_CANCEL_QUEUED, queued) if queued else []
-    if running:
-        await connection.execute(_REQUEST_CANCEL, running)
-    return sorted({row["lock_hash"] for row in ended if row["job_id"] in ready})
+    blocking = {row["job_id"] for row in rows if row["waits_for"] is None}
+    nobodys = [row["job_id"] for row in rows if row["status"] == Status.QUEUED or row["endless"]]
+    held = [row["job_id"] for row in rows if _is_held(row)]
+    ended = await connection.fetch(_CANCEL, nobodys) if nobodys else []
+    if held:
+        await connection.execute(_REQUEST_CANCEL, held)
+    return sorted({row["lock_hash"] for row in ended if row["job_id"] in blocking})
+
+
+def _is_held(row: Any) -> bool:
+    """Whether somebody runs the job, and has to be asked."""
+    return row["status"] == Status.RUNNING and not row["endless"]
+
+
+async def _aio_retry(connection: Any, job_id: UUID, actor: Actor, *, force: bool) -> tuple[JobRecord, list[int]]:
+    async with _aio_transaction(connection):
+        row = await _aio_lock(connection, job_id)
+        lock_hashes: list[int] = []
+        if row["endless"] and force:
+            lock_hashes = await _aio_end(connection, [row])
+        elif row["endless"]:
+            raise Conflict(job_id, row["status"], "its lease never ends: cancel it, or retry it with force")
+        elif row["status"] not in _REVIVABLE:
+            raise _not_allowed("retry", row, _REVIVABLE)
+        await connection.execute(_REVIVE, [job_id])
+        await _aio_audit(
+            connection, actor, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
+        )
+        return await aio_get_job(connection, job_id), lock_hashes
+
+
+def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
+    return Conflict(row["job_id"], row["status"], f"{action} is for jobs that are {' or '.join(sorted(allowed))}")
 
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> int:
@@ -254,8 +289,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Act
     async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
-            allowed = " or ".join(sorted(action.allowed))
-            raise Conflict(job_id, row["status"], f"{action.name} is for jobs that are {allowed}")
+            raise _not_allowed(action.name, row, action.allowed)
         await connection.execute(action.sql, [job_id], *values.values())
         await _aio_audit(connection, actor, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)

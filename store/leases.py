@@ -88,6 +88,25 @@ SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes, ARRAY(SELECT q
 FROM clock
 """
 
+ENDLESS: Final = """
+status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity')
+AND NOT coalesce(heartbeat_at, started_at, created_at)
+        BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
+"""
+"""A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
+
+Somebody wrote it so by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. No reaper takes
+it back; an operator can end it.
+"""
+
+_FIND_ENDLESS: Final = f"""
+SELECT job_id FROM (
+  (SELECT * FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL LIMIT $1)
+  UNION ALL
+  (SELECT * FROM dl_jobs WHERE status = 'running' AND lease_expires_at = 'infinity' LIMIT $1)
+) AS j WHERE {ENDLESS}
+"""
+
 
 class Beat(enum.Enum):
     """What a heartbeat found of one job; `EXPIRED`: ours still, but by the database's clock its lease has ended."""
@@ -166,3 +185,15 @@ async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, j
         await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
     became = list(zip(record["queues"], record["statuses"], strict=True))
     return Reaped(hashes, record["now"] - sent_at, record["jumped"], became)
+
+
+async def find_endless(database: Database, limit: int) -> list[UUID]:
+    """Running jobs whose lease never ends and whom nobody renews (`ENDLESS`), from at most `limit` without a lease.
+
+    And from as many with an infinite one.
+    """
+    return await database.run(_aio_find_endless, limit)
+
+
+async def _aio_find_endless(connection: Any, limit: int) -> list[UUID]:
+    return [record["job_id"] for record in await connection.fetch(_FIND_ENDLESS, limit)]

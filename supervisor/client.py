@@ -45,8 +45,11 @@ class Client(Protocol):
     async def cancel(self, job_id: UUID) -> JobRecord:
         """Cancel a queued job, ask a running one to end, leave an ended one as it is."""
 
-    async def retry(self, job_id: UUID) -> JobRecord:
-        """Queue a failed, canceled or lost job again. `Conflict` for another one."""
+    async def retry(self, job_id: UUID, *, force: bool = False) -> JobRecord:
+        """Queue a failed, canceled or lost job again. `Conflict` for another one.
+
+        With `force` also a running one whose lease never ends and that nobody renews.
+        """
 
     async def cancel_many(self, wanted: JobFilter) -> int:
         """Cancel every job that the filter finds; how many there were."""

@@ -97,8 +97,8 @@ class HttpClient(Client):
         await self._ask(dict, "POST", f"/jobs/{job_id}/cancel")
         return await self.job(job_id)
 
-    async def retry(self, job_id: UUID) -> JobRecord:
-        await self._ask(dict, "POST", f"/jobs/{job_id}/retry")
+    async def retry(self, job_id: UUID, *, force: bool = False) -> JobRecord:
+        await self._ask(dict, "POST", f"/jobs/{job_id}/retry", params={"force": "true"} if force else {})
         return await self.job(job_id)
 
     async def cancel_many(self, wanted: JobFilter) -> int:

@@ -97,8 +97,8 @@ class StoreClient(Client):
     async def cancel(self, job_id: UUID) -> JobRecord:
         return await control.cancel(self.database, job_id, self.actor)
 
-    async def retry(self, job_id: UUID) -> JobRecord:
-        return await control.retry(self.database, job_id, self.actor)
+    async def retry(self, job_id: UUID, *, force: bool = False) -> JobRecord:
+        return await control.retry(self.database, job_id, self.actor, force=force)
 
     async def cancel_many(self, wanted: JobFilter) -> int:
         return await repeat_bulk(partial(control.cancel_many, self.database, wanted, self.actor, limit=BULK), least=1)

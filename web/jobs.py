@@ -34,6 +34,7 @@ from dataloader.web.schemas import (
     JobsQuery,
     JobStatus,
     PriorityRequest,
+    RetryQuery,
     StatusQuery,
     Triggered,
     TriggerRequest,
@@ -171,8 +172,8 @@ async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
 async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """Cancel a job.
 
-    A queued job is canceled at once. A running one is asked to stop: it is canceled when its status says so. One that
-    has ended is left as it is, and `note` says so.
+    A queued job is canceled at once. A running one is asked to stop: it is canceled when its status says so; at once if
+    its lease never ends and nobody renews it. One that has ended is left as it is, and `note` says so.
     """
     job = await control.cancel(call.services.database, job_id, call.actor)
     if job.status.is_final and job.status is not Status.CANCELED:
@@ -180,10 +181,18 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     return Answer(value=await _status(job))
 
 
-@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/retry", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
-async def retry_job(call: Call, job_id: UUID) -> Answer:
+@routes.add(
+    "POST",
+    "/api/v1/jobs/<uuid:job_id>/retry",
+    role=Role.OPERATE,
+    query=RetryQuery,
+    answers={200: JobStatus},
+    conflicts=True,
+)
+async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
-    return Answer(value=await _status(await control.retry(call.services.database, job_id, call.actor)))
+    job = await control.retry(call.services.database, job_id, call.actor, force=query.force)
+    return Answer(value=await _status(job))
 
 
 @routes.add("POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)

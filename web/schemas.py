@@ -182,6 +182,15 @@ class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = 0.0
 
 
+class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which jobs may be queued again."""
+
+    force: Annotated[
+        bool,
+        Meta(description="Also a running job whose lease never ends and that nobody renews."),
+    ] = False
+
+
 class EventsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """A page of a job's journal, oldest first."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 from uuid import UUID
 
@@ -46,6 +47,7 @@ def cancel(target: Target, **chosen: Any) -> int:
 
 
 @click.command()
+@click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
 @_changes_jobs
 def retry(target: Target, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again, with all their attempts.
@@ -64,21 +66,24 @@ def _change(
     everything: bool,
     yes: bool,
     as_json: bool,
+    force: bool = False,
 ) -> int:
     if everything == bool(job_ids):
         raise click.UsageError("name either JOB_IDs, or --all with a filter such as --queue")
     if everything:
         if wanted == JobFilter():
             raise click.UsageError("--all needs a filter such as --queue or --status")
+        if force:
+            raise click.UsageError("--force goes with JOB_IDs, not with --all")
         return _change_all(target, action, wanted, yes=yes, as_json=as_json)
     if wanted != JobFilter():
         raise click.UsageError("a filter goes with --all, not with JOB_IDs")
-    return _change_each(target, action, job_ids, as_json=as_json)
+    return _change_each(target, action, job_ids, as_json=as_json, force=force)
 
 
-def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, as_json: bool) -> int:
+def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, as_json: bool, force: bool) -> int:
     async def question(client: Client) -> tuple[list[JobRecord], list[Exception]]:
-        change = client.cancel if action == "cancel" else client.retry
+        change = client.cancel if action == "cancel" else partial(client.retry, force=force)
         changed: list[JobRecord] = []
         refused: list[Exception] = []
         for job_id in dict.fromkeys(job_ids):

@@ -8,8 +8,10 @@ import pytest
 import trio
 from conditions import until
 from proxy import open_proxy
+from structlog.testing import capture_logs
 
 from dataloader import Tasks
+from dataloader.actors import reaper
 
 
 @pytest.mark.requirement("Q8")
@@ -25,7 +27,7 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
         CREATE TABLE beats (changed int);
         CREATE FUNCTION beat() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
-          INSERT INTO beats SELECT count(*) FROM new_rows n JOIN old_rows o USING (job_id)
+          INSERT INTO public.beats SELECT count(*) FROM new_rows n JOIN old_rows o USING (job_id)
             WHERE n.status = 'running' AND o.status = 'running' HAVING count(*) > 0;
           RETURN NULL;
         END $$;
@@ -282,3 +284,34 @@ async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_work
         assert lost.status == "lost"
         assert lost.error == "worker lost: the lease of gone:1:a ended in attempt 3"
         assert await journal_of(job_id) == ["lost: lease expired"]
+
+
+@pytest.mark.requirement("Q10")
+async def test_running_jobs_with_endless_leases_are_told_of_once(open_worker, raw, monkeypatch):
+    monkeypatch.setattr(reaper, "SAY_ENDLESS_EVERY_S", 0)
+
+    async def add_running(lease):
+        return await raw.fetchval(f"""
+            INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, heartbeat_at, lease_expires_at)
+            VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', now() - interval '1 hour', {lease})
+            RETURNING job_id::text""")
+
+    async def told():
+        """What was said when two more sweeps have begun, the first of them over."""
+        for _ in range(2):
+            expired = await add_running("now() - interval '1 s'")
+            ended = f"SELECT status <> 'running' FROM dl_jobs WHERE job_id = '{expired}'"
+            await until(partial(raw.fetchval, ended))
+        return [line for line in lines if "a lease that never ends" in line["event"]]
+
+    with capture_logs() as lines:
+        async with open_worker(Tasks(), {"none": 1}, reaper_period_s=0.05):
+            first = await add_running("NULL")
+            assert [line["jobs"] for line in await told()] == [1]
+            second = await add_running("'infinity'")
+            assert [line["jobs"] for line in await told()] == [1, 2]
+            await raw.execute(f"DELETE FROM dl_jobs WHERE job_id = '{first}'")
+            assert [line["jobs"] for line in await told()] == [1, 2]
+            third = await add_running("NULL")
+            [_, _, last] = await told()
+    assert set(last["job_ids"]) == {second, third}

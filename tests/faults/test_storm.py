@@ -266,7 +266,7 @@ def roll_back(raw):
             CREATE SEQUENCE changes;
             CREATE FUNCTION roll_back() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN
-              IF nextval('changes') <= {times} THEN
+              IF nextval('public.changes') <= {times} THEN
                 RAISE EXCEPTION 'because of others' USING ERRCODE = '{code}';
               END IF;
               RETURN NEW;

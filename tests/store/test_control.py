@@ -9,6 +9,7 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
 from dataloader.store import control, reads
 from dataloader.store.control import Actor
+from dataloader.store.leases import Beat, find_endless
 from dataloader.store.reads import JobFilter
 
 ALICE = Actor("alice", "req-1")
@@ -96,6 +97,92 @@ async def test_a_retried_job_is_as_new_but_keeps_its_progress(store, raw, add_jo
     assert job.available_at >= job.created_at
     assert await raw.fetchval("SELECT refunds FROM dl_jobs") == 0
     assert await journal(store, job_id) == [("requeue", {"reason": "operator"})]
+
+
+# Running, by the row alone: some other service has written them.
+ENDLESS = {"null": "NULL", "infinite": "'infinity'"}
+LONG_AGO = {"status": "'running'", "heartbeat_at": "now() - interval '61 s'", "lease_ttl_sec": "60"}
+# Whoever runs these has renewed them lately, or may have.
+HELD = {
+    "renewed lately": {"lease_expires_at": "NULL", "heartbeat_at": "now() - interval '50 s'"},
+    "started lately": {"lease_expires_at": "'infinity'", "heartbeat_at": "NULL", "started_at": "now()"},
+    "a lease that ends": {"lease_expires_at": "now() + interval '9 years'"},
+    "a lease that has ended": {"lease_expires_at": "now() - interval '1 s'"},
+}
+
+
+@pytest.mark.requirement("Q4")
+@pytest.mark.parametrize("lease", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("requested", ["true", "false"])
+async def test_a_running_job_with_an_endless_lease_is_canceled_at_once_and_its_key_is_free(
+    store, add_job, lease, requested
+):
+    endless = LONG_AGO | {"lease_expires_at": lease, "lock_key": "'k'", "cancel_requested": requested}
+    job_id = await add_job(**endless)
+    next_id = await add_job(lock_key="'k'", waits_for="'lock'")
+    job = await control.cancel(store, job_id, ALICE)
+    assert (job.status, job.lease_expires_at) == ("canceled", None)
+    assert (await reads.get_job(store, next_id)).waits_for is None
+    assert await journal(store, job_id) == [("canceled", {"reason": "operator"})]
+    assert (await reads.list_audit(store))[0].detail["was"] == "running"
+
+
+@pytest.mark.requirement("Q4")
+@pytest.mark.parametrize("lease", ENDLESS.values(), ids=ENDLESS)
+async def test_a_running_job_with_an_endless_lease_is_queued_again_by_force_alone(store, add_job, start_worker, lease):
+    job_id = await add_job(**LONG_AGO | {"lease_expires_at": lease, "lock_key": "'k'", "attempt": "3"})
+    with pytest.raises(Conflict, match="its lease never ends: cancel it, or retry it with force"):
+        await control.retry(store, job_id, ALICE)
+    job = await control.retry(store, job_id, ALICE, force=True)
+    assert (job.status, job.waits_for, job.attempt, job.lease_expires_at) == ("queued", None, 0, None)
+    assert [kind for kind, _ in await journal(store, job_id)] == ["canceled", "requeue"]
+    [record] = await reads.list_audit(store)
+    assert (record.action, record.detail["was"], record.detail["force"]) == ("retry", "running", True)
+    assert [claimed.job_id for claimed in await start_worker().claim()] == [job_id]
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+async def test_a_running_job_that_somebody_may_run_is_asked_to_end_whatever_force_is_used(store, raw, add_job, held):
+    job_id = await add_job(**LONG_AGO | held)
+    with pytest.raises(Conflict, match="retry is for jobs that are canceled or failed or lost"):
+        await control.retry(store, job_id, ALICE, force=True)
+    assert (await control.cancel(store, job_id, ALICE)).status is Status.RUNNING
+    assert await raw.fetchval("SELECT cancel_requested FROM dl_jobs")
+
+
+@pytest.mark.requirement("Q8")
+@pytest.mark.parametrize("lease", ENDLESS.values(), ids=ENDLESS)
+async def test_a_job_of_a_living_worker_is_not_ended_though_somebody_has_made_its_lease_endless(
+    store, raw, add_job, start_worker, lease
+):
+    job_id, worker = await add_job(), start_worker()
+    [claimed] = await worker.claim()
+    await raw.execute(f"UPDATE dl_jobs SET lease_expires_at = {lease}")
+    assert await find_endless(store, 9) == []
+    assert (await control.cancel(store, job_id, ALICE)).status is Status.RUNNING
+    with pytest.raises(Conflict):
+        await control.retry(store, job_id, ALICE, force=True)
+    # An infinite one ends again by the next heartbeat; a row without one is nobody's, and its body is stopped.
+    assert await worker.beat(claimed) == [Beat.LOST if lease == "NULL" else Beat.RENEWED]
+
+
+async def test_a_bulk_cancel_ends_those_with_endless_leases_and_asks_the_others(store, add_job):
+    asked = await add_job(status="'running'", lease_expires_at=LATER)
+    for lease in ENDLESS.values():
+        await add_job(**LONG_AGO | {"lease_expires_at": lease, "cancel_requested": "true"})
+    assert await control.cancel_many(store, JobFilter(queue="q"), ALICE) == 3
+    assert await control.cancel_many(store, JobFilter(queue="q"), ALICE) == 0
+    assert (await reads.get_job(store, asked)).status is Status.RUNNING
+    assert (await reads.list_audit(store))[1].detail["canceled"] == 2
+
+
+@pytest.mark.requirement("Q10")
+async def test_jobs_with_endless_leases_are_found_and_no_other(store, add_job):
+    endless = {await add_job(**LONG_AGO | {"lease_expires_at": lease}) for lease in ENDLESS.values()}
+    for held in HELD.values():
+        await add_job(**LONG_AGO | held)
+    await add_job()
+    assert set(await find_endless(store, 9)) == endless
 
 
 async def test_of_two_retries_at_once_one_is_refused(store, add_job):

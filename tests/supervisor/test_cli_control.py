@@ -43,6 +43,21 @@ def test_retry_queues_an_ended_job_again_and_refuses_a_queued_one(on_database, a
     assert refused.stderr.startswith(f"job {job_id} is queued")
 
 
+@pytest.mark.requirement("Q4")
+def test_running_jobs_with_an_endless_lease_are_queued_again_by_force_and_canceled_at_once(on_database, add, database):
+    retried, canceled = add("q", "t"), add("q", "t")
+    database.psql("update dl_jobs set status = 'running', heartbeat_at = now() - interval '1 hour'")
+    refused = on_database("retry", retried)
+    assert (refused.returncode, "its lease never ends: cancel it, or retry it with force" in refused.stderr) == (
+        1,
+        True,
+    )
+    assert on_database("retry", "--force", retried).stdout == f"{retried}  queued\n"
+    assert on_database("cancel", canceled).stdout == f"{canceled}  canceled\n"
+    refused = on_database("retry", "--force", "--all", "--queue", "q", "--yes")
+    assert (refused.returncode, "--force goes with JOB_IDs, not with --all" in refused.stderr) == (2, True)
+
+
 def test_a_filter_changes_the_jobs_that_it_finds_and_no_others(on_database, add, database):
     for queue in ("a", "b", "a"):
         add(queue, "t")

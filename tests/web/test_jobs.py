@@ -362,6 +362,19 @@ async def test_a_failed_job_can_be_retried_and_a_queued_one_can_not(open_web, da
         assert (answer.json()["status"], answer.json()["attempt"]) == ("queued", 0)
 
 
+async def test_a_running_job_with_an_endless_lease_can_be_retried_by_force(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger()
+        database.psql("UPDATE dl_jobs SET status = 'running', heartbeat_at = now() - interval '1 hour'")
+        refused = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
+        assert refused.status_code == 409
+        assert "its lease never ends" in refused.json()["detail"]
+        wrong = await web.client.post(f"/api/v1/jobs/{job_id}/retry?force=perhaps")
+        assert wrong.status_code == 422
+        answer = await web.client.post(f"/api/v1/jobs/{job_id}/retry?force=true")
+        assert (answer.status_code, answer.json()["status"]) == (200, "queued")
+
+
 async def test_a_waiting_job_gets_another_priority_and_runs_now(open_web):
     async with open_web() as web:
         job_id = await web.trigger(available_at=(datetime.now(UTC) + timedelta(days=1)).isoformat())

@@ -78,6 +78,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
         web.telemetry.lease_lost(2)
         web.telemetry.loop_stalled(0.2)
         web.telemetry.fenced(1)
+        web.telemetry.endless = 4
         answer = await web.client.get("/metrics")
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         for line in (
@@ -91,6 +92,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
             'dataloader_jobs_taken_back_total{queue="q",status="lost"} 2.0',
             "dataloader_leases_lost_total 2.0",
             "dataloader_writes_fenced_total 1.0",
+            "dataloader_endless_leases 4.0",
             "dataloader_loop_stall_seconds_count 1.0",
             'dataloader_queue_jobs{queue="q",state="ready"} 1.0',
             'dataloader_slots{queue="q",state="free"} 3.0',
