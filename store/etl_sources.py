@@ -2,6 +2,10 @@
 
 A source is a row. Who wants to ask takes it for a bounded time; who has asked gives it back with the pause that the
 next one must keep. A process that dies gives nothing back: its time runs out. All times are the database's.
+
+A request arrives at some instant between its turn's beginning and its end. So a place in a budget is taken from the
+beginning and free a span after the end: then no span on the wire has more requests, however long the ways are.
+Rejected: to stamp when a turn is taken, or just before the send, with a margin for the way, which nobody knows.
 """
 
 from __future__ import annotations
@@ -44,15 +48,21 @@ class Turn:
 
 
 _TAKE: Final = "SELECT wait_s, waits_for FROM dl_source_take($1, $2, $3, $4, $5)"
-# What a source asked for itself is not shortened by the pause after a later request.
+# What a source asked for itself is not shortened by the pause after a later request. Until now the turn's call has
+# stood at the end of its lease.
 _GIVE: Final = """
-UPDATE dl_sources SET
+WITH mine AS (
+  SELECT source, held_until FROM dl_sources WHERE source = $1 AND holder = $2 FOR UPDATE
+), ended AS (
+  UPDATE dl_source_calls c SET at = clock_timestamp() FROM mine WHERE c.source = mine.source AND c.at = mine.held_until
+)
+UPDATE dl_sources s SET
   holder = NULL,
   held_until = NULL,
   waits_for = CASE WHEN until > free_at THEN $4 ELSE waits_for END,
   free_at = greatest(until, free_at)
-FROM (SELECT clock_timestamp() + make_interval(secs => $3) AS until) AS pause
-WHERE source = $1 AND holder = $2
+FROM mine, (SELECT clock_timestamp() + make_interval(secs => $3) AS until) AS pause
+WHERE s.source = mine.source
 """
 
 
@@ -70,5 +80,5 @@ async def aio_take(connection: Any, source: str, holder: int, lease_s: float, bu
 
 
 async def aio_give(connection: Any, source: str, holder: int, pause_s: float, waits_for: str = "pause") -> None:
-    """Give `source` back; nobody may take it for `pause_s` seconds from now, for the reason `waits_for`."""
+    """Give `source` back when its request is over; nobody may take it for `pause_s` seconds, because of `waits_for`."""
     await connection.execute(_GIVE, source, holder, pause_s, waits_for)

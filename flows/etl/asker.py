@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Final
 
 import attrs
@@ -18,11 +19,13 @@ import trio
 from dataloader.flows.etl.belt import Fetched, Shared
 from dataloader.flows.etl.load import Detail
 from dataloader.flows.etl.plan import Part, Segment
-from dataloader.flows.etl.sources.base import Connection, Request, SourceError
-from dataloader.flows.etl.turnstile import Turnstile
+from dataloader.flows.etl.sources.base import Connection, Request, Response, SourceError
+from dataloader.flows.etl.turnstile import Slot, Turnstile
 
 RETRY_S: Final = (1.0, 30.0)
 """The first wait between two tries of a request, which doubles, and the longest."""
+MAX_REDIRECTS: Final = 5
+"""How many a request may go through, each of them a request in a turn of its own."""
 
 
 @attrs.define(eq=False)
@@ -112,48 +115,53 @@ class Asker:
         return fetched.page.following if fetched.page is not None else None
 
     async def _try(self, part: Part, connection: Connection, request: Request) -> Fetched:
-        """Ask once, when there is a place for the answer and it is this run's turn."""
-        source, report = part.table.source, self.shared.report
+        """Ask once, and follow where the source redirects to, when there is a place for the answer."""
         await self._take_place()
         is_handed_on = False
+        asked = request
         try:
-            async with self.turnstile.turn(source.name) as slot:
-                began = trio.current_time()
-                try:
-                    response = await connection.fetch(request, timeout_s=self.shared.config.request_timeout)
-                except SourceError as error:
-                    slot.hint_s = error.retry_after_s or 0.0
-                    self.shared.log.warning(
-                        "request failed",
-                        phase="requests",
-                        endpoint=request.endpoint,
-                        status=error.status,
-                        error=str(error),
-                    )
-                    raise
-                finally:
-                    report.phases["requests"].add(trio.current_time() - began)
-                slot.hint_s = source.hint_s(response)
-                part.answers += 1
-                fetched = Fetched(part, request, response, part.answers)
-                part.open += 1
-                part.arrivals.answered(request.key)
-                self.shared.room.hold(len(response.body))
-                self.shared.to_workers.send_nowait(fetched)
-                is_handed_on = True
-                report.queued += 1
-                report.count(requests=1)
-                self.shared.log.info(
-                    "request",
-                    phase="requests",
-                    endpoint=request.endpoint,
-                    status=response.status,
-                    took_s=round(response.took_s, 3),
-                )
-                return fetched
+            for _ in range(MAX_REDIRECTS + 1):
+                async with self.turnstile.turn(part.table.source.name) as slot:
+                    response = await self._fetch(slot, part, connection, asked)
+                    hop = part.table.source.redirected(response)
+                    if hop is None:
+                        part.answers += 1
+                        fetched = Fetched(part, request, attrs.evolve(response, request=request), part.answers)
+                        part.open += 1
+                        part.arrivals.answered(request.key)
+                        self.shared.room.hold(len(response.body))
+                        self.shared.to_workers.send_nowait(fetched)
+                        is_handed_on = True
+                        self.shared.report.queued += 1
+                        return fetched
+                    asked = hop
+            raise SourceError(f"{request.endpoint}: more than {MAX_REDIRECTS} redirects", is_passing=False)
         finally:
             if not is_handed_on:
                 self.shared.room.give_place()
+
+    async def _fetch(self, slot: Slot, part: Part, connection: Connection, request: Request) -> Response:
+        """Send one request in its turn, and have the answer."""
+        source, report, began = part.table.source, self.shared.report, trio.current_time()
+        timeout_s = slot.within(self.shared.config.request_timeout)
+        # A redirect's address may be signed: it is not for the log.
+        endpoint = request.endpoint.partition("?")[0]
+        try:
+            response = await slot.send(partial(connection.fetch, request, timeout_s=timeout_s))
+        except SourceError as error:
+            slot.hint_s = error.retry_after_s or 0.0
+            self.shared.log.warning(
+                "request failed", phase="requests", endpoint=endpoint, status=error.status, error=str(error)
+            )
+            raise
+        finally:
+            report.phases["requests"].add(trio.current_time() - began)
+        slot.hint_s = source.hint_s(response)
+        report.count(requests=1)
+        self.shared.log.info(
+            "request", phase="requests", endpoint=endpoint, status=response.status, took_s=round(response.took_s, 3)
+        )
+        return response
 
     async def _take_place(self) -> None:
         room = self.shared.room

@@ -24,7 +24,7 @@ from dataloader.flows.etl.report import FAILED, Report
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
-from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, Turnstile
+from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
 from dataloader.flows.etl.verdict import Verdict, judge
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl_history import aio_snapshots_behind, instant_of
@@ -117,6 +117,7 @@ class _Loading:
                 rate_min=config.rate_min,
                 rate_max=config.rate_max,
                 lease_s=config.request_timeout + LEASE_MARGIN_S,
+                linger_s=partial(run.drain_s, LINGER_S),
                 budgets=self.load.budgets,
                 draw=random.Random(),  # noqa: S311 - pauses, not secrets
             ),

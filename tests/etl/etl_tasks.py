@@ -17,7 +17,7 @@ import attrs
 from etl.source_app import Answer, Seen, SourceApp
 
 from dataloader import Tasks
-from dataloader.flows.etl import Detail, Load, Request, Target, Windows, add_loads
+from dataloader.flows.etl import Budget, Detail, Load, Request, Target, Windows, add_loads
 from dataloader.flows.etl.sources.files import Files
 from dataloader.flows.etl.sources.formats import Csv, Json
 from dataloader.flows.etl.sources.http import Http
@@ -125,9 +125,10 @@ def and_memory(record):
 
 if url := os.environ.get("ITEMS_URL"):
     paused = json.loads(os.environ.get("ITEMS_PIPELINE", "{}"))
+    budgets = tuple(Budget(*budget) for budget in json.loads(os.environ.get("ITEMS_BUDGETS", "[]")))
     add_loads(
         tasks,
-        *(items_load(url, name=name, pipeline=paused) for name in ("items", "others")),
+        *(items_load(url, name=name, pipeline=paused, budgets=budgets) for name in ("items", "others")),
         items_load(url, name="measured", transform=and_memory),
         detailed_load(url, pipeline=paused),
     )

@@ -36,6 +36,7 @@ class Seen:
     began_at: float
     ended_at: float | None = None
     status: int | None = None
+    raw_query: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
@@ -74,6 +75,8 @@ class SourceApp:
         self.corrections: dict[tuple[str, str], str] = {}
         """Rates that differ from the data set's, by date and currency."""
         self.largest_page = 100_000
+        self.way_s: Callable[[], float] = lambda: 0.0
+        """How long the next request is under way before it arrives."""
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._routes: dict[str, Answer | Callable[[Seen], Answer]] = {}
@@ -227,13 +230,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Into the record, not to the terminal."""
 
     def do_GET(self) -> None:
+        time.sleep(self.app.way_s())
         began_at = time.monotonic()
         parts = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        seen = Seen(
-            self.command, parts.path, dict(parse_qsl(parts.query, keep_blank_values=True)), headers, body, began_at
-        )
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        seen = Seen(self.command, parts.path, query, headers, body, began_at, raw_query=parts.query)
         try:
             answer, fault = self.app.take(seen)
             seen.status = answer.status

@@ -181,6 +181,14 @@ class Source(Protocol):
         folder can't be listed.
         """
 
+    def redirected(self, response: Response) -> Request | None:
+        """The request to send instead, if the answer says that what was asked for is elsewhere.
+
+        It waits for its turn as any other. Raises `SourceError` if it may not be sent.
+        """
+        del response
+        return None
+
     def read(self, response: Response) -> Page:
         """What the answer holds, in a thread. Raises `SourceError` for what can't be read, or says that it failed."""
 

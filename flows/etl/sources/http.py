@@ -1,8 +1,9 @@
 """HTTP interfaces as sources: an address, parameters by window, pages, a format.
 
 One request is one answer, whole or not at all: within its time, below its bound, not cut. It is never sent twice from
-here; retries and pauses are the pipeline's. Redirects and links to the next page are followed on the declared host
-alone. Secrets are added below everything that keeps or logs a request: they are in none of ours, nor in an error.
+here; retries, pauses and the following of redirects are the pipeline's. Redirects and links to the next page may lead
+to the declared host alone. Secrets are added below everything that keeps or logs a request: they are in none of ours,
+nor in an error.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from dataloader.flows.etl.sources.routing import Routing
 from dataloader.flows.etl.sources.secrets import Auth
 
 MIB: Final = 2**20
-MAX_REDIRECTS: Final = 5
 CONNECTIONS: Final = 4
 """Open at once to one source: one request is in flight, others may still be closing."""
 KEPT_S: Final = 60.0
 """How long an idle connection is kept: longer than the pauses between requests usually are."""
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
 
 Meaning = Literal["empty", "retry", "fail"]
@@ -153,6 +154,27 @@ class Http(Source):
             )
             yield request if self.pages is None else self.pages.first(request)
 
+    def redirected(self, response: Response) -> Request | None:
+        """The request to where a redirect leads. Raises `SourceError` for another host, and for a POST."""
+        request = response.request
+        if response.status in self.statuses or not _is_redirect(response.status, response.headers):
+            return None
+        if request.method != "GET":
+            raise self.error(request, f"status {response.status}: a POST is redirected", is_passing=False)
+        try:
+            leads_to = httpx2.URL(response.url).join(response.headers["location"])
+        except httpx2.InvalidURL as error:
+            raise self.error(request, f"no URL: {error}", is_passing=False) from error
+        # Whole, with its query: what is signed in it must stay as it is.
+        return attrs.evolve(request, endpoint=str(self.resolve(str(leads_to))), params={}, body=None)
+
+    def error(self, request: Request, what: str, **fields: Any) -> SourceError:
+        """A `SourceError` of a request, without secrets."""
+        asked = f"{request.method} {(request.endpoint or self.url).partition('?')[0]}"
+        if request.params:
+            asked += f"?{httpx2.QueryParams(request.params)}"
+        return SourceError(self.auth.hide(f"{asked}: {what}"), **fields)
+
     def read(self, response: Response) -> Page:
         """The records, and the request for the next page. Raises `SourceError`."""
         if response.status in _NO_CONTENT or self.statuses.get(response.status) == "empty":
@@ -208,12 +230,11 @@ class HttpConnection:
     client: httpx2.AsyncClient
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
-        """Ask once, and take the whole answer.
+        """Ask once, and take the whole answer, which may be a redirect.
 
         Raises:
-            SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success, a
-                redirect to another host. Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless
-                `statuses` says otherwise.
+            SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success.
+                Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless `statuses` says otherwise.
         """
         limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
         body = Body()
@@ -230,30 +251,23 @@ class HttpConnection:
                     took_s=trio.current_time() - began_at,
                 )
         except httpx2.InvalidURL as error:
-            raise self._error(request, f"no URL: {error}", is_passing=False) from error
+            raise self.source.error(request, f"no URL: {error}", is_passing=False) from error
         except httpx2.RequestError as error:
-            raise self._error(request, _words(error), is_passing=not _is_distrust(error)) from error
+            raise self.source.error(request, _words(error), is_passing=not _is_distrust(error)) from error
         came = f"{len(body):,} bytes came" if len(body) else "nothing came"
-        raise self._error(request, f"no whole answer within {limit_s:g} s; {came}", is_passing=True)
+        raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_passing=True)
 
     async def _ask(self, request: Request, body: Body) -> httpx2.Response:
-        """Follow redirects to an answer, and fill in its body."""
-        method, url = request.method, self.source.resolve(request.endpoint)
+        """Send the request, and fill in the body of the answer."""
+        url = self.source.resolve(request.endpoint)
         options: dict[str, Any] = {"params": request.params or None}
-        if request.body is not None or method == "POST":
+        if request.body is not None or request.method == "POST":
             sent = request.params if request.body is None else request.body
             options = {"content": msgspec.json.encode(sent), "headers": {"Content-Type": "application/json"}}
             options["params"] = None if request.body is None else request.params or None
-        for _ in range(MAX_REDIRECTS + 1):
-            async with self.client.stream(method, url, **options) as answer:
-                if not answer.has_redirect_location:
-                    await self._take(request, answer, body)
-                    return answer
-                if method != "GET":
-                    raise self._error(request, f"status {answer.status_code}: a POST is redirected", is_passing=False)
-                url = self.source.resolve(str(answer.url.join(answer.headers["location"])))
-                options = {}
-        raise self._error(request, f"more than {MAX_REDIRECTS} redirects", is_passing=False)
+        async with self.client.stream(request.method, url, **options) as answer:
+            await self._take(request, answer, body)
+            return answer
 
     async def _take(self, request: Request, answer: httpx2.Response, body: Body) -> None:
         """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
@@ -270,14 +284,14 @@ class HttpConnection:
                         async for _ in pieces:
                             pass
         body.end()
-        if meaning == "empty":
+        if meaning == "empty" or (meaning is None and _is_redirect(answer.status_code, answer.headers)):
             return
         if meaning is not None or not answer.is_success:
             raise self._refused(request, answer, body.value())
         if body.is_full:
-            raise self._error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
+            raise self.source.error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
         if body.damage:
-            raise self._error(request, f"the answer is damaged: {body.damage}", is_passing=True)
+            raise self.source.error(request, f"the answer is damaged: {body.damage}", is_passing=True)
 
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code
@@ -288,19 +302,13 @@ class HttpConnection:
         is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
         if meaning := self.source.statuses.get(status):
             is_passing = meaning == "retry"
-        return self._error(
+        return self.source.error(
             request,
             f"status {status}{f': {sample}' if sample else ''}",
             is_passing=is_passing,
             retry_after_s=rest_s,
             status=status,
         )
-
-    def _error(self, request: Request, what: str, **fields: Any) -> SourceError:
-        asked = f"{request.method} {request.endpoint or self.source.url}"
-        if request.params:
-            asked += f"?{httpx2.QueryParams(request.params)}"
-        return SourceError(self.source.auth.hide(f"{asked}: {what}"), **fields)
 
 
 class _Signing(httpx2.AsyncBaseTransport):
@@ -324,6 +332,10 @@ class _Signing(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _is_redirect(status: int, headers: Mapping[str, str]) -> bool:
+    return status in _REDIRECTS and "location" in headers
 
 
 def is_same_place(url: httpx2.URL, other: httpx2.URL) -> bool:

@@ -1,5 +1,6 @@
 -- A source for `p_lease_s` seconds, or how long to wait, and what for. The row's lock makes one of all who ask at once the
--- first. Budgets: at most p_requests[i] in any p_spans_s[i] seconds.
+-- first. Budgets: at most p_requests[i] in any p_spans_s[i] seconds. A call counts until a span after its end, since nobody
+-- knows when in between it arrived; who gives the source back says when that was, until then it is the end of the lease.
 CREATE OR REPLACE FUNCTION {schema}.dl_source_take(
   p_source text, p_holder bigint, p_lease_s float8, p_requests int[], p_spans_s float8[],
   OUT wait_s float8, OUT waits_for text
@@ -17,7 +18,10 @@ BEGIN
   END IF;
   v_now := clock_timestamp();
   v_until := v_now;
-  IF v_source.holder <> p_holder AND v_source.held_until > v_until THEN
+  IF v_source.holder = p_holder THEN
+    -- The answer to its first question was lost: it is the same call.
+    DELETE FROM {schema}.dl_source_calls WHERE source = p_source AND at = v_source.held_until;
+  ELSIF v_source.held_until > v_until THEN
     v_until := v_source.held_until;
     waits_for := 'request';
   END IF;
@@ -40,7 +44,7 @@ BEGIN
     SET holder = p_holder, held_until = v_now + make_interval(secs => p_lease_s), kept_s = v_source.kept_s
     WHERE source = p_source;
     IF v_source.kept_s > 0 THEN
-      INSERT INTO {schema}.dl_source_calls (source, at) VALUES (p_source, v_now);
+      INSERT INTO {schema}.dl_source_calls (source, at) VALUES (p_source, v_now + make_interval(secs => p_lease_s));
       DELETE FROM {schema}.dl_source_calls WHERE source = p_source AND at < v_now - make_interval(secs => v_source.kept_s);
     END IF;
   END IF;

@@ -20,7 +20,7 @@ async def walk(source, window: Window | None = None) -> list[Page]:
             async for request in first_requests:
                 following: Request | None = request
                 while following is not None:
-                    response = await connection.fetch(following, timeout_s=WATCHDOG_S)
+                    response = await fetch(source, connection, following)
                     page = await trio.to_thread.run_sync(read, source, response)
                     pages.append(page)
                     following = page.following
@@ -37,7 +37,16 @@ async def ask(source, request: Request | None = None, *, timeout_s: float = WATC
     """The answer to one request, by default the first."""
     with trio.fail_after(WATCHDOG_S):
         async with source.open() as connection:
-            return await connection.fetch(request or await first(source), timeout_s=timeout_s)
+            return await fetch(source, connection, request or await first(source), timeout_s=timeout_s)
+
+
+async def fetch(source, connection, request: Request, *, timeout_s: float = WATCHDOG_S):
+    """The answer to a request, behind all redirects."""
+    asked = request
+    while asked is not None:
+        response = await connection.fetch(asked, timeout_s=timeout_s)
+        asked = source.redirected(response)
+    return attrs.evolve(response, request=request)
 
 
 async def first(source, window: Window | None = None) -> Request:
