@@ -23,7 +23,7 @@ from dataloader.jobs.secrets_in_text import MASKED, may_hold_secrets, secrets_in
 __all__ = ["MASKED", "mask", "mask_text", "names_a_secret"]
 
 _MAX_DEPTH: Final = 16
-_MAX_INT_BITS: Final = 63
+_MAX_INT_BITS: Final = 1_024
 _NAME: Final = re.compile(r"[\w.:-]{1,200}")
 _OPTION: Final = re.compile(r"--?[A-Za-z_][\w.-]*+")
 
@@ -71,7 +71,7 @@ def _mask(value: object, depth: int) -> object:
 def _plain_number(value: float) -> float | str:
     if not isinstance(value, int):
         return float.__float__(value)
-    # Longer ones are no numbers to most readers of JSON, and Python refuses to print the longest.
+    # Longer ones have no float, so many a reader of JSON fails on them, and Python refuses to print the longest.
     return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text(value)
 
 

@@ -6,6 +6,7 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -34,14 +35,32 @@ DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_PRIORITY: Final = 100
 
 
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
-    """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters."""
+    """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters.
+
+    For what may be somebody else's: a filter, a name that a foreign service has given.
+    """
     if not empty and not value:
         raise BadRequest(name, "is empty; 1 to " + str(limit) + " characters are allowed")
     if len(value) > limit:
         raise BadRequest(name, f"has {len(value):,} characters; at most {limit:,} are allowed")
-    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+    if _UNSTORABLE.search(value):
         raise BadRequest(name, f"{value!r:.60} has a NUL or half a surrogate pair, which PostgreSQL can't store")
+
+
+def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> None:
+    """Raise `BadRequest` unless `value` may be the name of a queue or a task, or a key: the one rule for all of them.
+
+    1 (0 if `empty`) to `limit` characters on one line, without control characters, and not of spaces alone.
+    """
+    check_text(name, value, limit, empty=empty)
+    if value and (value.isspace() or _CONTROL.search(value)):
+        what = "has only spaces" if value.isspace() else "has a control character or a line break"
+        raise BadRequest(name, f"{value!r:.60} {what}; must be 1 to {limit} characters on one line")
 
 
 def check_between(name: str, value: int, low: int, high: int) -> None:
@@ -82,13 +101,13 @@ class NewJob:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the table can't hold or the workers can't serve."""
-        check_text("queue", self.queue, MAX_NAME)
-        check_text("task", self.task, MAX_NAME)
+        check_name("queue", self.queue, MAX_NAME)
+        check_name("task", self.task, MAX_NAME)
         for name in ("idempotency_key", "lock_key", "producer", "consumer_group"):
             value = getattr(self, name)
             if value is not None:
-                check_text(name, value, MAX_KEY)
-        check_text("partition_key", self.partition_key, MAX_KEY, empty=True)
+                check_name(name, value, MAX_KEY)
+        check_name("partition_key", self.partition_key, MAX_KEY, empty=True)
         check_between("priority", self.priority, 0, MAX_INT)
         if self.max_attempts is not None:
             check_between("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from dataloader.jobs.model import MAX_ATTEMPTS, MAX_LEASE_S, MAX_NAME, MIN_LEASE_S
+from dataloader.jobs.model import MAX_ATTEMPTS, MAX_LEASE_S, MAX_NAME, MIN_LEASE_S, check_name
 from dataloader.jobs.retry import RetryPolicy
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -60,9 +60,7 @@ class Tasks(Mapping[str, Task]):
         An async function is called with a `Job`, a plain one, in a thread of its own, with a `ThreadJob`.
         Raises `ValueError` for a name that is taken or that the queue can't carry, and for settings out of range.
         """
-        if not name or len(name) > MAX_NAME:
-            message = f"task name {name!r:.80} is not allowed; 1 to {MAX_NAME} characters"
-            raise ValueError(message)
+        check_name("task", name, MAX_NAME)
         if name in self._tasks:
             message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} has the name already"
             raise ValueError(message)

@@ -17,6 +17,11 @@ MAX_ERROR: Final = 16_384
 MAX_JSON: Final = 1_048_576
 """Bytes kept of a result, a progress object or a log line's fields."""
 
+# What PostgreSQL writes out: 1e308 is 309 digits. A text that looks like one is told from it by the second pattern.
+_MAY_GROW = re.compile(rb"[0-9]e[+-]?[0-9]{2}")
+_EXPONENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[0-9]e([+-]?[0-9]++)', re.DOTALL)
+_MANY_DIGITS = re.compile(rb"[0-9]{309}")
+_LONG_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([0-9]{309})', re.DOTALL)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 # jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so
 # by msgspec.
@@ -32,6 +37,18 @@ def storable_text(text: str, limit: int = MAX_ERROR) -> str:
     return _UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def growth(encoded: bytes) -> int:
+    """How many bytes longer JSON of ours becomes when PostgreSQL writes its numbers out; spaces are not counted."""
+    if not _MAY_GROW.search(encoded):
+        return 0
+    return sum(abs(int(found[1])) for found in _EXPONENT.finditer(encoded) if found[1])
+
+
+def has_long_number(encoded: bytes) -> bool:
+    """Whether JSON of ours has a whole number that no float holds, which many a reader of it fails on."""
+    return bool(_MANY_DIGITS.search(encoded)) and any(found[1] for found in _LONG_NUMBER.finditer(encoded))
+
+
 def storable_json(value: object, limit: int = MAX_JSON) -> str:
     """`value` as JSON text that `jsonb` accepts. What is no JSON, or too long, becomes an object that says so."""
     try:
@@ -40,9 +57,11 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
         encoded = msgspec.json.encode(
             {"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)}
         )
-    if len(encoded) > limit:
+    if len(encoded) + growth(encoded) > limit:
         cut = encoded[: limit // 16].decode("utf-8", "ignore")
-        encoded = msgspec.json.encode({"truncated": storable_text(cut, 10_000), "bytes": len(encoded)})
+        encoded = msgspec.json.encode(
+            {"truncated": storable_text(cut, 10_000), "bytes": len(encoded) + growth(encoded)}
+        )
     text = encoded.decode()
     if "\\u0000" in text:
         text = _ESCAPED_NUL.sub(r"\1\\\\u0000", text)

@@ -17,7 +17,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import Conflict, JobNotFound
-from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_text
+from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.database import Database
 from dataloader.store.leases import ENDLESS
@@ -171,13 +171,13 @@ async def pause(database: Database, queue: str, actor: Actor) -> None:
 
     Raises `BadRequest` for a name that is not allowed; the queue need not have jobs.
     """
-    check_text("queue", queue, MAX_NAME)
+    check_name("queue", queue, MAX_NAME)
     await database.write(_aio_pause, queue, actor, paused=True)
 
 
 async def resume(database: Database, queue: str, actor: Actor) -> None:
     """End the queue's pause and wake its workers. Raises `BadRequest` for a name that is not allowed."""
-    check_text("queue", queue, MAX_NAME)
+    check_name("queue", queue, MAX_NAME)
     await database.write(_aio_pause, queue, actor, paused=False)
 
 

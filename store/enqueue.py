@@ -21,7 +21,7 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, 
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.text import storable_json
+from dataloader.jobs.text import growth, has_long_number, storable_json
 from dataloader.store.database import Database, acquire
 
 Row = tuple[Any, ...]
@@ -189,8 +189,12 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest("args", f"is no JSON: {error}") from error
-    if len(args) > MAX_ARGS_BYTES:
-        raise BadRequest("args", f"has {len(args):,} bytes as JSON; at most {MAX_ARGS_BYTES:,} are allowed")
+    if has_long_number(args):
+        raise BadRequest("args", "has a whole number of more than 308 digits; send it as a text")
+    length = len(args) + growth(args)
+    if length > MAX_ARGS_BYTES:
+        message = f"has {length:,} bytes as PostgreSQL writes it; at most {MAX_ARGS_BYTES:,} are allowed"
+        raise BadRequest("args", message)
     if b"\\u0000" in args and storable_json(job.args, MAX_ARGS_BYTES) != args.decode():
         raise BadRequest("args", "has a NUL in a text, which PostgreSQL can't store")
     return (

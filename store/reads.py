@@ -33,23 +33,35 @@ from dataloader.jobs.model import (
     check_text,
 )
 from dataloader.jobs.states import FINAL, QueueState, Status, WaitsFor
+from dataloader.jobs.text import MAX_ERROR, MAX_JSON, read_json
 from dataloader.store.database import Database
 from dataloader.store.queue_states import aio_queue_states
 from dataloader.store.workers import ALIVE_WITHIN_S
 
 MAX_PAGE: Final = 1_000
 """The most rows that one call lists."""
-MAX_PAGE_TEXT: Final = 8_000_000
+MAX_PAGE_TEXT: Final = 1_000_000
 """The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
-_FIRST_FETCH: Final = 4
-"""Rows that are fetched before it is known how long they are."""
+MAX_SHOWN: Final = 2 * MAX_JSON
+"""Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
+_MOST_FETCHED: Final = 16
+"""Rows that are fetched at once: how long they are is not known before."""
 _CURSOR: Final = struct.Struct(">q16s")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_SELECT_JOB: Final = """
-SELECT job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
-       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, progress,
-       result, error, producer, consumer_group, claimed_by, created_at, started_at, finished_at
+_SHOWN: Final = (
+    f"CASE WHEN octet_length({{0}}::text) > {MAX_SHOWN}"
+    " THEN jsonb_build_object('truncated', left({0}::text, 10000), 'bytes', octet_length({0}::text))::text"
+    " ELSE {0}::text END AS {0}"
+)
+_JSON: Final = ("args", "progress", "result")
+# As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
+# a megabyte of 1e308 is fifty when PostgreSQL writes it.
+_SELECT_JOB: Final = f"""
+SELECT job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
+       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
+       {", ".join(map(_SHOWN.format, _JSON))}, left(error, {4 * MAX_ERROR}) AS error, producer, consumer_group,
+       claimed_by, created_at, started_at, finished_at
 FROM dl_jobs
 """
 
@@ -91,6 +103,22 @@ FROM (
   WHERE w.seen_at > now() - make_interval(secs => $1)
 ) AS work
 GROUP BY queue ORDER BY queue
+"""
+
+_QUEUE_PAGE: Final = f"""
+SELECT * FROM ({_QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
+"""
+
+# Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
+_DEPTHS: Final = f"""
+WITH queues AS ({_QUEUES}),
+     named AS (SELECT queue FROM queues
+               ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + running DESC, queue LIMIT $2)
+SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
+       sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
+       sum(unknown_task)::bigint AS unknown_task, sum(running)::bigint AS running,
+       min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
+FROM queues GROUP BY 1 ORDER BY 1
 """
 
 _WORKERS: Final = """
@@ -190,25 +218,28 @@ class AuditRecord:
     detail: dict[str, Any]
 
 
-async def _aio_jobs(connection: Any, records: Sequence[Mapping[str, Any]]) -> list[JobRecord]:
-    """The pictures of rows with the columns of `_SELECT_JOB`, with how the queues of those that wait stand."""
-    waiting = {record["queue"] for record in records if record["status"] == Status.QUEUED}
-    states = await aio_queue_states(connection, waiting)
-    return [_job_of(record, states) for record in records]
+async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, QueueState]:
+    """How the queues of those stand that wait."""
+    return await aio_queue_states(connection, {row["queue"] for row in records if row["status"] == Status.QUEUED})
 
 
 def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
+    """The picture of a row with the columns of `_SELECT_JOB`."""
     status, waits_for = Status(record["status"]), record["waits_for"]
     derived = {
         "status": status,
         "waits_for": WaitsFor(waits_for) if waits_for else None,
         "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
     }
-    return JobRecord(**dict(record) | derived)
+    values = {name: None if record[name] is None else read_json(record[name]) for name in _JSON}
+    return JobRecord(**dict(record) | values | derived)
 
 
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
-    """The job as it stands (Q3). Raises `JobNotFound`."""
+    """The job as it stands (Q3). Raises `JobNotFound`.
+
+    Args, progress or a result longer than `MAX_SHOWN` are an object with their beginning (`truncated`) and `bytes`.
+    """
     return await database.run(aio_get_job, job_id)
 
 
@@ -217,8 +248,7 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     record = await connection.fetchrow(_SELECT_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
-    [job] = await _aio_jobs(connection, [record])
-    return job
+    return _job_of(record, await _aio_states(connection, [record]))
 
 
 async def list_jobs(
@@ -232,7 +262,12 @@ async def list_jobs(
     """
     check_between("limit", limit, 1, MAX_PAGE)
     sql, values = _list_statement(job_filter, limit + 1, after)
-    jobs, more = await database.run(_aio_list, sql, values, limit)
+    records, states, more = await database.run(_aio_list, sql, values, limit)
+    jobs = []
+    for record in records:
+        jobs.append(_job_of(record, states))
+        # Each may be long: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
     return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
 
 
@@ -249,34 +284,29 @@ def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> 
     return f"{' UNION ALL '.join(halves)} {newest}", values
 
 
-async def _aio_list(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[JobRecord], bool]:
-    """The jobs of a page, and whether there are more."""
+async def _aio_list(
+    connection: Any, sql: str, values: list[Any], limit: int
+) -> tuple[list[Any], dict[str, QueueState], bool]:
+    """The rows of a page, how their queues stand, and whether there are more."""
     records, more = await _aio_fetch_page(connection, sql, values, limit)
-    return await _aio_jobs(connection, records), more
+    return records, await _aio_states(connection, records), more
 
 
 async def _aio_fetch_page(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[Any], bool]:
     records: list[Any] = []
-    size, number = 0, _FIRST_FETCH
+    size = 0
     async with connection.transaction(readonly=True):
         # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
         # three jobs are better sorted than found by age.
         await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
         cursor = await connection.cursor(sql, *values)
-        while fetched := await cursor.fetch(min(number, limit + 1 - len(records))):
+        while fetched := await cursor.fetch(min(_MOST_FETCHED, limit + 1 - len(records))):
             for record in fetched:
-                size += _size_of(record)
+                size += sum(len(record[name] or "") for name in (*_JSON, "error"))
                 if records and (size > MAX_PAGE_TEXT or len(records) == limit):
                     return records, True
                 records.append(record)
-            # Those that follow may be much longer.
-            number = max(1, min(2 * number, (MAX_PAGE_TEXT - size) * len(records) // size))
     return records, False
-
-
-def _size_of(record: Mapping[str, Any]) -> int:
-    # Not as JSON, which has no encoder for numbers as long as a foreign row's may be.
-    return sum(len(repr(record[name])) for name in ("args", "progress", "result", "error"))
 
 
 async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
@@ -295,16 +325,21 @@ async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> 
     return [JobEvent(**record) for record in records]
 
 
-async def list_queues(database: Database) -> list[QueueRecord]:
+async def list_queues(database: Database, *, limit: int | None = None, after: str | None = None) -> list[QueueRecord]:
     """Every queue that has work, is served or is paused, by name.
 
-    Counts what has not ended only, however long the history is.
+    Counts what has not ended only, however long the history is. At most `limit` of them, those behind the name `after`.
     """
-    return await database.run(_aio_queues)
+    return await database.run(_aio_queues, _QUEUE_PAGE, ALIVE_WITHIN_S, after, limit)
 
 
-async def _aio_queues(connection: Any) -> list[QueueRecord]:
-    return [QueueRecord(**record) for record in await connection.fetch(_QUEUES, ALIVE_WITHIN_S)]
+async def count_queues(database: Database, *, most: int, rest: str) -> list[QueueRecord]:
+    """The same for at most `most` queues, those with workers first, and all others together under the name `rest`."""
+    return await database.run(_aio_queues, _DEPTHS, ALIVE_WITHIN_S, most, rest)
+
+
+async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:
+    return [QueueRecord(**record) for record in await connection.fetch(sql, *values)]
 
 
 async def list_workers(database: Database, *, alive_within_s: float) -> list[WorkerRecord]:

@@ -64,6 +64,12 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
 
 
 @attrs.frozen
+class _QueuePage:
+    queues: list[QueueRecord]
+    next: str | None = None
+
+
+@attrs.frozen
 class HttpClient(Client):
     """A queue, by a service that serves it."""
 
@@ -108,7 +114,14 @@ class HttpClient(Client):
         return await repeat_bulk(partial(self._bulk, "/jobs/retry", wanted), least=MANY_AGAIN)
 
     async def queues(self) -> list[QueueRecord]:
-        return await self._list(QueueRecord, "queues", "/queues")
+        found: list[QueueRecord] = []
+        after: dict[str, str] = {}
+        while True:
+            page = await self._ask(_QueuePage, "GET", "/queues", params=after)
+            found += page.queues
+            if page.next is None:
+                return found
+            after = {"after": page.next}
 
     async def pause(self, queue: str) -> None:
         await self._ask(dict, "POST", f"/queues/{_segment(queue)}/pause")

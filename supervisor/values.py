@@ -21,7 +21,9 @@ import attrs
 import msgspec
 
 from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.masking import MASKED, mask_text
+from dataloader.jobs.model import MAX_NAME, check_name
 from dataloader.jobs.visible import visible
 
 Role = Literal["read", "operate", "admin"]
@@ -250,8 +252,12 @@ def _read_tokens(value: object) -> tuple[ApiToken, ...]:
 
 
 def _read_queue(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > 200 or _CONTROL.search(value):
+    if not isinstance(value, str):
         raise Refused(QUEUE.allowed)
+    try:
+        check_name("queue", value, MAX_NAME)
+    except BadRequest:
+        raise Refused(QUEUE.allowed) from None
     return value
 
 

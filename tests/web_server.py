@@ -94,6 +94,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
             stopped.set()
 
         [url] = await nursery.start(serve)
-        async with httpx2.AsyncClient(base_url=url, timeout=20, verify=False) as client:
-            yield Web(client, url, app, services, telemetry, stop, stopped, state)
+        with sock:
+            async with httpx2.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+                yield Web(client, url, app, services, telemetry, stop, stopped, state)
         stop.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import trio
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -21,6 +22,8 @@ from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PING_S: Final = 2.0
+_WRITING: Final = trio.CapacityLimiter(1)
+"""One scrape is written in a turn of the loop, however many ask."""
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "running")
 
 
@@ -30,7 +33,10 @@ async def render(services: Services) -> bytes:
     up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
     gauges = CollectorRegistry()
     gauges.register(_Gauges(services, depths, up=up))
-    return generate_latest(services.registry) + generate_latest(gauges)
+    async with _WRITING:
+        text = generate_latest(services.registry) + generate_latest(gauges)
+        await trio.lowlevel.checkpoint()
+    return text
 
 
 class _Gauges(Collector):

@@ -7,19 +7,29 @@ from __future__ import annotations
 
 from typing import Final
 
+from dataloader.jobs.model import QueueRecord
 from dataloader.store import control, reads
+from dataloader.store.database import Database
 from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
-from dataloader.web.schemas import AuditList, AuditQuery, QueueList, QueuePaused, WorkerList
+from dataloader.web.schemas import AuditList, AuditQuery, QueueList, QueuePaused, QueuesQuery, WorkerList
 
 routes: Final = Routes()
 
 
-@routes.add("GET", "/api/v1/queues", role=Role.READ, answers={200: QueueList})
-async def list_queues(call: Call) -> Answer:
-    """List the queues that have work, are served or are paused, with what waits for what."""
-    return Answer(value=QueueList(await reads.list_queues(call.services.database)))
+@routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueueList}, rows=True)
+async def list_queues(call: Call, query: QueuesQuery) -> Answer:
+    """List the queues that have work, are served or are paused, by name: send a page's `next` as `after` for the next one."""
+    return Answer(value=QueueList(*await page_of_queues(call.services.database, query.limit, query.after)))
+
+
+async def page_of_queues(
+    database: Database, limit: int, after: str | None = None
+) -> tuple[list[QueueRecord], str | None]:
+    """At most `limit` queues behind the name `after`, and the name to go on with, None after the last."""
+    queues = await reads.list_queues(database, limit=limit + 1, after=after)
+    return queues[:limit], queues[limit - 1].queue if len(queues) > limit else None
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})

@@ -60,21 +60,25 @@ Instant = Annotated[
 
 
 class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A request whose fields are some of a job's: they are tried on `NewJob` when it is decoded."""
+    """A request whose fields are some of a job's: they are tried on the domain's class when it is decoded."""
 
     _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(NewJob))
 
     def __post_init__(self) -> None:
-        """Refuse what `NewJob` refuses; its `BadRequest` is a ValueError, which msgspec reports with the path."""
-        NewJob(**{"queue": "-", "task": "-"} | self.domain_fields())
+        """Refuse what the domain refuses; its `BadRequest` is a ValueError, which msgspec reports with the path."""
+        self._try(self.domain_fields())
+
+    @classmethod
+    def _try(cls, fields: dict[str, Any]) -> None:
+        NewJob(**{"queue": "-", "task": "-"} | fields)
 
     @classmethod
     def refusal(cls, name: str, value: object, kind: Any) -> str | None:
-        """What `NewJob` says against one value, or None; also None for what is not even of the field's `kind`."""
+        """What the domain says against one value, or None; also None for what is not even of the field's `kind`."""
         try:
             converted = msgspec.convert(value, kind)
             if name in cls._domain and converted is not None:
-                NewJob(**{"queue": "-", "task": "-", name: converted})
+                cls._try({name: converted})
         except BadRequest as error:
             return error.message
         except msgspec.ValidationError:
@@ -139,7 +143,9 @@ class PriorityRequest(JobFields, kw_only=True):
 
 
 class _Criteria(JobFields, kw_only=True):
-    """Which jobs are meant; what is not given does not matter."""
+    """Which jobs are meant; what is not given does not matter. Names that we refuse may be those of other services."""
+
+    _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(JobFilter))
 
     queue: QueueName | None = None
     task: TaskName | None = None
@@ -149,6 +155,10 @@ class _Criteria(JobFields, kw_only=True):
     created_to: Instant | None = None
     finished_from: Instant | None = None
     finished_to: Instant | None = None
+
+    @classmethod
+    def _try(cls, fields: dict[str, Any]) -> None:
+        JobFilter(**fields)
 
     def job_filter(self) -> JobFilter:
         """The same for the store."""
@@ -284,10 +294,18 @@ class EventList(Struct, frozen=True):
     events: list[JobEvent]
 
 
+class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of queues, by name."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
+    after: Annotated[str, Meta(description="`next` of the page before.", max_length=3_000)] | None = None
+
+
 class QueueList(Struct, frozen=True):
-    """The queues that have jobs, are served or are paused."""
+    """A page of the queues that have jobs, are served or are paused. `next` is what to send as `after`, null at the end."""
 
     queues: list[QueueRecord]
+    next: str | None
 
 
 class QueuePaused(Struct, frozen=True):
@@ -340,6 +358,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     listener: str
     serving: dict[str, Load]
     queues: list[QueueRecord] | None
+    queues_next: str | None
     workers: list[WorkerRecord] | None
 
 

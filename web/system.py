@@ -18,10 +18,14 @@ from dataloader.web import metrics
 from dataloader.web.auth import Role
 from dataloader.web.metrics import PING_S
 from dataloader.web.problems import unavailable
+from dataloader.web.queues import page_of_queues
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import Health, Load, ProcessStatus
 
 routes: Final = Routes()
+
+MOST_QUEUES: Final = 100
+"""Queues that `/status` shows, the first by name; the list of queues has them all."""
 
 
 @routes.add("GET", "/health", role=None, answers={200: Health})
@@ -42,16 +46,16 @@ async def show_readiness(call: Call) -> Answer:
     return Answer(value=Health("ready"))
 
 
-@routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus})
+@routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus}, rows=True)
 async def show_process(call: Call) -> Answer:
     """Show what runs: this process, and the queues and workers of all; null if the database is gone or slow to tell."""
     state = call.services.state()
-    queues, workers = None, None
+    queues, queues_next, workers = None, None, None
     reachable = await reads.answers(call.services.database, PING_S)
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
             workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
-            queues = await reads.list_queues(call.services.database)
+            queues, queues_next = await page_of_queues(call.services.database, MOST_QUEUES)
     return Answer(
         value=ProcessStatus(
             version=state.version,
@@ -63,6 +67,7 @@ async def show_process(call: Call) -> Answer:
             listener="connected" if state.listener_connected else "polling",
             serving={name: Load(load.concurrency, load.running) for name, load in state.queues.items()},
             queues=queues,
+            queues_next=queues_next,
             workers=workers,
         )
     )

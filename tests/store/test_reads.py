@@ -130,14 +130,31 @@ async def test_a_page_of_long_jobs_ends_early_and_they_all_come(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at, args, result)"
         " SELECT gen_random_uuid(), 'q', 't', i::text, timestamptz '2026-01-01' + i * interval '1 second',"
-        " jsonb_build_object('text', repeat('a', CASE WHEN i = 3 THEN 9000000 WHEN i < 12 THEN 1500000 ELSE 1 END)),"
-        " jsonb_build_object('text', repeat('b', CASE WHEN i < 12 THEN 1500000 ELSE 1 END))"
+        " jsonb_build_object('text', repeat('a', CASE WHEN i = 3 THEN 9000000 WHEN i < 12 THEN 200000 ELSE 1 END)),"
+        " jsonb_build_object('text', repeat('b', CASE WHEN i < 12 THEN 200000 ELSE 1 END))"
         " FROM generate_series(0, 39) i"
     )
     pages = []
     jobs = await all_pages(store, JobFilter(), 1_000, pages)
     assert [job.lock_key for job in jobs] == [str(i) for i in reversed(range(40))]
-    assert [len(page.jobs) for page in pages] == [30, 2, 2, 2, 1, 2, 1]
+    assert [len(page.jobs) for page in pages] == [30, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("column", ["args", "progress", "result"])
+async def test_what_became_long_in_the_database_is_shown_by_its_beginning(store, raw, add_job, column):
+    """A megabyte of numbers that PostgreSQL writes with 309 digits each is fifty."""
+    job_id = await add_job()
+    await raw.execute(
+        f"UPDATE dl_jobs SET {column} = (SELECT jsonb_build_object('list', jsonb_agg('1e308'::jsonb))"
+        " FROM generate_series(1, 20000)), error = repeat('e', 1000000)"
+    )
+    [listed] = (await reads.list_jobs(store, JobFilter())).jobs
+    for job in (await reads.get_job(store, job_id), listed):
+        shown = getattr(job, column)
+        assert shown["bytes"] == 20_000 * 311 + len('{"list": []}') - 2
+        assert shown["truncated"].startswith('{"list": [1000000000')
+        assert len(shown["truncated"]) == 10_000
+        assert len(job.error) == 65_536
 
 
 async def test_jobs_that_arrive_between_pages_move_nothing(store, add_job):

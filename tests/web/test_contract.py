@@ -146,9 +146,11 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
 async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_web, database, text):
     async with open_web() as web:
         fields = dict.fromkeys(("queue", "task", "lock_key", "partition_key", "producer", "consumer_group"), text)
-        job_id = await web.trigger(**fields, args={text: [text]}, idempotency_key=text)
+        # A service of somebody else may give names that we refuse.
+        job_id = await web.trigger(args={text: [text]})
         database.psql(
-            f"UPDATE dl_jobs SET error = $kn${text}$kn$, progress = args, result = args, status = 'failed';"
+            f"UPDATE dl_jobs SET {', '.join(f'{name} = $kn${text}$kn$' for name in (*fields, 'idempotency_key'))};"
+            f" UPDATE dl_jobs SET error = $kn${text}$kn$, progress = args, result = args, status = 'failed';"
             f" INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT job_id, queue, 'log', args FROM dl_jobs;"
             f" INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, task, 'load' FROM dl_jobs;"
             " INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task, started_at, summary)"
@@ -174,8 +176,12 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         assert (await web.client.get("/api/v1/jobs", params={"queue": text})).json()["jobs"][-1]["job_id"] == job_id
         paused = await web.client.post(f"/api/v1/queues/{quote(text, safe='')}/pause")
         wrong += judge(paused.status_code, paused.headers.items(), paused.content, "pause")
-        # No address leads to a name of several lines.
-        assert paused.status_code == 404 if "\n" in text else paused.json() == {"queue": text, "paused": True}
+        if "\n" in text:
+            assert paused.status_code == 404  # no address leads to a name of several lines
+        elif "\x1b" in text:
+            assert paused.status_code == 422
+        else:
+            assert paused.json() == {"queue": text, "paused": True}
         # One metric a line, whatever stands in a label.
         web.services.depths._asked_at -= 5
         metrics = (await web.client.get("/metrics")).text

@@ -6,11 +6,16 @@ import json
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
+from dataloader.jobs.errors import BadRequest, ConfigError
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.settings import Settings, Worker
 from dataloader.web import decoding, jobs
 from dataloader.web.problems import ProblemError
 from dataloader.web.refusals import Refusals
@@ -199,6 +204,79 @@ async def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monk
     assert looked == looked_at
 
 
+async def test_numbers_come_back_as_they_were_sent(open_web):
+    numbers = [2**63, 2**64, -(2**63) - 1, -(2**64), 10**300, 1e-7, 0.1, 5e-324]
+    async with open_web() as web:
+        job_id = await web.trigger(args={"numbers": numbers})
+        shown = (await web.client.get(f"/api/v1/jobs/{job_id}")).json()["args"]["numbers"]
+        assert list(zip(shown, map(type, shown), strict=True)) == list(zip(numbers, map(type, numbers), strict=True))
+
+
+BAD_NAMES = ["a\nb", "\x1b[31m", "\x7f", "\x85", "\u2028", "\u2029", " ", " \u2003", "\x00", "\ud800"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+async def test_one_rule_for_names_and_keys_wherever_they_are_given(open_web, name):
+    """HTTP, Python, a task's registration and the settings refuse the same."""
+    fields = ("queue", "task", "lock_key", "idempotency_key", "partition_key", "producer", "consumer_group")
+    async with open_web() as web:
+        body = json.dumps(BODY | dict.fromkeys(fields, name))
+        answer = await web.client.post(TRIGGER, content=body, headers={"Content-Type": "application/json"})
+        if name == "\ud800":  # no JSON at all
+            assert answer.status_code == 400
+        else:
+            assert {error["path"] for error in answer.json()["errors"]} == {*fields}
+            address = f"/api/v1/queues/{quote(name, safe='')}"
+            assert {(await web.client.post(f"{address}/{action}")).status_code for action in ("pause", "resume")} <= {
+                404,
+                422,
+            }
+        for field in fields:
+            with pytest.raises(BadRequest, match=field):
+                NewJob(**{"queue": "q", "task": "t", field: name})
+        with pytest.raises(ValueError, match="task"):
+            Tasks().task(name)
+        with pytest.raises(ConfigError, match="queue"):
+            Settings(db_dsn="postgresql://x/y", workers=(Worker(name, 1),))
+
+
+async def test_an_address_that_is_no_text_is_refused_and_acts_on_nothing(open_web, database):
+    async with open_web() as web:
+        for method, path in (
+            ("POST", "/api/v1/queues/%FF%FE/pause"),
+            ("GET", "/api/v1/jobs?queue=%FF"),
+            ("GET", "/api/v1/loads/%C3"),
+            ("GET", "/%ff"),
+        ):
+            answer = await web.client.request(method, path)
+            assert (answer.status_code, answer.json()["title"]) == (400, "Bad Request")
+        assert database.psql("SELECT count(*) FROM dl_queues") == "0"
+
+
+async def test_a_filter_of_null_is_refused_and_not_dropped(open_web):
+    async with open_web() as web:
+        for name in ("created_from", "created_to"):
+            answer = await web.client.get("/api/v1/jobs", params={name: "null"})
+            assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, name)
+        await web.trigger(queue="null")
+        assert len((await web.client.get("/api/v1/jobs", params={"queue": "null"})).json()["jobs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PATCH", "trigger", {"OPTIONS", "POST"}),
+        ("GET", "trigger", {"OPTIONS", "POST"}),
+        ("GET", "cancel", {"OPTIONS", "POST"}),
+        ("DELETE", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b", {"GET", "HEAD", "OPTIONS", "PATCH"}),
+    ],
+)
+async def test_another_method_than_those_that_are_there_is_a_405_that_names_them(open_web, method, path, allowed):
+    async with open_web() as web:
+        answer = await web.client.request(method, f"/api/v1/jobs/{path}")
+        assert (answer.status_code, {*answer.headers["Allow"].split(", ")}) == (405, allowed)
+
+
 @pytest.mark.parametrize("jobs", [[], [BODY] * 1001], ids=["none", "too many"])
 async def test_a_batch_has_one_to_a_thousand_jobs(open_web, jobs):
     async with open_web() as web:
@@ -219,6 +297,8 @@ async def test_a_batch_has_one_to_a_thousand_jobs(open_web, jobs):
         (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1e999}}', 422, "args[...]"),
         (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":"\\u0000"}}', 422, "args"),
         (b'{"queue":"q\\u0000","task":"t","lock_key":"k"}', 422, "queue"),
+        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":[' + b"1e308," * 60_000 + b"1]}}", 422, "args"),
+        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":' + b"9" * 309 + b"}}", 422, "args"),
         (b'{"queue":"q","task":"t","lock_key":"k","priority":true}', 422, "priority"),
     ],
 )

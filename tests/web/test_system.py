@@ -9,9 +9,10 @@ import pytest
 import structlog
 import trio
 from databases import raw_connection
+from prometheus_client.parser import text_string_to_metric_families
 from web_server import open_server
 
-from dataloader.web import depths, jobs, system
+from dataloader.web import depths, jobs, metrics, system
 from dataloader.web.app import ROUTES
 from dataloader.web.schemas import EXAMPLES
 
@@ -40,9 +41,9 @@ async def test_without_a_database_everything_else_is_a_503_that_leaks_nothing():
             assert not any(word in answer.text for word in ("hush", "127.0.0.1:1", "Errno", "SELECT"))
         status = await web.client.get("/status")
         assert (status.status_code, status.json()["database"], status.json()["queues"]) == (200, "unreachable", None)
-        metrics = await web.client.get("/metrics")
-        assert metrics.status_code == 200
-        assert "dataloader_database_up 0.0" in metrics.text
+        shown = await web.client.get("/metrics")
+        assert shown.status_code == 200
+        assert "dataloader_database_up 0.0" in shown.text
 
 
 async def test_readiness_ends_with_the_drain_and_comes_and_goes_with_the_database(open_web):
@@ -112,9 +113,66 @@ async def test_a_database_that_is_slow_to_count_is_not_gone(open_web, database, 
         await other.execute("LOCK TABLE dl_queues")
         status = (await web.client.get("/status")).json()
         assert (status["database"], status["queues"], status["workers"]) == ("reachable", None, [])
-        metrics = (await web.client.get("/metrics")).text
-        assert "dataloader_database_up 1.0" in metrics.splitlines()
-        assert "dataloader_queue_jobs{" not in metrics
+        shown = (await web.client.get("/metrics")).text
+        assert "dataloader_database_up 1.0" in shown.splitlines()
+        assert "dataloader_queue_jobs{" not in shown
+
+
+def hostile_queues(database, number):
+    database.psql(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
+        " SELECT gen_random_uuid(), 'hostile ' || lpad(i::text, 6, '0'), 't', i::text"
+        f" FROM generate_series(1, {number}) i"
+    )
+
+
+async def test_queues_that_somebody_makes_up_have_no_line_each_in_the_metrics(open_web, database):
+    hostile_queues(database, 1_000)
+    database.psql(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('w', 'h', 7, '1', '{\"served\": 2}');"
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
+        " SELECT gen_random_uuid(), q, 't', q FROM unnest('{served, busy, busy, busy}'::text[]) AS q"
+    )
+    async with open_web() as web:
+        shown = (await web.client.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(shown)}
+    ready = {
+        s.labels["queue"]: s.value for s in families["dataloader_queue_jobs"].samples if s.labels["state"] == "ready"
+    }
+    assert len(ready) == depths.MOST_NAMED + 1
+    assert (ready["served"], ready["busy"], ready["other"]) == (1, 3, 1_000 - depths.MOST_NAMED + 2)
+    assert len(families["dataloader_queue_paused"].samples) == depths.MOST_NAMED + 1
+
+
+async def test_queues_come_in_pages_and_the_status_shows_the_first(open_web, database):
+    hostile_queues(database, 250)
+    async with open_web() as web:
+        pages, after = [], {}
+        while True:
+            page = (await web.client.get("/api/v1/queues", params={"limit": 100} | after)).json()
+            pages.append([queue["queue"] for queue in page["queues"]])
+            if page["next"] is None:
+                break
+            after = {"after": page["next"]}
+        assert [len(page) for page in pages] == [100, 100, 50]
+        assert len({name for page in pages for name in page}) == 250
+        status = (await web.client.get("/status")).json()
+        assert [queue["queue"] for queue in status["queues"]] == pages[0]
+        assert status["queues_next"] == pages[0][-1]
+
+
+async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypatch):
+    at_once, write = [], metrics.generate_latest
+
+    def written(registry):
+        at_once.append(metrics._WRITING.borrowed_tokens)
+        return write(registry)
+
+    monkeypatch.setattr(metrics, "generate_latest", written)
+    async with open_web() as web, trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(web.client.get, "/metrics")
+    assert at_once == [1] * 40
 
 
 async def test_depths_are_counted_once_for_many_scrapes(open_web):

@@ -1,0 +1,45 @@
+"""What texts and JSON become when they are stored."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dataloader.jobs.text import MAX_JSON, growth, has_long_number, storable_json
+
+
+@pytest.mark.parametrize(
+    ("encoded", "grows"),
+    [
+        (b'{"a":1e308}', 308),
+        (b'{"a":[1.5e-300,-2e+20]}', 320),
+        (b'{"a":"1e308 1e308"}', 0),
+        (b'{"a":"\\"1e308\\\\","b":1e99}', 99),
+        (b'{"3e100":1.5}', 0),
+        (b"{}", 0),
+    ],
+)
+def test_json_grows_by_the_exponents_of_its_numbers_and_not_by_what_stands_in_texts(encoded, grows):
+    assert growth(encoded) == grows
+    assert isinstance(json.loads(encoded), dict)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "long"),
+    [
+        (b'{"a":%d}' % 10**308, True),
+        (b'{"a":%d}' % 10**307, False),
+        (b'{"a":"%d"}' % 10**400, False),
+        (b'{"a":"%d","b":%d}' % (10**400, 10**400), True),
+    ],
+)
+def test_a_whole_number_that_no_float_holds_is_told_from_a_text(encoded, long):
+    assert has_long_number(encoded) is long
+
+
+def test_a_result_whose_numbers_grow_beyond_the_bound_is_cut_like_a_long_one():
+    stored = json.loads(storable_json([1e308] * 100_000))
+    assert stored.keys() == {"truncated", "bytes"}
+    assert stored["bytes"] > 30 * MAX_JSON // 2
+    assert json.loads(storable_json([1e308] * 1_000)) == [1e308] * 1_000
