@@ -20,7 +20,7 @@ routes: Final = Routes()
 
 @routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueueList}, rows=True)
 async def list_queues(call: Call, query: QueuesQuery) -> Answer:
-    """List the queues that have work, are served or are paused, by name: send a page's `next` as `after` for the next one."""
+    """List the queues that have work, are served or are paused, by name: send a page's `next` as `after` to read on."""
     return Answer(value=QueueList(*await page_of_queues(call.services.database, query.limit, query.after)))
 
 

@@ -302,7 +302,7 @@ class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class QueueList(Struct, frozen=True):
-    """A page of the queues that have jobs, are served or are paused. `next` is what to send as `after`, null at the end."""
+    """A page of the queues that have jobs, are served or are paused. `next`: what to send as `after`, or null."""
 
     queues: list[QueueRecord]
     next: str | None
