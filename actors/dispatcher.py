@@ -15,7 +15,6 @@ from typing import Final
 from uuid import UUID
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors import runner
@@ -23,12 +22,13 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.lock_session import Claim, LockSession
 from dataloader.store.stage import KEYS, unpark
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_PAUSE_S: Final = 5.0
 LOCKED_PAUSE_S: Final = 0.01

@@ -13,12 +13,12 @@ from typing import Any, Final
 from uuid import UUID
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Run, Runs, margin_s
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database, Session
@@ -26,7 +26,7 @@ from dataloader.store.leases import Beat, Pulse, aio_beat
 from dataloader.store.lock_session import LockSession
 from dataloader.store.workers import SHOW_EVERY_S, Worker, aio_show
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5

@@ -13,16 +13,16 @@ import math
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Runs, margin_s
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MIN_LEASE_S
 from dataloader.store.lock_session import MIN_PING_S, LockSession
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
 WATCH_SHARE: Final = 1 / 8

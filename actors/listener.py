@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.actors.runs import Runs
 from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.logger import get_logger
 from dataloader.store.database import Database
 from dataloader.store.notifications import (
     CancelRequested,
@@ -27,7 +27,7 @@ from dataloader.store.notifications import (
 )
 from dataloader.store.waits import Waits
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PING_EVERY_S: Final = 5.0
 PING_TIMEOUT_S: Final = 5.0

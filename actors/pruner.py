@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
 from dataloader.store.database import Database
 from dataloader.store.retention import prune
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 EVERY_S: Final = 600.0
 BETWEEN_BATCHES_S: Final = 0.1

@@ -13,16 +13,16 @@ from typing import Final
 from uuid import UUID
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import Database
 from dataloader.store.leases import find_endless, reap
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BATCH: Final = 500
 MAX_BATCHES: Final = 4

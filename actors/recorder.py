@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
@@ -31,7 +31,7 @@ from dataloader.store.database import Session
 from dataloader.store.lock_session import LockSession
 from dataloader.store.outcomes import Finished, aio_finish, aio_keep_lines, aio_show_progress
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_BATCH: Final = 250
 MAX_TURNS: Final = 10

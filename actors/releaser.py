@@ -9,14 +9,14 @@ import math
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.store.lock_session import LockSession
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
 

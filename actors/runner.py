@@ -22,6 +22,7 @@ from dataloader.actors.messages import Ended, Shown, ToRecord
 from dataloader.actors.runs import Run
 from dataloader.jobs.errors import DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Canceled, Ending, GiveUp, Retry, Snooze, Why
@@ -32,8 +33,8 @@ from dataloader.jobs.text import read_json, storable_json, storable_text
 from dataloader.store.job_logs import LEVELS, Level
 from dataloader.store.transaction import Transactions
 
-log = structlog.get_logger(__name__)
-job_log = structlog.get_logger("dataloader.job")
+log = get_logger(__name__)
+job_log = get_logger("dataloader.job")
 
 T = TypeVar("T")
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.messages import Wake
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOCKED_S: Final = 0.5
 REST: Final = 2.5

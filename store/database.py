@@ -19,10 +19,10 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 import attrs
-import structlog
 import trio
 
 from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.masking import mask_text
 from dataloader.store.connection import LOST_STATEMENTS, connect
 from dataloader.store.loop import Loop, open_loop
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Connection = asyncpg.Connection
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 RETRIES: Final = 4
 """How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""

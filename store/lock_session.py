@@ -25,15 +25,15 @@ from uuid import UUID
 
 import asyncpg
 import attrs
-import structlog
 import trio
 
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.store.database import Database, Session
 from dataloader.store.leases import aio_revive
 from dataloader.store.outcomes import MAX_REFUNDS
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 IDLE_SHARE: Final = 0.8
 """The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.recorder import Recorder
 from dataloader.actors.runs import Runs
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Step
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BOUND_S: Final = 9.0
 """After the drain's deadline: the time for stopped jobs to clean up and for their ends to be written."""

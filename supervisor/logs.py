@@ -1,9 +1,10 @@
-"""Where log lines go and how they look: structlog and stdlib logging through one chain to stderr (Q16).
+"""Where log lines go and how they look: stdlib logging and structlog through one chain to stderr (Q16).
 
-The command line calls `configure_logging` once; an embedding program has its own logging and does not. All other code
-says `log = structlog.get_logger(__name__)` and binds `job_id`, `queue`, `task`, `attempt`, `request_id` as context
-variables, which every line then carries. Hypercorn, Quart, asyncio, asyncpg and `warnings` come in through stdlib's
-root logger. Lines for people on a terminal, one JSON object a line otherwise.
+The command line calls `configure_logging` once; an embedding program has its own logging and calls it only if it wants
+ours. All other code says `log = get_logger(__name__)` (`dataloader.jobs.logger`) and binds `job_id`, `queue`, `task`,
+`attempt`, `request_id` as context variables, which every line then carries. Our own lines come in through stdlib's root
+logger, as do those of Hypercorn, Quart, asyncio, asyncpg and `warnings`; those of tasks do, or come through structlog.
+Lines for people on a terminal, one JSON object a line otherwise.
 
 A log call must never raise because of what is logged or because stderr is gone, and never show a secret: the whole line
 is masked, the rendered exception too. Rejected: structlog's rich tracebacks, which print local variables.
@@ -22,6 +23,7 @@ import attrs
 import msgspec
 import structlog
 
+from dataloader.jobs.logger import Line
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.jobs.visible import visible, visible_json
@@ -63,7 +65,8 @@ class _RootHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line: Any = {"event": _message(record), "exc_info": record.exc_info, "logger": record.name}
+            ours = {"event": record.msg.event, **record.msg.fields} if isinstance(record.msg, Line) else None
+            line: Any = (ours or {"event": _message(record)}) | {"exc_info": record.exc_info, "logger": record.name}
             for processor in self._chain:
                 line = processor(self._lines, record.levelname.lower(), line)
         except Exception:  # noqa: BLE001 - as stdlib's own handlers do: a log call never raises
@@ -72,8 +75,15 @@ class _RootHandler(logging.Handler):
             self._lines.write(line)
 
 
-def configure_logging(format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:  # noqa: A002 - its name everywhere
-    """Send all logging of this process to `stream`, by default stderr (Q16).
+def configure_logging(
+    format: LogFormat = "auto",  # noqa: A002 - its name everywhere
+    level: LogLevel = "info",
+    stream: TextIO | None = None,
+) -> None:
+    """Send all logging of this process, the standard library's and structlog's, to `stream`, by default stderr (Q16).
+
+    For programs that want the log of `dataloader serve`; it takes the place of what was configured before. Secrets are
+    masked in each line, whoever wrote it.
 
     Args:
         format: `console` for people, `json` for machines, `auto` for what the stream is.

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from dataloader.jobs.errors import ActorGaveUp, StoreUnavailable
+from dataloader.jobs.logger import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 2.0

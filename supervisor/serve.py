@@ -23,18 +23,18 @@ from functools import lru_cache
 from typing import Final, NoReturn
 
 import attrs
-import structlog
 import trio
 
 from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.supervisor import Supervisor, open_starting
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LEAVE_AT: Final = 3

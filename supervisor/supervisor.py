@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import structlog
 import trio
 
 from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
@@ -29,7 +29,7 @@ from dataloader.supervisor.restarts import leaf
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Supervisor:

@@ -24,10 +24,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-import structlog
 import trio
 
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
+from dataloader.jobs.logger import get_logger
 from dataloader.store import migrations
 from dataloader.store.server_check import TESTED, check_server
 from dataloader.store.workers import aio_leave, aio_show
@@ -35,7 +35,7 @@ from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 SERVER: Final = Budget(5, 60)
 SERVICE: Final = Budget(10, 60)

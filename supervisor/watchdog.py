@@ -17,12 +17,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-import structlog
 import trio
 
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 TICK_S: Final = 0.25
 STALL_S: Final = 0.5

@@ -21,6 +21,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.masking import mask_text
 from dataloader.web import etl, jobs, queues, system
 from dataloader.web.asgi import Connection, Request
@@ -29,7 +30,7 @@ from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
 from dataloader.web.services import Services
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _WORK: Final = (*jobs.routes, *etl.routes, *queues.routes, *system.routes)
 ROUTES: Final = (*_WORK, *description_routes(_WORK))

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-import structlog
 import trio
 from msgspec import Struct
 from quart import Response
 
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.masking import mask_text
 from dataloader.store.control import Actor
 from dataloader.web.asgi import Request
@@ -32,7 +32,7 @@ from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_bu
 from dataloader.web.refusals import Refusal
 from dataloader.web.services import Services
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DEADLINE_S: Final = 15.0
 """How long a request may take, what it waits for on purpose not counted; then it is a 503."""

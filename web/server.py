@@ -16,7 +16,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -25,11 +24,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import repr_socket_addr
 
+from dataloader.jobs.logger import get_logger
 from dataloader.web.app import App
 from dataloader.web.http1 import Connection, Server
 from dataloader.web.refusals import Refusal
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BACKLOG: Final = 1024
 STALLED_AFTER_S: Final = 10.0

@@ -12,15 +12,13 @@ Each figure is the median of the runs; contenders take turns within each.
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 from pathlib import Path
 
-import structlog
 import trio
 
 from benchmarks.loads import names, overhead
-from dataloader import embedded_postgres
+from dataloader import configure_logging, embedded_postgres
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.migrations import migrate
 
@@ -42,7 +40,7 @@ def main() -> None:
     for name in options.measurements:
         if name not in MEASUREMENTS:
             parser.error(f"{name!r} is not allowed; {', '.join(MEASUREMENTS)}")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    configure_logging(level="warning")
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, embedded_postgres(Path(directory, "pg")) as server:
         trio.run(_migrate, server.dsn)
         for name in options.measurements or MEASUREMENTS:

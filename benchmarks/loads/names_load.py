@@ -5,17 +5,15 @@ DSN=… ARCHIVE=… python -m benchmarks.loads.names_load BATCH_SIZE
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 from typing import Any
 
-import structlog
 import trio
 
 from benchmarks.loads.names import told
-from dataloader import Tasks
+from dataloader import Tasks, configure_logging
 from dataloader.__main__ import SWITCH_S
 from dataloader.flows.etl import Csv, Files, Load, Target, add_loads
 from dataloader.testing import run_task
@@ -26,10 +24,7 @@ def with_year(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logging(level="warning")
     # As the command `dataloader` does.
     sys.setswitchinterval(SWITCH_S)
     tasks = Tasks()

@@ -12,19 +12,19 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-import structlog
 import trio
 
 from dataloader.flows.etl.arrivals import Arrivals
 from dataloader.flows.etl.load import Detail, History, Target
 from dataloader.flows.etl.processing import Recipe
 from dataloader.flows.etl.sources.base import Request, Source, Window
+from dataloader.jobs.logger import get_logger
 from dataloader.store.etl_history import HistoryMerge
 from dataloader.store.etl_merge import Merge, Mode, Scope
 from dataloader.store.etl_tables import Segment as Staged
 from dataloader.store.etl_tables import TableInfo
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import attrs
-import structlog
 
 from dataloader.jobs.job import Job, JobLog
+from dataloader.jobs.logger import get_logger
 
-log = structlog.get_logger("dataloader.flows.etl")
+log = get_logger("dataloader.flows.etl")
 
 Phase = Literal["requests", "processing", "writing", "run"]
 

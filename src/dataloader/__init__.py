@@ -33,6 +33,7 @@ from dataloader.jobs.tasks import Task, Tasks
 if TYPE_CHECKING:
     from dataloader.store.embedded import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
+    from dataloader.supervisor.logs import configure_logging
     from dataloader.supervisor.settings import ApiToken, Settings, Worker, load_settings
     from dataloader.supervisor.supervisor import Supervisor, open_supervisor
 
@@ -69,6 +70,7 @@ __all__ = [
     "ThreadJob",
     "Transaction",
     "Worker",
+    "configure_logging",
     "embedded_postgres",
     "load_settings",
     "open_supervisor",
@@ -80,6 +82,7 @@ _WHEN_ASKED_FOR: Final = {
     "Settings": "dataloader.supervisor.settings",
     "Supervisor": "dataloader.supervisor.supervisor",
     "Worker": "dataloader.supervisor.settings",
+    "configure_logging": "dataloader.supervisor.logs",
     "embedded_postgres": "dataloader.store.embedded",
     "load_settings": "dataloader.supervisor.settings",
     "open_supervisor": "dataloader.supervisor.supervisor",

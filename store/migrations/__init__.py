@@ -27,14 +27,14 @@ from typing import Any, Final
 
 import asyncpg
 import attrs
-import structlog
 
 from dataloader.jobs.errors import SchemaError
+from dataloader.jobs.logger import get_logger
 from dataloader.store.connection import connect
 from dataloader.store.database import Database
 from dataloader.store.migrations import function_set
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LOCK_KEY: Final = 0x646C_6D69_6772
 """The advisory lock of migrations: 'dlmigr'."""

@@ -49,14 +49,14 @@ def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> i
 
 
 def _serve(settings: Settings, tasks: Tasks) -> int:
-    import structlog  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
-    import trio  # noqa: PLC0415
+    import trio  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
 
+    from dataloader.jobs.logger import get_logger  # noqa: PLC0415
     from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
     from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     configure_logging(settings.log_format, settings.log_level)
-    log = structlog.get_logger(__name__)
+    log = get_logger(__name__)
     for warning in _warnings():
         log.warning(warning)
     if not settings.workers:

@@ -8,8 +8,8 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from logged import capture_logs
 from roles import a_role
-from structlog.testing import capture_logs
 
 from dataloader import Tasks
 from dataloader.store.control import Actor, cancel

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 import trio
 from conditions import until
+from logged import capture_logs
 from proxy import open_proxy
-from structlog.testing import capture_logs
 
 from dataloader import ActorGaveUp, NewJob, Settings, Tasks, Worker
 from dataloader.supervisor.supervisor import open_starting

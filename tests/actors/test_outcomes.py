@@ -11,7 +11,7 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
-from structlog.testing import capture_logs
+from logged import capture_logs
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
 from dataloader.store.outcomes import aio_keep_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from structlog.testing import capture_logs
+from logged import capture_logs
 
 from dataloader import StoreUnavailable
 from dataloader.supervisor import tree

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 from etl.etl_tasks import item, items_load
-from structlog.testing import capture_logs
+from logged import capture_logs
 
 from dataloader import Tasks
 from dataloader.flows.etl import Flow, Target, add_flows, belt, writer

@@ -7,7 +7,7 @@ import re
 import pytest
 import trio
 from databases import raw_connection
-from structlog.testing import capture_logs
+from logged import capture_logs
 
 from dataloader.jobs.errors import SchemaError
 from dataloader.store import migrations as module

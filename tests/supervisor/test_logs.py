@@ -3,16 +3,19 @@
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from dataloader.jobs.logger import get_logger
 from dataloader.supervisor.logs import MAX_TRACEBACK, configure_logging
 
 pytestmark = pytest.mark.requirement("Q16")
@@ -234,3 +237,28 @@ def test_a_process_logs_to_stderr_as_json_when_nobody_watches() -> None:
     )
     assert run.stdout == b""
     assert [json.loads(line)["event"] for line in run.stderr.splitlines()] == ["ünï", "two"]
+
+
+def test_our_own_lines_have_their_fields_and_context_and_are_masked(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    log = get_logger("dataloader.x")
+    with structlog.contextvars.bound_contextvars(job_id="0190"):
+        log.info("job started", rows=3, password="s3cr3t")
+        log.debug("not shown")
+        try:
+            int("token=s3cr3t")
+        except ValueError:
+            log.exception("boom", level="of a field")
+    started, boom = lines(out)
+    assert (started["event"], started["logger"], started["level"]) == ("job started", "dataloader.x", "info")
+    assert (started["rows"], started["job_id"], started["password"]) == (3, "0190", "***")
+    assert boom["exception"].endswith("invalid literal for int() with base 10: 'token=***'")
+
+
+def test_every_room_has_its_loggers_from_us() -> None:
+    root = Path(__file__).parents[2]
+    for room in ("jobs", "store", "actors", "web", "flows", "supervisor"):
+        for path in (root / room).rglob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"structlog\.(stdlib\.)?get_logger\(", text), f"{path}: use dataloader.jobs.logger"
+            assert path.name == "logs.py" or "structlog.configure(" not in text, path

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-import structlog
 import trio
 from conditions import until
+from logged import capture_logs
 from prometheus_client import CollectorRegistry
 
 from dataloader.jobs.telemetry import Telemetry
@@ -35,7 +35,7 @@ def unheard(_for_s: float) -> None:
 
 async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
     registry, told = CollectorRegistry(), []
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_loop, Telemetry(registry), told.append)
             for seconds in (STALL_S / 2, 2 * STALL_S):
@@ -59,7 +59,7 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
 
 async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
     registry, turns = CollectorRegistry(), Turns()
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_loop, Telemetry(registry), unheard)
             trio.lowlevel.add_instrument(turns)

@@ -6,9 +6,9 @@ import json
 
 import msgspec
 import pytest
-import structlog
 import trio
 from databases import raw_connection
+from logged import capture_logs
 from prometheus_client.parser import text_string_to_metric_families
 from web_server import open_server
 
@@ -198,7 +198,7 @@ async def test_a_decent_request_id_comes_back_and_any_other_is_refused(open_web)
 @pytest.mark.requirement("Q16")
 async def test_a_request_is_logged_with_its_id_and_without_secrets(open_web):
     async with open_web() as web:
-        with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        with capture_logs() as lines:
             await web.client.get("/api/v1/jobs?token=hush", headers={"X-Request-ID": "abc-1"})
         [line] = [line for line in lines if line["event"] == "request"]
         assert (line["request_id"], line["method"], line["status"], line["log_level"]) == ("abc-1", "GET", 422, "info")
@@ -238,7 +238,7 @@ async def test_what_nobody_expected_is_a_500_with_its_number_and_a_traceback_in_
 
     monkeypatch.setattr(jobs.reads, "list_jobs", broken)
     async with open_web() as web:
-        with structlog.testing.capture_logs() as lines:
+        with capture_logs() as lines:
             answer = await web.client.get("/api/v1/jobs", headers={"X-Request-ID": "abc-1"})
         assert answer.status_code == 500
         assert "abc-1" in answer.json()["detail"]

@@ -5,15 +5,13 @@ The other commands are what any embedder could call: `open_supervisor`, `Tasks`,
 
 from __future__ import annotations
 
-import logging
 import sys
 from datetime import UTC, datetime, timedelta
 
-import structlog
 import trio
 
 from benchmarks.peers.adaptors.script import DSN, QUEUE, Body, arguments, chunks, emit, now
-from dataloader import Job, NewJob, Settings, Supervisor, Tasks, Worker, open_supervisor
+from dataloader import Job, NewJob, Settings, Supervisor, Tasks, Worker, configure_logging, open_supervisor
 from dataloader.supervisor.serve import serve
 
 options = arguments()
@@ -86,9 +84,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # As `serve` does by default, but to stderr alone: stdout has the events.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    configure_logging()  # as `serve` does: stdout has the events
     trio.run(main)

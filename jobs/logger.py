@@ -1,0 +1,59 @@
+"""The loggers of all rooms: those of the standard library below `dataloader`, silent until a program asks for them.
+
+    log = get_logger(__name__)
+    log.warning("the job failed", error="…", next="retry")
+
+An embedding program sees such a line as every other library's: by the handlers and levels that it gives to `dataloader`
+or to the root logger, with the fields behind the message, and secrets masked. `dataloader serve` has its own handler,
+which takes the fields as they are (`configure_logging`). structlog's own configuration is the host's; it is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any, Final, cast
+
+import attrs
+import structlog
+
+from dataloader.jobs.masking import mask, mask_text
+
+ROOT: Final = "dataloader"
+
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+
+_STACK: Final = 4
+"""Frames from a log call to the standard library's, so that a record names the caller's line."""
+
+
+@attrs.frozen
+class Line:
+    """The message of a record: its text for whoever prints it, the event and its fields for our own handler."""
+
+    event: str
+    fields: dict[str, Any]
+
+    def __str__(self) -> str:
+        """The event and its fields, without secrets; made when a handler asks for it."""
+        fields = mask(self.fields)
+        shown = (f"{name}={value!r}" for name, value in fields.items())
+        return " ".join([mask_text(self.event), *shown])
+
+
+def _as_record(_logger: object, _method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Line], dict[str, Any]]:
+    given = {name: event.pop(name, None) for name in ("exc_info", "stack_info")}
+    line = Line(str(event.pop("event", "")), dict(event))
+    return (line,), given | {"stacklevel": _STACK}
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a module: `log.info("what happened", field=value)`, with what is bound as context variables."""
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _as_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return cast("structlog.stdlib.BoundLogger", logger)
