@@ -55,8 +55,8 @@ def _setting(
 class Settings:
     """All settings of one process, checked. Durations in seconds; see docs/settings.md for what each one does (Q13).
 
-    Fields also take the text that the environment variable would have. `lock_dsn` is filled from `db_dsn` when it is
-    not given, so evolve both or neither.
+    Fields also take the text that the environment variable would have. Without a `lock_dsn` all connections go to
+    `db_dsn`; who gives one and then evolves `db_dsn` to another database is refused when the service starts.
 
     Raises:
         ConfigError: one line for each setting with a value that is not allowed.
@@ -256,8 +256,6 @@ class Settings:
                 problems.append(_refusal(field, value, refused))
             except ValueError as error:  # the pipelines' own, which names the variable
                 problems.append(str(error))
-        if self.lock_dsn is None:
-            object.__setattr__(self, "lock_dsn", self.db_dsn)
         problems = problems or self._contradictions()
         if problems:
             raise ConfigError("\n".join(problems))
@@ -330,6 +328,8 @@ def explain(
     rows = []
     for field in attrs.fields(Settings):
         value = getattr(settings, field.name)
+        if field.name == "lock_dsn" and value is None:
+            value = settings.db_dsn
         shown = "" if value is None else field.metadata["kind"].show(value)
         source: Any = given[field.name][1] if field.name in given else "default"
         rows.append(SettingRow(field.metadata["name"], shown, source, field.metadata["description"]))

@@ -126,4 +126,4 @@ def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settin
             "service by --url or the directory by --data-dir (`dataloader serve` makes one)"
         )
     with embedded_postgres(settings.data_dir) as server:
-        yield attrs.evolve(settings, db_dsn=server.dsn, lock_dsn=server.dsn), server
+        yield attrs.evolve(settings, db_dsn=server.dsn), server

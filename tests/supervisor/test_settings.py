@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 
 from dataloader.flows.etl.config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.parts import options_of
 from dataloader.supervisor.settings import (
     ApiToken,
     Settings,
@@ -102,10 +103,11 @@ def test_a_dsn_is_taken_in_every_usual_form(scheme: str) -> None:
         assert Settings(db_dsn=f"{scheme}://{rest}").db_dsn == f"postgresql://{rest}"
 
 
-def test_the_lock_address_is_the_database_unless_given() -> None:
-    assert Settings(db_dsn=DSN).lock_dsn == DSN
+def test_the_lock_address_is_the_database_unless_given_also_when_that_is_changed() -> None:
+    other = "postgresql://u@other/etl"
+    assert options_of(Settings(db_dsn=DSN)).lock_dsn is None
+    assert options_of(attrs.evolve(Settings(db_dsn=DSN), db_dsn=other)) == options_of(Settings(db_dsn=other))
     assert Settings(db_dsn=DSN, lock_dsn="postgres://direct/etl").lock_dsn == "postgresql://direct/etl"
-    assert attrs.evolve(Settings(), db_dsn=DSN).lock_dsn == DSN
 
 
 SEC = "a number of seconds greater than 0, for example"
