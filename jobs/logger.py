@@ -36,8 +36,8 @@ class Line:
 
     def __str__(self) -> str:
         """The event and its fields, without secrets; made when a handler asks for it."""
-        fields = mask(self.fields)
-        shown = (f"{name}={value!r}" for name, value in fields.items())
+        masked = cast("dict[str, object]", mask(self.fields))
+        shown = (f"{name}={value!r}" for name, value in masked.items())
         return " ".join([mask_text(self.event), *shown])
 
 

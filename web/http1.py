@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import attrs
 import h11
-import structlog
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -25,10 +24,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
 
+from dataloader.jobs.logger import get_logger
 from dataloader.web.connections import Connections, Phase
 from dataloader.web.refusals import Refusal, Refusals
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 HEADER_S: Final = 10.0
 """What a request's header may take, from the connection's begin or from its own first byte."""

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import structlog
 import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-log = structlog.get_logger(__name__)
+from dataloader.jobs.logger import get_logger
+
+log = get_logger(__name__)
 
 QUIET_S: Final = 60.0
 """The least time between two lines."""

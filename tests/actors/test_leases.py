@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import trio
 from conditions import until
+from logged import capture_logs
 from proxy import open_proxy
-from structlog.testing import capture_logs
 
 from dataloader import Tasks
 from dataloader.actors import reaper

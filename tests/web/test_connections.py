@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import h11
 import hypercorn.protocol.h11
 import pytest
-import structlog
 import trio
 from conditions import until
 from hypercorn.protocol.http_stream import HTTPStream
+from logged import capture_logs
 from prometheus_client import CollectorRegistry
 from quart.wrappers.request import Body as QuartBody
 from quart_trio.asgi import TrioASGIHTTPConnection
@@ -244,7 +244,7 @@ async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go
 
     async with open_web() as web, filled(web, 1, HEALTH) as [idle]:
         monkeypatch.setattr(trio.SocketListener, "accept", fail_once)
-        with structlog.testing.capture_logs() as lines, trio.fail_after(20):
+        with capture_logs() as lines, trio.fail_after(20):
             # The first one was awaited already.
             async with await connect(web), await connect(web) as stream:
                 await stream.send_all(HEALTH)
@@ -259,7 +259,7 @@ async def test_refusals_make_a_line_a_minute_and_are_counted_in_the_metrics(open
     del autojump_clock
     registry = CollectorRegistry()
     counts = Refusals(registry)
-    with structlog.testing.capture_logs() as lines:
+    with capture_logs() as lines:
         for _ in range(1_000):
             counts.count(Refusal.GAVE_WAY)
         await trio.sleep(refusals.QUIET_S)
@@ -286,7 +286,7 @@ HIDDEN = b"DELETE /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
 async def test_a_request_with_two_ends_is_refused_and_what_follows_it_does_not_run(open_web, headers, version):
     """RFC 9112, 6.1: a proxy may have taken the one end, and we would take the other."""
     async with open_web() as web:
-        with structlog.testing.capture_logs() as lines, trio.fail_after(20):
+        with capture_logs() as lines, trio.fail_after(20):
             async with await connect(web) as stream:
                 await stream.send_all(
                     b"POST /api/v1/jobs/trigger HTTP/%s\r\nHost: localhost\r\n%s\r\n0\r\n\r\n%s"
@@ -311,7 +311,7 @@ async def test_a_chunked_body_of_http_1_0_is_refused(open_web):
 @pytest.mark.parametrize("how", ["reset", "closed"])
 async def test_uploads_that_are_cut_off_are_counted_and_nothing_else(open_web, how):
     async with open_web() as web:
-        with structlog.testing.capture_logs() as lines, trio.fail_after(60):
+        with capture_logs() as lines, trio.fail_after(60):
             for length in range(0, 750, 10):
                 stream = await connect(web)
                 await stream.send_all(TRIGGER.replace(b" 70\r", b" 90000\r") + b"x" * length * 100)
