@@ -13,6 +13,7 @@ of session, and a third of an operation's CPU).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -60,6 +61,16 @@ _UNSTORABLE = (
     UnicodeEncodeError,
 )
 _SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
+
+_RIGHTS: Final = {
+    "schema": "USAGE, CREATE",
+    "table": "SELECT, INSERT, UPDATE, DELETE",
+    "sequence": "USAGE",
+    "function": "EXECUTE",
+    "database": "CONNECT",
+}
+"""What a service or its loads may need of each kind of object."""
+_DENIED: Final = re.compile(rf"permission denied for (?P<kind>{'|'.join(_RIGHTS)}) (?P<name>[^\s)]+)")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,8 +120,22 @@ def translate(error: BaseException) -> StoreError | None:
     if isinstance(error, _UNSTORABLE):
         return Unstorable(text)
     if isinstance(error, asyncpg.PostgresError):
-        return StoreError(text)
+        refused = isinstance(error, asyncpg.InsufficientPrivilegeError)
+        return StoreError(missing_right(text) if refused else text)
     return None
+
+
+def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:
+    """What the server said of a right that `role` lacks, and who should do what about it."""
+    refused = _DENIED.search(said)
+    if refused is None:
+        todo = "its owner may do it"
+    elif refused["name"].startswith("dl_"):
+        todo = "the owner of the tables should run the script for it under Roles in docs/operations.md"
+    else:
+        kind, name = refused["kind"], refused["name"]
+        todo = f"the {kind}'s owner should run: GRANT {_RIGHTS[kind]} ON {kind.upper()} {name} TO {role}"
+    return f"{role} lacks a right ({said}); {todo}"
 
 
 async def acquire(lock: trio.Lock) -> None:

@@ -31,7 +31,7 @@ import attrs
 from dataloader.jobs.errors import SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection import connect
-from dataloader.store.database import Database
+from dataloader.store.database import Database, missing_right, said
 from dataloader.store.migrations import function_set
 
 log = get_logger(__name__)
@@ -158,6 +158,7 @@ class _State:
     has_half_an_index: bool
     schema: str | None
     anybody_creates: bool
+    role: str
 
     @property
     def file(self) -> int:
@@ -237,6 +238,7 @@ async def check(database: Database) -> None:
         for warning in state.warnings():
             log.warning(warning)
         return
+    _fit(state.schema)
     if state.has_half_an_index:
         raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
     raise SchemaError(f"the database's schema is at {state}, this version needs {_OURS}; run `dataloader migrate`")
@@ -258,7 +260,7 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
         _INDEXES,
     )
     schema: Any = await connection.fetchrow(
-        "SELECT quote_ident(current_schema()) AS name,"
+        "SELECT quote_ident(current_schema()) AS name, quote_ident(current_user) AS role,"
         " coalesce(has_schema_privilege('public', current_schema(), 'CREATE'), false) AS is_open"
     )
     return _State(
@@ -270,6 +272,7 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
         has_half_an_index=half > 0,
         schema=schema["name"],
         anybody_creates=schema["is_open"],
+        role=schema["role"],
     )
 
 
@@ -298,9 +301,12 @@ async def _aio_migrate(database: Database, tell: Callable[[str], object] | None)
         try:
             await _aio_apply(connection, state, begin)
         except asyncpg.InsufficientPrivilegeError as error:
+            at = f"migration {applied[-1]}" if applied else "the first migration"
+            if "for schema" in str(error):
+                raise SchemaError(f"{at} was refused: {missing_right(said(error), state.role)}") from error
             message = (
-                f"migration {applied[-1] if applied else 'of the ledger'} was refused ({error}): the tables belong to "
-                "another role. Let their owner run the output of `dataloader migrate --sql`, then start again"
+                f"{at} was refused ({error}): the tables belong to another role than {state.role}. Let their owner run "
+                "the output of `dataloader migrate --sql`, then start again"
             )
             raise SchemaError(message) from error
         return applied, await _aio_state(connection)

@@ -1,0 +1,42 @@
+"""A role that lacks a right: each command says which, and what to run for it, in one line."""
+
+from __future__ import annotations
+
+import pytest
+from roles import a_role, service_role
+
+SCRIPT = "the owner of the tables should run the script for it under Roles in docs/operations.md\n"
+
+
+def test_a_role_that_may_create_nothing_is_told_what_to_grant_it(dataloader, empty_database):
+    with a_role(empty_database) as role:
+        for command in (("migrate",), ("serve", "--port", "0")):
+            result = dataloader(*command, DL_DB_DSN=role.dsn)
+            assert result.returncode == 1
+            assert "permission denied for schema public" in result.stderr
+            assert f"should run: GRANT USAGE, CREATE ON SCHEMA public TO {role.name}" in result.stderr
+        grant = result.stderr.partition("should run: ")[2].splitlines()[0].rstrip('"')
+        empty_database.psql(grant)
+        assert dataloader("migrate", DL_DB_DSN=role.dsn).returncode == 0
+
+
+def test_a_role_that_may_not_use_the_schema_is_told_so(dataloader, database):
+    with a_role(database, "REVOKE USAGE ON SCHEMA public FROM PUBLIC") as role:
+        for command, settings in (("migrate", {}), ("serve", {"DL_MIGRATE": "false"})):
+            result = dataloader(command, DL_DB_DSN=role.dsn, **settings)
+            assert result.returncode == 1
+            assert "no schema that exists and that it may use; create one, or GRANT USAGE on it" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("trigger", "q", "t"), ("jobs",), ("queues",), ("cancel", "{job}"), ("migrate",)])
+def test_a_role_without_rights_on_the_tables_is_told_who_gives_them(dataloader, database, add, command):
+    job_id = add("q", "t")
+    command = [word.format(job=job_id) for word in command]
+    with a_role(database) as role:
+        result = dataloader(*command, DL_DB_DSN=role.dsn)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.startswith("the role of DL_DB_DSN lacks a right (InsufficientPrivilegeError: permission")
+        assert result.stderr.endswith(SCRIPT)
+        assert result.stderr.count("\n") == 1
+    with service_role(database) as role:
+        assert dataloader(*command, DL_DB_DSN=role.dsn).returncode == 0
