@@ -201,7 +201,7 @@ GUARDS = {
     "wake-up at the release": Guard(
         "the end of a job wakes the next of its key",
         f"{STORE}/test_release_and_park.py::test_a_parked_job_starts_when_the_holder_ends",
-        edit_schema("RETURN dl_ready_next(p_hashes);", "RETURN 0;"),
+        edit_schema("RETURN {schema}.dl_ready_next(p_hashes);", "RETURN 0;"),
     ),
     "repair of rows after a lost reply": Guard(
         "a job whose claim nobody heard of goes back",
