@@ -36,6 +36,7 @@ def _as_job(row: str) -> str:
   CASE WHEN {row}.status = 'running' AND j.status <> 'running' THEN j.status::text ELSE {row}.status END AS status,
   {row}.started_at,
   coalesce({row}.finished_at, CASE WHEN {row}.status = 'running' THEN j.finished_at END) AS finished_at,
+  CASE WHEN {row}.status <> 'running' THEN {row}.summary ->> 'reason' END AS reason,
   coalesce({row}.summary -> 'counts', '{{}}') AS counts
 """
 
@@ -91,7 +92,7 @@ class LoadNotFound(JobNotFound):
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-    """A run of a load or a flow: by its job's id, its name, and how it stands."""
+    """A run of a load or a flow: by its job's id, its name, how it stands, and why where something failed."""
 
     run_id: UUID
     name: str
@@ -99,6 +100,7 @@ class RunRecord:
     status: str
     started_at: datetime
     finished_at: datetime | None
+    reason: str | None
     counts: dict[str, Any]
 
 
@@ -126,6 +128,7 @@ class TaskRecord:
     finished_at: datetime | None
     phases: dict[str, Any]
     tables: dict[str, Any]
+    reason: str | None
     counts: dict[str, Any]
 
 
@@ -145,6 +148,7 @@ class LastRun:
     status: str
     started_at: datetime
     finished_at: datetime | None
+    reason: str | None
     counts: dict[str, Any]
 
 
@@ -267,7 +271,7 @@ async def list_loads(database: Database, *, limit: int = 50, after: str = "") ->
 
 def _load_of(row: Mapping[str, Any]) -> LoadRecord:
     fields = dict(row)
-    last = {name: fields.pop(name) for name in ("run_id", "status", "started_at", "finished_at", "counts")}
+    last = {name: fields.pop(name) for name in ("run_id", "status", "started_at", "finished_at", "reason", "counts")}
     return LoadRecord(**fields, last_run=None if last["run_id"] is None else LastRun(**last))
 
 

@@ -76,6 +76,7 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
     ]
     started_at: datetime
     finished_at: datetime | None
+    reason: Annotated[str, Meta(description="What failed in it, and how much; of a flow its tasks say so.")] | None
     counts: dict[str, Any]
     tasks: list[TaskRecord]
 
@@ -130,7 +131,11 @@ async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
 
 
 def _masked_run(run: RunRecord) -> RunRecord:
-    return attrs.evolve(run, counts=_masked(run.counts))
+    return attrs.evolve(run, reason=_masked_text(run.reason), counts=_masked(run.counts))
+
+
+def _masked_text(text: str | None) -> str | None:
+    return None if text is None else mask_text(text)
 
 
 @routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
@@ -145,7 +150,13 @@ async def show_timeline(call: Call, run_id: UUID) -> Answer:
 
 
 def _masked_task(task: TaskRecord) -> TaskRecord:
-    return attrs.evolve(task, phases=_masked(task.phases), tables=_masked(task.tables), counts=_masked(task.counts))
+    return attrs.evolve(
+        task,
+        reason=_masked_text(task.reason),
+        phases=_masked(task.phases),
+        tables=_masked(task.tables),
+        counts=_masked(task.counts),
+    )
 
 
 @routes.add(
@@ -177,7 +188,11 @@ async def show_load(call: Call, load: str) -> Answer:
 
 def _masked_load(load: LoadRecord) -> LoadRecord:
     last = load.last_run
-    return load if last is None else attrs.evolve(load, last_run=attrs.evolve(last, counts=_masked(last.counts)))
+    if last is None:
+        return load
+    return attrs.evolve(
+        load, last_run=attrs.evolve(last, reason=_masked_text(last.reason), counts=_masked(last.counts))
+    )
 
 
 @routes.add(

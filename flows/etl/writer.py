@@ -155,7 +155,7 @@ class Writer:
     def _refused(self, part: Part, batch: Batch, apart: Apart) -> None:
         """Rows that the database refused are failures of their own; the others of their batch are staged."""
         # One of them may be what a row that the table has already has become.
-        part.lacks_records = True
+        part.lacks_records |= bool(apart.refused)
         following = 0
         for row in apart.refused:
             if row.place > following:
@@ -170,13 +170,9 @@ class Writer:
             self.shared.report.failed(failure)
         if following < batch.number and not apart.is_given_up:
             self.shared.report.worked()
-        self.shared.log.warning(
-            "rows were refused and are left out",
-            phase="writing",
-            rows=len(apart.refused),
-            staged=apart.staged,
-            error=apart.refused[0].error if apart.refused else "",
-        )
+        for first in apart.refused[:1]:
+            told = {"rows": len(apart.refused), "staged": apart.staged, "error": first.error}
+            self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
 
     async def _keep(self, part: Part) -> None:
         """Merge the details that have come in, with the note that they have: a run that goes on leaves them out."""

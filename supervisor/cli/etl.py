@@ -76,6 +76,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
         "status": last and last.status,
         "started_at": last and last.started_at,
         "finished_at": last and last.finished_at,
+        "reason": last and last.reason,
         "counts": last and last.counts,
         "unsolved": f"{load.unsolved}{' or more' if load.unsolved >= MAX_COUNTED else ''}",
     }

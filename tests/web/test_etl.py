@@ -12,12 +12,14 @@ import pytest
 
 BEGIN = "2026-11-20T12:00:00Z"
 SUMMARY = {
-    "status": "succeeded",
+    "status": "succeeded_with_failures",
+    "reason": "1 of 7 records failed, at postgresql://me:sesame@db/x",
     "counts": {"records": 7, "inserted": 5},
     "phases": {"requests": {"began_at": BEGIN, "ended_at": "2026-11-20T12:00:09Z", "busy_s": 1.5}},
     "tables": {"dim_day": {"status": "failed", "counts": {}, "error": "no such column"}},
     "failures": [],
 }
+REASON = "1 of 7 records failed, at postgresql://***@db/x"
 NOBODY = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 SECRET = "postgresql://me:sesame@db/x"
 
@@ -53,7 +55,11 @@ def add_run(insert):
         end = {} if status == "running" else {"finished_at": BEGIN, "summary": SUMMARY}
         insert("dl_etl_runs", "run_id", run_id=run_id, name=name, kind=kind, status=status, started_at=BEGIN, **end)
         for ordinal, (task, how) in enumerate(tasks, 1):
-            end = {"finished_at": BEGIN, "summary": SUMMARY} if how in {"succeeded", "failed"} else {}
+            end = (
+                {"finished_at": BEGIN, "summary": SUMMARY}
+                if how in {"succeeded", "succeeded_with_failures", "failed"}
+                else {}
+            )
             began = {} if how == "waiting" else {"started_at": BEGIN}
             task_columns = {"ordinal": ordinal, "layer": "ODS", "task": task, "status": how, **began, **end}
             insert("dl_etl_tasks", "run_id", run_id=run_id, **task_columns)
@@ -172,7 +178,11 @@ async def test_a_log_of_no_job_is_a_404_and_a_level_that_is_none_a_422(open_web)
 @pytest.mark.requirement("E11", "E12")
 async def test_a_timeline_has_the_tasks_in_order_with_their_times_phases_and_counts(open_web, add_run):
     run_id = add_run(
-        [("b", "succeeded"), ("a", "waiting")], name="nightly", kind="flow", status="running", job="running"
+        [("b", "succeeded_with_failures"), ("a", "waiting")],
+        name="nightly",
+        kind="flow",
+        status="running",
+        job="running",
     )
     async with open_web() as web:
         run = await get(web, f"/runs/{run_id}/timeline")
@@ -184,6 +194,7 @@ async def test_a_timeline_has_the_tasks_in_order_with_their_times_phases_and_cou
         "status": "running",
         "started_at": BEGIN,
         "finished_at": None,
+        "reason": None,
         "counts": {},
     }
     assert tasks == [
@@ -191,9 +202,10 @@ async def test_a_timeline_has_the_tasks_in_order_with_their_times_phases_and_cou
             "ordinal": 1,
             "layer": "ODS",
             "task": "b",
-            "status": "succeeded",
+            "status": "succeeded_with_failures",
             "started_at": BEGIN,
             "finished_at": BEGIN,
+            "reason": REASON,
             "phases": SUMMARY["phases"],
             "tables": SUMMARY["tables"],
             "counts": SUMMARY["counts"],
@@ -205,6 +217,7 @@ async def test_a_timeline_has_the_tasks_in_order_with_their_times_phases_and_cou
             "status": "waiting",
             "started_at": None,
             "finished_at": None,
+            "reason": None,
             "phases": {},
             "tables": {},
             "counts": {},
