@@ -159,14 +159,16 @@ async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[i
 class Reaped:
     """What a sweep took back, by the hashes of the keys; their next jobs have been woken already.
 
-    `ahead_s` is the database's clock less Trio's; `jumped` tells that it has changed too much, and nothing was taken.
-    `became` has the queue and the new status of each job.
+    `ahead_s` is the database's clock less Trio's, or up to `took_s` more than that, if the statement waited before the
+    server looked at its clock. `jumped` tells that it has changed too much, and nothing was taken. `became` has the
+    queue and the new status of each job.
     """
 
     hashes: list[int]
     ahead_s: float
     jumped: bool
     became: list[tuple[str, str]] = attrs.field(factory=list)
+    took_s: float = 0.0
 
 
 async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
@@ -180,11 +182,12 @@ async def reap(database: Database, limit: int, *, ahead_s: float | None = None, 
 async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
     sent_at = trio.current_time()
     [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s)
+    took_s = trio.current_time() - sent_at
     hashes = record["hashes"]
     if hashes:
         await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
     became = list(zip(record["queues"], record["statuses"], strict=True))
-    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became)
+    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became, took_s)
 
 
 async def find_endless(database: Database, limit: int) -> list[UUID]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from databases import raw_connection
+from logged import capture_logs
 from prometheus_client import CollectorRegistry
 
 from dataloader.actors import reaper as reaper_module
@@ -275,6 +276,35 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
     assert looks[:4] == ["sweep", "sweep", "jumped", "sweep"]
     # The heartbeats are told.
     assert jumped.is_set
+
+
+@pytest.mark.requirement("Q10")
+async def test_a_sweep_that_has_waited_for_a_table_takes_that_for_no_jump_of_the_clock(
+    ten, store, raw, monkeypatch, until, until_blocked
+):
+    _worker, [first, second, *_] = ten
+    monkeypatch.setattr(reaper_module, "JUMP_S", 0.3)
+    taken = "(SELECT status = 'queued' FROM dl_jobs WHERE job_id = $1)"
+    jumped = Wake()
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            telemetry = Telemetry(CollectorRegistry())
+            nursery.start_soon(Reaper(database=store, telemetry=telemetry, period_s=0.05, jumped=jumped).run)
+            await raw.execute(EXPIRE, first.job_id)
+            await until(taken, first.job_id)
+            await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+            # A statement that is prepared anew waits before the server looks at its clock.
+            await raw.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% pool'"
+            )
+            await until_blocked()
+            await trio.sleep(1)
+            await raw.execute("ROLLBACK")
+            await raw.execute(EXPIRE, second.job_id)
+            await until(taken, second.job_id)
+            nursery.cancel_scope.cancel()
+    assert not jumped.is_set
+    assert [line for line in lines if "jumped" in line["event"]] == []
 
 
 @pytest.mark.requirement("Q10")
