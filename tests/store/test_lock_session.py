@@ -104,7 +104,7 @@ async def test_somebody_who_holds_a_key_for_a_moment_does_not_cost_us_the_job(
     async with raw_connection(database.dsn) as other:
         await end_session(worker)
         await other.execute("BEGIN")
-        await other.execute("SELECT dl_unpark(ARRAY[hashtext('k'), hashtext('l')])")  # a sweep's look
+        await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k'), hashtext('l')])")  # a sweep's look
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ping, worker)
             await trio.testing.wait_all_tasks_blocked(0.01)
@@ -130,9 +130,10 @@ async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(
 async def test_pings_keep_the_session(holder):
     worker, *_ = holder
     pid = worker.pid
-    for _ in range(8):
-        await worker.locks.ping(0.5)
-        await trio.sleep(0.1)
+    # For longer than the server puts up with silence, and much more often.
+    for _ in range(14):
+        await worker.locks.ping(3)
+        await trio.sleep(0.2)
     assert worker.pid == pid
 
 

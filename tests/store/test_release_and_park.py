@@ -19,6 +19,7 @@ from dataloader.store.workers import Worker, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
 FROM dl_claim('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
+PAUSE = "PERFORM pg_sleep(0.001 * 2 ^ attempt)"
 ANY_STEP = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.CANCEL, Step.RETURN]
 
 
@@ -80,16 +81,22 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
 
 @pytest.mark.requirement("Q7")
 async def test_a_parked_job_that_somebody_has_locked_for_a_moment_is_woken_all_the_same(
-    held, start_worker, other, row_of, until
+    held, start_worker, other, row_of, raw, until_blocked
 ):
     worker, job, second = held
     assert await start_worker().claim() == []
+    # The pause before the next look lasts until the test has seen it.
+    source = await raw.fetchval("SELECT pg_get_functiondef('dl_ready_next'::regproc)")
+    assert source.count(PAUSE) == 1
+    await raw.execute(source.replace(PAUSE, "PERFORM pg_advisory_xact_lock_shared(4711, 4711)"))
+    await raw.execute("SELECT pg_advisory_lock(4711, 4711)")
     await other.execute("BEGIN")
     await other.execute("UPDATE dl_jobs SET watched = true WHERE job_id = $1", second)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker.end, job)
-        await until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
+        await until_blocked()
         await other.execute("COMMIT")
+        await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
     assert await row_of(second, "waits_for") is None
 
 
@@ -142,7 +149,7 @@ async def test_a_park_before_the_outcome_is_found_by_the_holder(store, held, oth
 async def test_two_looks_at_a_free_key_do_not_take_each_other_for_its_holder(store, add_job, other, start_worker, raw):
     job_id = await add_job(lock_key="'k'")
     await other.execute("BEGIN")
-    await other.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")  # a sweep: nothing is parked yet, its look goes on
+    await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k')])")  # a sweep, whose look goes on
     worker = start_worker()
     claim = await worker.ask()
     if not claim.jobs:
@@ -151,6 +158,15 @@ async def test_two_looks_at_a_free_key_do_not_take_each_other_for_its_holder(sto
     await other.execute("COMMIT")
     jobs = claim.jobs or await worker.claim()
     assert [job.job_id for job in jobs] == [job_id]
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_look_at_a_key_that_nobody_waits_for_stands_in_no_claims_way(add_job, other, start_worker, row_of):
+    job_id = await add_job(lock_key="'k'")
+    await other.execute("BEGIN")
+    await other.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")  # a reaper, whose look goes on
+    assert [job.job_id for job in (await start_worker().ask()).jobs] == [job_id]
+    assert await row_of(job_id, "waits_for") is None
 
 
 @pytest.mark.requirement("Q7")
