@@ -91,11 +91,27 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_free_keys(int[]) FROM PUBLIC;
 
--- After a park is committed, and after a reaped or canceled job: wakes the next job of those keys that nobody holds.
+-- After a park is committed, and after a reaped or canceled job: wakes the next job of those keys that nobody holds. Keys that
+-- nobody waits for are left alone, as the look would park a job that is claimed meanwhile. (A park that is committed later is
+-- followed by its own look.)
 CREATE OR REPLACE FUNCTION {schema}.dl_unpark(p_hashes int[]) RETURNS int
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_awaited int[];
 BEGIN
-  RETURN {schema}.dl_ready_next({schema}.dl_free_keys(p_hashes));
+  SELECT array_agg(k.h) INTO v_awaited
+  FROM unnest(p_hashes) AS k (h)
+  CROSS JOIN LATERAL (
+    SELECT FROM {schema}.dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'lock' AND hashtext(j.lock_key) = k.h
+    ORDER BY j.priority, j.created_at, j.job_id
+    LIMIT 1
+  ) AS waiting;
+  RETURN CASE WHEN v_awaited IS NULL THEN 0 ELSE {schema}.dl_ready_next({schema}.dl_free_keys(v_awaited)) END;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_unpark(int[]) FROM PUBLIC;
 
