@@ -139,4 +139,4 @@ async def wait_for_end(
 
 
 def _shown(job: JobRecord) -> tuple[object, ...]:
-    return job.status, job.attempt, job.progress, job.queue_state
+    return job.status, job.attempt, job.progress, job.waits_for, job.queue_state

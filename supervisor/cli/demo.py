@@ -20,7 +20,7 @@ import click
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
-from dataloader.supervisor.cli.entry import FAILED
+from dataloader.supervisor.cli.entry import FAILED, leaves
 from dataloader.supervisor.cli.output import Column, cell, print_json, print_table
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_server
 from dataloader.supervisor.demo import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
@@ -52,18 +52,28 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     run = Load()
     screen = _screen()
     with screen:
-        configure_logging("console", "info")
+        # Lines about what the bars show would bury them.
+        configure_logging("console", "warning" if sys.stderr.isatty() else "info")
         for client in ("httpx2", "httpcore2"):
             logging.getLogger(client).setLevel(logging.WARNING)
 
         async def guest(supervisor: Supervisor) -> None:
             url = str(supervisor.url)
+
+            async def tell_of_drain() -> None:
+                await supervisor.wait_draining()
+                screen.draining()
+
             try:
-                await load(url, run, screen)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(tell_of_drain)
+                    await load(url, run, screen)
+                    nursery.cancel_scope.cancel()
             except* StoreUnavailable as group:  # after ^C the service takes no new jobs
-                click.echo(str(group.exceptions[0]), err=True)
+                click.echo(str(next(leaves(group))), err=True)
             if keep and run.is_over:
                 screen.stop()
+                configure_logging("console", "info")
                 _print_results(run, as_json=as_json)
                 _print_addresses(url, data_dir)
             else:
@@ -77,11 +87,15 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
 
 
 class _Screen(Watcher, Protocol):
-    """Shows the load while it goes on, for the length of a block; `stop` ends that earlier."""
+    """Shows the load while it goes on, for the length of a block; `stop` ends that earlier.
+
+    `draining` is called when ^C has come.
+    """
 
     def __enter__(self) -> object: ...
     def __exit__(self, *_: object) -> None: ...
     def stop(self) -> None: ...
+    def draining(self) -> None: ...
 
 
 def _screen() -> _Screen:
@@ -99,6 +113,9 @@ class _Lines(_Screen):
 
     def stop(self) -> None:
         """Nothing to end."""
+
+    def draining(self) -> None:
+        """The log says it."""
 
     def began(self, contents: Contents, *, left: int) -> None:
         """Say what is to come."""
@@ -142,6 +159,10 @@ class _Bars(_Screen):
     def stop(self) -> None:
         """Leave the bars as they are."""
         self._progress.stop()
+
+    def draining(self) -> None:
+        """Say it above the bars."""
+        self._progress.console.print("draining: no new jobs are taken; those that run are finished or go back")
 
     def began(self, contents: Contents, *, left: int) -> None:
         """Draw the bars."""

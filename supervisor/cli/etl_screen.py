@@ -73,41 +73,49 @@ class _Lines(Screen):
 
 
 class _Bar(Screen):
-    """One bar: the segment, rows and rows/s, requests, and what is waited for."""
+    """Three lines: a bar of the segments, the counts with rows/s, and what is waited for."""
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only where there is a terminal
+        from rich.console import Console, Group  # noqa: PLC0415 - only where there is a terminal
+        from rich.live import Live  # noqa: PLC0415
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
         from rich.table import Column  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
 
-        # While it is shown sys.stderr goes through it: log lines come above the bar.
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
-            console=Console(stderr=True, highlight=False),
-            expand=True,
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True)),
         )
-        self._bar = self._progress.add_task(cell(name), total=None, text="")
+        self._bar = self._progress.add_task(cell(name), total=None, state="")
+        self._lines = ("", "")
         self._first: tuple[float, int] | None = None
+
+        def picture() -> Group:
+            return Group(self._progress, *(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines))
+
+        # While it is shown sys.stderr goes through it: log lines come above the bar.
+        self._live = Live(console=Console(stderr=True, highlight=False), get_renderable=picture)
 
     def __enter__(self) -> None:
         """Begin to show."""
-        self._progress.start()
+        self._live.start()
 
     def __exit__(self, *_: object) -> None:
         """Leave the bar as it is."""
-        self._progress.stop()
+        self._live.stop()
 
     def changed(self, job: JobRecord) -> None:
         """Move the bar."""
-        text = [] if job.status is Status.RUNNING else [state_of(job)]
         if job.status.is_final:
             self._progress.update(self._bar, total=1, completed=1)
         elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
             self._progress.update(self._bar, total=planned, completed=_segments_in(job.progress))
-        self._progress.update(self._bar, text="  ".join([*text, *described(job, per_s=self._per_s(job))]))
+        self._progress.update(self._bar, state=state_of(job))
+        waiting = _waiting(job)
+        counts = described(job, per_s=self._per_s(job))[1 if waiting else 0 :]
+        self._lines = ("  ".join(counts), waiting)
 
     def _per_s(self, job: JobRecord) -> float | None:
         """Rows per second since the job was seen running first."""
@@ -132,10 +140,7 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
         return []
     if "tables" in progress:
         return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
-    # What a narrow terminal cuts off is what one can do without.
-    said = []
-    if job.status is Status.RUNNING and isinstance(waiting := progress.get("waiting"), dict):
-        said.append(_waiting(waiting))
+    said = [waiting] if (waiting := _waiting(job)) else []
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
     said.append(f"requests {_number(progress, 'requests'):,}")
     failed = sum(_number(progress, name) for name in progress if name.endswith("_failed"))
@@ -172,8 +177,11 @@ def _long_wait(job: JobRecord) -> str:
     return f"{waiting.get('for')} {waiting.get('source')}" if is_long else ""
 
 
-def _waiting(waiting: Mapping[str, Any]) -> str:
-    """What a run waits for, and until when."""
+def _waiting(job: JobRecord) -> str:
+    """What a run waits for, and until when; the empty text if it does not."""
+    waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
+    if job.status is not Status.RUNNING or not isinstance(waiting, dict):
+        return ""
     words = f"waits for {cell(waiting.get('for'))}"
     if waiting.get("source"):
         words += f" of {cell(waiting['source'])}"

@@ -7,7 +7,9 @@ are masked and what can't be seen is escaped, so that they can't write on the re
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -72,7 +74,23 @@ def print_fields(fields: dict[str, object]) -> None:
             for line in lines:
                 click.echo(f"  {visible(line)}")
         else:
-            click.echo(f"{name.ljust(width)}  {visible(''.join(lines))}".rstrip())
+            click.echo(_hung(f"{name.ljust(width)}  ", visible("".join(lines))))
+
+
+def _hung(name: str, text: str) -> str:
+    """A field in one line, or on a terminal that is too narrow for it, in several, all of them behind the name."""
+    if not sys.stdout.isatty():
+        return f"{name}{text}".rstrip()
+    room = max(shutil.get_terminal_size().columns, len(name) + 20)
+    lines = textwrap.wrap(
+        text,
+        room,
+        initial_indent=name,
+        subsequent_indent=" " * len(name),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines) or name.rstrip()
 
 
 def cell(value: object) -> str:

@@ -1,29 +1,22 @@
-"""What the queue holds and who serves it: hostile values, unknown tasks, two releases, queues that come and go,
-deletion under readers (F40, F41, F42, F44, F45).
+"""What the queue holds and who serves it: hostile values, unknown tasks, queues that come and go,
+deletion under readers (F40, F41, F44, F45).
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import signal
 import struct
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
 import trio
 from conditions import until
-from databases import raw_connection
 from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S
-
-from dataloader.store.migrations import LATEST
 
 pytestmark = pytest.mark.slow
 
@@ -276,84 +269,6 @@ async def test_f41_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(
     assert sorted(line["job_id"] for line in picked) == sorted(jobs)
     assert {line["worker"].split(":")[-2] for line in picked} == {str(new.process.pid)}
     assert old.process.poll() is None
-
-
-# F42: the release before and this one
-
-SHARED_TASKS = """
-import trio
-from dataloader import Tasks
-
-tasks = Tasks()
-
-
-@tasks.task("visit")
-async def visit(job):
-    async with job.transaction() as transaction:
-        await transaction.execute(
-            "INSERT INTO ledger (job_id, lock_key, began_at) VALUES ($1, $2, clock_timestamp())",
-            job.job_id,
-            job.lock_key,
-        )
-        await trio.sleep(0.02)
-        await transaction.execute("UPDATE ledger SET ended_at = clock_timestamp() WHERE job_id = $1", job.job_id)
-"""
-LEDGER = "CREATE TABLE ledger (lock_key text, job_id uuid, began_at timestamptz, ended_at timestamptz)"
-VISITS = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec)
-SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 10, 5 FROM generate_series(1, 300) AS n
-"""
-OVERLAPS = """
-SELECT count(*) FROM ledger a JOIN ledger b ON a.job_id < b.job_id AND a.lock_key = b.lock_key
-WHERE a.began_at < b.ended_at AND b.began_at < a.ended_at
-"""
-
-
-@pytest.fixture(scope="module")
-def release_before(tmp_path_factory):
-    """The Python of an environment in which the release before this one is installed."""
-    folder = os.environ.get("PREVIOUS_WHEEL")
-    if folder is None:
-        pytest.skip("PREVIOUS_WHEEL names no folder with the wheel of the release before this one")
-    [wheel] = Path(folder).glob("*.whl")
-    python = tmp_path_factory.mktemp("release") / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True, timeout=120)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, timeout=300)
-    return str(python)
-
-
-@pytest.mark.packaging
-@pytest.mark.requirement("Q7", "Q14")
-async def test_f42_the_release_before_and_this_one_share_a_queue_and_its_keys(
-    release_before, serve, empty_database, tmp_path
-):
-    (tmp_path / "shared_tasks.py").write_text(SHARED_TASKS)
-    here = {"dsn": empty_database.dsn, "tasks": "shared_tasks:tasks"}
-    old = await serve({"q": 4}, python=release_before, **here, **FAST)
-    async with raw_connection(empty_database.dsn) as raw:
-        await raw.execute(LEDGER)
-        await raw.execute(VISITS)
-        done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
-        await until(lambda: raw.fetchval(done), lambda count: count >= 20)
-        # Replicas are replaced one by one: this one changes the schema under the other.
-        new = await serve({"q": 4}, **here, **FAST)
-        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
-        await raw.execute(VISITS)
-        await until(lambda: raw.fetchval(done), lambda count: count == 600, within_s=60)
-        # And back: the old one is told to leave the schema as it is.
-        new.signal(signal.SIGTERM)
-        assert await new.exit_code(within_s=20) == 0
-        again = await serve({"q": 4}, python=release_before, migrate="false", **here, **FAST)
-        await raw.execute(VISITS)
-        await until(lambda: raw.fetchval(done), lambda count: count == 900, within_s=60)
-        assert await raw.fetchval(OVERLAPS) == 0
-        assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE attempt <> 1 OR crashes > 0") == 0
-        workers = await raw.fetch(
-            "SELECT payload ->> 'worker' AS worker, count(*) FROM dl_job_events WHERE kind = 'picked' GROUP BY 1"
-        )
-        runs = {int(line["worker"].split(":")[-2]): line["count"] for line in workers}
-        assert runs.keys() == {service.process.pid for service in (old, new, again)}
-        assert min(runs.values()) >= 20
 
 
 # F44: queues that come and go

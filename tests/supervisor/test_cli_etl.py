@@ -497,16 +497,16 @@ def test_the_command_line_of_serve_is_stronger_than_the_environment(call, serve,
 
 
 @pytest.mark.requirement("E9")
-def test_a_terminal_shows_rows_requests_and_what_is_waited_for(command, source, database):
+def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(command, source, database):
     keyboard, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     pauses = ("--pipeline-rate-min", 4, "--pipeline-rate-max", 4)
     running = command(
         *("etl", "run", "days", *HERE, *pauses, "--from", "2026-01-01", "--to", "2026-01-03"),
         SOURCE_URL=source.url,
         stderr=terminal,
         TERM="xterm",
-        COLUMNS="200",
+        COLUMNS="80",
     )
     os.close(terminal)
     shown = b""
@@ -516,10 +516,13 @@ def test_a_terminal_shows_rows_requests_and_what_is_waited_for(command, source, 
     os.close(keyboard)
     stdout, _ = running.communicate(timeout=WAIT_S)
     assert running.returncode == 0, stdout
-    text = shown.decode()
-    assert "2026-01-02 to 2026-01-03" in text
-    assert "segments 1 of 2" in text
-    assert "waits for pause of 127.0.0.1 until " in text
-    assert "rows 1 (" in text
-    assert "requests 2" in text
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    lines = {line.strip() for line in re.split(r"[\r\n]+", text)}
+    assert max(map(len, lines)) <= 80
+    # All of it at once, each in a line of its own.
+    assert any(re.fullmatch(r"days [━╸╺]{20} 0:00:\d\d running", line) for line in lines), lines
+    assert any(
+        re.fullmatch(r"rows 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03", line) for line in lines
+    ), lines
+    assert any(re.fullmatch(r"waits for pause of 127.0.0.1 until \d\d:\d\d:\d\dZ", line) for line in lines), lines
     assert "status      succeeded" in stdout
