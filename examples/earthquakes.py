@@ -17,7 +17,8 @@ STRONG = 6.0
 
 
 def days(window: Window) -> dict[str, Any]:
-    span = {"starttime": f"{window.start:%Y-%m-%d}", "endtime": f"{window.end:%Y-%m-%d}"}
+    # The last window ends now.
+    span = {"starttime": window.start.isoformat(), "endtime": window.end.isoformat()}
     return {"format": "geojson", "minmagnitude": 4.5, **span}
 
 

@@ -7,7 +7,7 @@ a response is handed on before its source's pause begins.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Final
@@ -34,38 +34,38 @@ class Asker:
 
     shared: Shared
     turnstile: Turnstile
+    _connections: dict[int, Connection] = attrs.field(init=False, factory=dict)
     _was_full: bool = attrs.field(init=False, default=False)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
         """Ask for everything; the last response may still be on its way to the writer then."""
         async with aclosing(segments), AsyncExitStack() as stack:
-            connections: dict[int, Connection] = {}
             async for segment in segments:
                 self.shared.report.segment = segment.name
                 self.shared.report.segments_planned = segment.planned
                 for table in segment.tables:
-                    if id(table.source) not in connections:
-                        connections[id(table.source)] = await stack.enter_async_context(table.source.open())
-                await self._ask_segment(segment, connections)
+                    if id(table.source) not in self._connections:
+                        self._connections[id(table.source)] = await stack.enter_async_context(table.source.open())
+                await self._ask_segment(segment)
+            await self._until(lambda: not any(part.open for part in self.shared.parts))
 
-    async def _ask_segment(self, segment: Segment, connections: Mapping[int, Connection]) -> None:
+    async def _ask_segment(self, segment: Segment) -> None:
         ids: list[str | int] = []
         for table in segment.tables:
             part = Part(segment=segment, table=table, ends_segment=table is segment.tables[-1])
             self.shared.parts.append(part)
-            connection = connections[id(table.source)]
             if table.detail is None:
                 async with aclosing(segment.requests()) as requests:
                     async for first in requests:
-                        await self._walk(part, connection, first)
+                        await self._walk(part, first)
             else:
                 for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
-                    await self._walk(part, connection, request)
+                    await self._walk(part, request)
                     part.arrivals.asked(request.key)
             part.is_asked = True
             await self.shared.close_if_done(part)
             if not part.ends_segment:
-                await part.committed.wait()
+                await self._until(part.committed.is_set)
                 ids = part.ids
 
     def _requests_of(self, part: Part, detail: Detail, ids: Sequence[str | int]) -> Iterator[Request]:
@@ -84,14 +84,43 @@ class Asker:
             else:
                 yield request
 
-    async def _walk(self, part: Part, connection: Connection, request: Request | None) -> None:
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until it is so. What turns out to be unreadable meanwhile is asked for again."""
+        await self._ask_again()
+        while not is_so():
+            await self.shared.again.stirred()
+            await self._ask_again()
+
+    async def _ask_again(self) -> None:
+        """Ask again for what can't be read, though nobody waited for it when it came."""
+        while self.shared.again.unread:
+            unread = self.shared.again.unread.popleft()
+            part, request, tries, error = unread.part, unread.request, unread.tries, unread.error
+            is_asked = False
+            while not is_asked and error.is_passing and tries < self.shared.config.attempts:
+                self.shared.log.warning(
+                    "an answer can't be read: it is asked for again", phase="requests", error=str(error), tries=tries
+                )
+                await trio.sleep(min(RETRY_S[0] * 2 ** (tries - 1), RETRY_S[1]))
+                tries += 1
+                try:
+                    await self._try(part, request, tries)
+                    is_asked = True
+                except SourceError as failed:
+                    error = failed
+            if not is_asked:
+                self.shared.request_failed(part, request, error)
+            await self.shared.drop_answer(part, request)
+
+    async def _walk(self, part: Part, request: Request | None) -> None:
         while request is not None:
-            following = await self._ask(part, connection, request)
+            await self._ask_again()
+            following = await self._ask(part, request)
             # Of pages that are counted the run that failed has asked for all others.
             is_alone = part.segment.is_retry and part.table.source.after_failure(request) is not None
             request = None if is_alone else following
 
-    async def _ask(self, part: Part, connection: Connection, request: Request) -> Request | None:
+    async def _ask(self, part: Part, request: Request) -> Request | None:
         """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
         source = part.table.source
         tries = stamina.retry_context(
@@ -104,7 +133,7 @@ class Asker:
         try:
             async for attempt in tries:
                 with attempt:
-                    fetched = await self._try(part, connection, request)
+                    fetched = await self._try(part, request, attempt.num)
                     if source.needs_answer:
                         await fetched.is_read.wait()
                         if fetched.error is not None:
@@ -114,19 +143,19 @@ class Asker:
             return source.after_failure(request)
         return fetched.page.following if fetched.page is not None else None
 
-    async def _try(self, part: Part, connection: Connection, request: Request) -> Fetched:
-        """Ask once, and follow where the source redirects to, when there is a place for the answer."""
+    async def _try(self, part: Part, request: Request, tries: int) -> Fetched:
+        """Ask, for the `tries`th time, and go where the source redirects to, when there is a place for the answer."""
         await self._take_place()
         is_handed_on = False
         asked = request
         try:
             for _ in range(MAX_REDIRECTS + 1):
                 async with self.turnstile.turn(part.table.source.name) as slot:
-                    response = await self._fetch(slot, part, connection, asked)
+                    response = await self._fetch(slot, part, asked)
                     hop = part.table.source.redirected(response)
                     if hop is None:
                         part.answers += 1
-                        fetched = Fetched(part, request, attrs.evolve(response, request=request), part.answers)
+                        fetched = Fetched(part, request, attrs.evolve(response, request=request), part.answers, tries)
                         part.open += 1
                         part.arrivals.answered(request.key)
                         self.shared.room.hold(len(response.body))
@@ -140,9 +169,10 @@ class Asker:
             if not is_handed_on:
                 self.shared.room.give_place()
 
-    async def _fetch(self, slot: Slot, part: Part, connection: Connection, request: Request) -> Response:
+    async def _fetch(self, slot: Slot, part: Part, request: Request) -> Response:
         """Send one request in its turn, and have the answer."""
         source, report, began = part.table.source, self.shared.report, trio.current_time()
+        connection = self._connections[id(source)]
         timeout_s = slot.within(self.shared.config.request_timeout)
         # A redirect's address may be signed: it is not for the log.
         endpoint = request.endpoint.partition("?")[0]

@@ -31,13 +31,14 @@ MOST_BYTES: Final = 8 * 2**20
 class Fetched:
     """A response on its way from the asker to a worker, the part's `number`th.
 
-    Once `is_read` is set, `page` is there, or `error`.
+    It is the answer to the request's `tries`th try. Once `is_read` is set, `page` is there, or `error`.
     """
 
     part: Part
     request: Request
     response: Response
     number: int
+    tries: int = 1
     page: Page | None = None
     error: SourceError | None = None
     is_read: trio.Event = attrs.field(factory=trio.Event)
@@ -56,6 +57,38 @@ class Rows:
     number: int
     lines: list[Lines] = attrs.field(repr=False)
     counts: Mapping[str, int]
+
+
+@attrs.frozen(eq=False)
+class Unread:
+    """An answer to the request's `tries`th try that can't be read, by an error that passes."""
+
+    part: Part
+    request: Request
+    tries: int
+    error: SourceError
+
+
+@attrs.define(eq=False)
+class Again:
+    """What the asker is to ask for again. The answers stay open in their parts until it has."""
+
+    unread: deque[Unread] = attrs.field(factory=deque)
+    _stirred: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def add(self, unread: Unread) -> None:
+        """Ask for it again."""
+        self.unread.append(unread)
+        self.stir()
+
+    def stir(self) -> None:
+        """An answer is read, or a part is committed: who waits for that looks again."""
+        self._stirred.set()
+
+    async def stirred(self) -> None:
+        """Wait for the next of these."""
+        self._stirred = trio.Event()
+        await self._stirred.wait()
 
 
 @attrs.define(eq=False)
@@ -116,6 +149,7 @@ class Shared:
     log: RunLog
     parts: deque[Part] = attrs.field(init=False, factory=deque)
     room: Room = attrs.field(init=False)
+    again: Again = attrs.field(init=False, factory=Again)
     to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
     fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
     to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
@@ -157,6 +191,17 @@ class Shared:
         part.arrivals.failed(request.key)
         key = request.key or request.endpoint
         self.report.failed(self.failure(part, phase, key, str(error), requests=[request]))
+
+    async def answer_done(self, part: Part) -> None:
+        """An answer is no longer under way: its rows are on their way to the writer, or it is given up."""
+        part.open -= 1
+        await self.close_if_done(part)
+        self.again.stir()
+
+    async def drop_answer(self, part: Part, request: Request) -> None:
+        """An answer can't be read, and its request is asked again or has failed."""
+        part.arrivals.dropped(request.key)
+        await self.answer_done(part)
 
     async def close_if_done(self, part: Part) -> None:
         """Send the part to the writer, behind its rows, if nothing of it is under way any more."""

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Protocol
 
 import attrs
 
-from dataloader.flows.etl.config import Given, PipelineConfig, check_names
+from dataloader.flows.etl.config import LONGEST_S, Given, PipelineConfig, check_names
 from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.sources.base import Record, Request, Source, Window
 from dataloader.flows.etl.windows import Windows
@@ -193,9 +193,8 @@ class Load:
         if not self.name or len(self.name) > MAX_NAME:
             raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
         check_names(self.pipeline, f"load {self.name}: pipeline")
-        # Only what both ends of the pause say together can be judged; one end alone is when the run begins.
-        if not {"rate_min", "rate_max"} & self.pipeline.keys() or {"rate_min", "rate_max"} <= self.pipeline.keys():
-            PipelineConfig(**self.pipeline)
+        # Of a pause with one end the other is known when the run begins.
+        PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
         if self.detail is not None and not self.target.key:
             raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
         if self.target.history is not None and self.windows is None and self.target.history.as_of is None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from dataloader.flows.etl.belt import Fetched, Rows, Shared
+from dataloader.flows.etl.belt import Fetched, Rows, Shared, Unread
 from dataloader.flows.etl.processing import Processed, metadata_of, process
 from dataloader.flows.etl.reader import Reader, open_reader
 from dataloader.flows.etl.sources.base import Page, Response, Source, SourceError
@@ -70,14 +70,17 @@ class Workers:
                 fetched.error = error
             else:
                 await self._hand_on(fetched, fetched.page, made)
-        if fetched.error is not None:
-            part.arrivals.dropped(fetched.request.key)
-        # If the asker waits for what was read, it tries again, or tells of it. For the records it does not wait.
-        if fetched.error is not None and (fetched.page is not None or not needs_answer):
-            self.shared.request_failed(part, fetched.request, fetched.error)
         self.shared.room.hold(-len(fetched.response.body))
-        part.open -= 1
-        await self.shared.close_if_done(part)
+        if fetched.error is None:
+            await self.shared.answer_done(part)
+        elif needs_answer and fetched.page is None:
+            # The asker waits for it, and tries again, or tells of it.
+            await self.shared.drop_answer(part, fetched.request)
+        elif fetched.error.is_passing and fetched.tries < self.shared.config.attempts:
+            self.shared.again.add(Unread(part, fetched.request, fetched.tries, fetched.error))
+        else:
+            self.shared.request_failed(part, fetched.request, fetched.error)
+            await self.shared.drop_answer(part, fetched.request)
 
     async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> Processed:
         part = fetched.part

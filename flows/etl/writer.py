@@ -279,6 +279,7 @@ class Writer:
         finally:
             self.shared.report.phases["writing"].add(trio.current_time() - began)
             part.committed.set()
+            self.shared.again.stir()
         if ends_segment:
             self.shared.report.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 

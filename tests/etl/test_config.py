@@ -83,6 +83,12 @@ def test_a_load_is_refused_at_its_declaration():
         items_load("http://source", pipeline={"rate_min": 3, "rate_max": 2})
     with pytest.raises(ValueError, match=r"^pipeline\.batch_size: 0 is not allowed"):
         items_load("http://source", pipeline={"batch_size": 0})
+    # Also beside one end of the pause, which is judged with the other one when the run begins.
+    with pytest.raises(ValueError, match=r"^pipeline\.workers: 0 is not allowed"):
+        attrs.evolve(items_load("http://source"), pipeline={"workers": 0, "rate_min": 30})
+    with pytest.raises(ValueError, match=r"^pipeline\.rate_max: -1 is not allowed"):
+        attrs.evolve(items_load("http://source"), pipeline={"rate_max": -1})
+    attrs.evolve(items_load("http://source"), pipeline={"rate_min": 30})
 
 
 def test_the_nearer_to_the_run_the_stronger():

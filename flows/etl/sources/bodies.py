@@ -7,7 +7,12 @@ import zlib
 from typing import Any, Final
 
 _PLAIN: Final = frozenset({"", "identity"})
+_BEGINNING: Final = b"\x1f\x8b"
 _GZIP: Final = frozenset({"gzip", "x-gzip"})
+
+
+def _gunzip() -> Any:
+    return zlib.decompressobj(16 + zlib.MAX_WBITS)
 
 
 class Body:
@@ -28,7 +33,7 @@ class Body:
             limit: in bytes, unpacked.
         """
         self._limit = limit
-        self._unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS) if encoding.strip().lower() in _GZIP else None
+        self._unpacking = _gunzip() if encoding.strip().lower() in _GZIP else None
         if self._unpacking is None and encoding.strip().lower() not in _PLAIN:
             self.damage = f"it is compressed by {encoding!r}, which was not asked for"
 
@@ -37,27 +42,37 @@ class Body:
 
     def add(self, piece: bytes) -> bool:
         """Take a piece as it came; tells whether another one is wanted."""
-        if self.damage or self.is_full:
-            return False
-        room = self._limit - len(self)
-        if self._unpacking is not None:
+        if self._unpacking is None:
+            self._write(piece)
+        while self._unpacking is not None and piece and not self.damage and not self.is_full:
+            # What is compressed may come in several members, one behind the other (RFC 1952, 2.2).
+            if self._unpacking.eof and not _BEGINNING.startswith(piece[: len(_BEGINNING)]):
+                self.damage = "there is more than what is compressed in it"
+                break
+            if self._unpacking.eof:
+                self._unpacking = _gunzip()
             try:
-                piece = self._unpacking.decompress(piece, room + 1)
+                self._write(self._unpacking.decompress(piece, self._limit - len(self) + 1))
             except zlib.error as error:
                 self.damage = f"it is no gzip: {error}"
-                return False
-        self.is_full = len(piece) > room
-        self._data.write(piece[:room])
-        return not self.is_full
+            piece = self._unpacking.unused_data
+        return not self.damage and not self.is_full
+
+    def _write(self, piece: bytes) -> None:
+        if not self.damage and not self.is_full:
+            room = self._limit - len(self)
+            self.is_full = len(piece) > room
+            self._data.write(piece[:room])
+
+    @property
+    def has_end(self) -> bool:
+        """True if it would show that a part of it is missing: it is compressed."""
+        return self._unpacking is not None
 
     def end(self) -> None:
-        """Note the damage if what was compressed ends before its end, or goes on after it."""
-        if self.damage or self.is_full or self._unpacking is None:
-            return
-        if not self._unpacking.eof:
+        """Note the damage if what was compressed ends before its end."""
+        if not self.damage and not self.is_full and self._unpacking is not None and not self._unpacking.eof:
             self.damage = "what is compressed in it ends before its end"
-        elif self._unpacking.unused_data:
-            self.damage = "there is more than what is compressed in it"
 
     def value(self) -> bytes:
         """All that has come, unpacked."""

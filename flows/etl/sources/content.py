@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final, Protocol
 
 import attrs
 
-from dataloader.flows.etl.sources.base import Broken, Record, SourceError
+from dataloader.flows.etl.sources.base import SAMPLE, Broken, Record, SourceError
 
 GIB: Final = 2**30
 MAX_BROKEN: Final = 10_000
@@ -58,6 +59,10 @@ class Format(Protocol):
     @property
     def reports_errors(self) -> bool:
         """True if a body can say that the request failed, so that it must be read before the next request."""
+
+    @property
+    def has_end(self) -> bool:
+        """True if it shows when the end of a body is missing, whatever the place where it was cut."""
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """Read a body.
@@ -107,6 +112,14 @@ def parts_of(path: str) -> tuple[str, ...]:
     """The names in a dotted path, none for the empty one."""
     return tuple(path.split(".")) if path else ()
 
+
+def refuse_html(beginning: str) -> None:
+    """Raise `SourceError` for a text that begins as a page of HTML does, which a proxy puts in the place of answers."""
+    if _HTML.match(beginning):
+        raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_passing=True)
+
+
+_HTML: Final = re.compile(r"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 
 MISSING: Final = object()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import msgspec
 
 from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.base import SAMPLE, Record, SourceError
-from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up, parts_of
+from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up, parts_of, refuse_html
 from dataloader.flows.etl.sources.json_items import items_at
 from dataloader.jobs.masking import mask_text
 
@@ -57,6 +58,11 @@ class Json:
         """True if there is a function that finds errors in documents."""
         return self.errors is not None
 
+    @property
+    def has_end(self) -> bool:
+        """True: a document that was cut is none."""
+        return True
+
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
         document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
@@ -84,17 +90,28 @@ class Json:
 
 @attrs.frozen
 class JsonLines:
-    """One JSON object on each line; empty lines count for nothing, a line that is no object is broken."""
+    """One JSON object on each line; empty lines count for nothing, a line that is no object is broken.
+
+    If the last one is no JSON and has no line's end, the body was cut: that is a `SourceError` that passes.
+    """
 
     @property
     def reports_errors(self) -> bool:
         """Never."""
         return False
 
+    @property
+    def has_end(self) -> bool:
+        """False: nobody misses lines behind the last one."""
+        return False
+
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all lines. Raises `SourceError` only if nearly all is broken."""
+        """The records of all lines. Raises `SourceError` for a body that was cut, or a page of HTML."""
         content = Content()
-        content.rest = _of_lines(content, _as_utf8(stream.read(), charset))
+        body = _as_utf8(stream.read(), charset)
+        refuse_html(body[:SAMPLE].decode("utf-8", "replace"))
+        _check_last_line(body)
+        content.rest = _of_lines(content, body)
         return content
 
 
@@ -133,12 +150,22 @@ class Csv:
         """Never."""
         return False
 
+    @property
+    def has_end(self) -> bool:
+        """False: nobody misses rows behind the last one, nor half a cell."""
+        return False
+
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
-        """The records of all rows. Raises `SourceError` if there is no header line, or it names a column twice."""
+        """The records of all rows.
+
+        Raises `SourceError` if there is no header line, or it names a column twice; also for a page of HTML.
+        """
         encoding = self.encoding or charset or "utf-8"
         if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
             encoding = "utf-8-sig"
         lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
+        with _decoding(encoding):
+            lines.check_first()
         rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
         content = Content()
         with _decoding(encoding):
@@ -181,6 +208,16 @@ class Csv:
                 yield dict(zip(columns, row))  # noqa: B905 - of one length, and this loop is what large files wait for
 
 
+def _check_last_line(body: bytes) -> None:
+    last = body[body.rfind(b"\n") + 1 :].strip()
+    if last:
+        try:
+            _DECODER.decode(last)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            told = f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample(last)!r}"
+            raise SourceError(told, is_passing=True) from error
+
+
 def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
     for number, raw in enumerate(io.BytesIO(body), 1):
         if not (line := raw.strip()):
@@ -210,9 +247,18 @@ class _Lines:
         self.last = ""
         self.is_undecoded = False
         self._text = text
+        self._first: list[str] = []
+
+    def check_first(self) -> None:
+        """Raise `SourceError` if the first line that is not blank is that of a page of HTML."""
+        for line in self._text:
+            self._first.append(line)
+            if line.strip():
+                break
+        refuse_html("".join(self._first))
 
     def __iter__(self) -> Iterator[str]:
-        for line in self._text:
+        for line in itertools.chain(self._first, self._text):
             self.last = line
             if not line.isascii() and _UNDECODED.search(line):
                 self.is_undecoded = True

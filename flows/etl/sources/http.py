@@ -97,6 +97,8 @@ class Http(Source):
         max_body_bytes: an answer of more, unpacked, is an error.
         allowed_hosts: other hosts to which redirects and links to the next page may lead. They get no `auth` and none
             of `headers`.
+        ends_with_connection: takes an answer for whole that says no length, and is no JSON, XML or archive that would
+            show that a part of it is missing; else it is an error that passes.
         tls: whom to trust, for example for an authority of one's own; by default whom the system trusts.
 
     A proxy is used if the environment names one (HTTPS_PROXY, NO_PROXY).
@@ -119,6 +121,7 @@ class Http(Source):
     )
     max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=checks.whole(1))
     allowed_hosts: frozenset[str] = attrs.field(default=frozenset(), converter=_as_hosts, kw_only=True)
+    ends_with_connection: bool = attrs.field(default=False, kw_only=True)
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
 
     @name.default
@@ -292,6 +295,14 @@ class HttpConnection:
             raise self.source.error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
         if body.damage:
             raise self.source.error(request, f"the answer is damaged: {body.damage}", is_passing=True)
+        is_framed = not {"content-length", "transfer-encoding"}.isdisjoint(answer.headers) or body.has_end
+        has_end = is_framed or self.source.format.has_end or answer.status_code in _NO_CONTENT
+        if not has_end and not self.source.ends_with_connection:
+            what = (
+                "the answer says no length and ends with its connection, so that a part of it may be missing; "
+                "ends_with_connection=True takes it for whole"
+            )
+            raise self.source.error(request, what, is_passing=True)
 
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code

@@ -59,6 +59,11 @@ class Xml:
         """Never."""
         return False
 
+    @property
+    def has_end(self) -> bool:
+        """True: a document that was cut is not well formed."""
+        return True
+
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of all items. Raises `SourceError` for what is not well formed, or refused."""
         piece = stream.read(_PIECE)
@@ -85,6 +90,8 @@ class Xml:
             raise SourceError(f"this is no well-formed XML: {error}", is_passing=True) from error
         except UnicodeError as error:
             raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
+        if not collector.content.records and collector.root.lower() == "html":
+            raise SourceError(f"this is a page of HTML, without {self.item}", is_passing=True)
         return collector.content
 
 
@@ -93,6 +100,7 @@ class _Collector:
 
     def __init__(self, wanted: tuple[str, ...], inherit: tuple[str, ...]) -> None:
         self.content = Content()
+        self.root = ""
         self._wanted = wanted
         self._inherit = inherit
         self._path: list[str] = []
@@ -105,6 +113,7 @@ class _Collector:
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self._path.append(_local(name))
+        self.root = self.root or self._path[0]
         if len(self._path) > MAX_DEPTH:
             raise SourceError(f"elements are nested deeper than the {MAX_DEPTH} allowed", is_passing=False)
         if self._item is not None:

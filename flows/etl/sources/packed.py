@@ -46,6 +46,11 @@ class Zip:
         """As the inner format."""
         return self.inner.reports_errors
 
+    @property
+    def has_end(self) -> bool:
+        """True: an archive that was cut can't be unpacked."""
+        return True
+
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of all members. Raises `SourceError` for a damaged archive, or one without such a member."""
         whole = Content()
@@ -83,6 +88,11 @@ class Compressed:
     def reports_errors(self) -> bool:
         """As the inner format."""
         return self.inner.reports_errors
+
+    @property
+    def has_end(self) -> bool:
+        """True: what was cut can't be unpacked."""
+        return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
         """The records of what is in it. Raises `SourceError` for what is neither, or damaged."""
