@@ -33,6 +33,8 @@ _LONGEST_S: Final = 31_536_000
 _SHORTEST_S: Final = 0.001
 MOST_OF_POSTGRES_S: Final = 2_147_000
 """Timeouts that it is told of: milliseconds in 31 bits."""
+PLACEHOLDER: Final = "replace-me-by-a-random-one"
+"""The token in `.env.example`, which is none."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -224,7 +226,8 @@ def _field(kind: Kind, entry: dict[str, Any], index: int, name: str, *, secret: 
     try:
         return kind.read(entry[name])
     except Refused as refused:
-        raise Refused(refused.allowed, f"[{index}].{name}", MASKED if secret else str(entry[name])) from None
+        shown = refused.shown or (MASKED if secret else str(entry[name]))
+        raise Refused(refused.allowed, f"[{index}].{name}", shown) from None
 
 
 def _read_workers(value: object) -> tuple[Worker, ...]:
@@ -264,6 +267,8 @@ def _read_queue(value: object) -> str:
 def _read_token(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[!-~]{16,1000}", value):
         raise Refused(TOKEN.allowed)
+    if value == PLACEHOLDER:
+        raise Refused("a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example", shown=value)
     return value
 
 

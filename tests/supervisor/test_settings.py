@@ -22,6 +22,7 @@ from dataloader.supervisor.settings import (
     settings_table,
     unknown_variables,
 )
+from dataloader.supervisor.values import PLACEHOLDER
 
 pytestmark = pytest.mark.requirement("Q13")
 
@@ -182,6 +183,12 @@ BAD = [
         "[0].role '***' is not allowed; one of read, operate, admin",
     ),
     ("DL_TOKENS", "[" + ",".join(2 * [TOKENS[1:-1]]) + "]", "[1].name 'ci' is not allowed; each name once"),
+    (
+        "DL_TOKENS",
+        '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
+        "[0].token 'replace-me-by-a-random-one' is not allowed; "
+        "a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example",
+    ),
 ]
 
 
@@ -361,6 +368,10 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }
     assert sum(name == "WORKERS_JSON" for name, _ in examples) > 1
+    (tokens,) = [value for name, value in examples if name == "DL_TOKENS"]
+    assert [entry["token"] for entry in json.loads(tokens)] == [PLACEHOLDER]
     for name, value in examples:
+        if value == tokens:
+            continue  # that one must not work
         dsn = {"DL_DB_DSN": DSN} if name == "DL_LOCK_DSN" else {}
         load_settings({**dsn, name: value}, directory=ROOT / "no such directory")
