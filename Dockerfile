@@ -2,19 +2,25 @@
 # needed, because the API answers to more than its own machine. Your tasks come with an image on top of this one:
 # COPY my_module.py . and CMD ["serve", "--tasks", "my_module:tasks"].
 
-FROM python:3.12-slim AS builder
-WORKDIR /source
-RUN pip install --no-cache-dir build
-COPY . .
-RUN python -m build --wheel --outdir /wheels
+# A tag names another image tomorrow; a digest does not: --build-arg BASE=python:3.12-slim@sha256:…
+ARG BASE=python:3.12-slim
 
-FROM python:3.12-slim
-RUN useradd --system --uid 10001 --create-home --home-dir /app dataloader
+FROM ${BASE} AS builder
+WORKDIR /source
+COPY deploy/build-requirements.txt .
+RUN pip install --no-cache-dir --require-hashes --only-binary :all: --requirement build-requirements.txt
+COPY . .
+RUN python -m build --wheel --no-isolation --outdir /wheels
+
+FROM ${BASE}
+RUN useradd --system --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin dataloader
+# Root's, as all that is installed: the service can't change what it runs.
 WORKDIR /app
-COPY --from=builder /wheels /wheels
-COPY constraints.txt /wheels/
 # Without extras: in a container the database is another machine. Loads from S3 and `processes=True` need boto3 and trio-parallel.
-RUN pip install --no-cache-dir --constraint /wheels/constraints.txt /wheels/*.whl && rm -r /wheels
+COPY deploy/requirements.txt /wheels/
+RUN pip install --no-cache-dir --require-hashes --only-binary :all: --requirement /wheels/requirements.txt
+COPY --from=builder /wheels/*.whl /wheels/
+RUN pip install --no-cache-dir --no-index --no-deps /wheels/*.whl && rm -r /wheels
 ENV PYTHONUNBUFFERED=1 PYTHONPATH=/app DL_HOST=0.0.0.0 DL_PORT=8080
 USER 10001
 EXPOSE 8080

@@ -113,6 +113,16 @@ demo *args:
 serve *args:
     {{ bin }}/dataloader serve {{ args }}
 
+lock_options := "--constraint constraints.txt --generate-hashes --only-binary :all: --python-version 3.12 --python-platform linux \
+    --no-python-downloads --no-annotate --quiet --custom-compile-command 'just lock'"
+
+# write down what goes into the image: versions and the hashes of all their files, into deploy/
+lock: (setup "dev")
+    {{ bin }}/pip install --quiet 'pip>=25.1'
+    {{ bin }}/pip install --quiet --group lock
+    {{ bin }}/uv pip compile pyproject.toml {{ lock_options }} --output-file deploy/requirements.txt
+    {{ bin }}/uv pip compile --group image-build {{ lock_options }} --output-file deploy/build-requirements.txt
+
 # source distribution, and the wheel from it, into dist/
 build:
     {{ bin }}/python -m build

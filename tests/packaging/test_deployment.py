@@ -1,7 +1,11 @@
 """What no test can run for real (image, manifest) agrees with the program, and the README's lines with what CI runs."""
 
+import configparser
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,9 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from dataloader.supervisor.cli.entry import WRONG_USE
 from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.web.app import ROUTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +52,77 @@ def test_the_probes_ask_health_and_ready(manifest: dict[str, Any], container: di
     assert manifest["Service"]["spec"]["selector"].items() <= labels.items()
 
 
+@pytest.mark.requirement("Q14")
+def test_replicas_are_spread_and_not_all_evicted_at_once(manifest: dict[str, Any]) -> None:
+    pods = manifest["Deployment"]["spec"]["template"]
+    labels = pods["metadata"]["labels"]
+    spread = pods["spec"]["topologySpreadConstraints"]
+    assert {one["topologyKey"] for one in spread} == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+    budget = manifest["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] < manifest["Deployment"]["spec"]["replicas"]
+    for selector in (budget["selector"], *(one["labelSelector"] for one in spread)):
+        assert selector["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.requirement("Q5")
+def test_prometheus_is_told_where_the_metrics_are(manifest: dict[str, Any], container: dict[str, Any]) -> None:
+    told = manifest["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert told["prometheus.io/scrape"] == "true"
+    assert told["prometheus.io/port"] == str(container["ports"][0]["containerPort"])
+    assert told["prometheus.io/path"] in {route.path for route in ROUTES}
+
+
+@pytest.fixture
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string((ROOT / "deploy" / "dataloader.service").read_text())
+    return parser
+
+
+@pytest.mark.requirement("Q15")
+def test_systemd_gives_a_drain_its_time_and_ends_the_embedded_database_last(unit: configparser.ConfigParser) -> None:
+    service = unit["Service"]
+    assert float(service["TimeoutStopSec"]) > Settings().drain_timeout_s + 10
+    assert (service["KillMode"], service["KillSignal"]) == ("mixed", "SIGTERM")
+    assert service["RestartPreventExitStatus"] == str(WRONG_USE)
+
+
+@pytest.mark.requirement("Q18")
+def test_systemd_starts_a_command_that_there_is(unit: configparser.ConfigParser, tmp_path: Path) -> None:
+    service = unit["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert program.endswith("/bin/dataloader")
+    (tmp_path / "my_module.py").write_text("from dataloader import Tasks\ntasks = Tasks()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dataloader", *arguments, "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    variables = dict(pair.split("=", 1) for pair in service["Environment"].split())
+    assert variables["DL_DATA_DIR"] == service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
+    assert int(service["StateDirectoryMode"], 8) & 0o077 == 0, (
+        "the embedded database refuses what others can write into"
+    )
+
+
+@pytest.mark.requirement("Q18")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_understands_the_unit(unit: configparser.ConfigParser, tmp_path: Path) -> None:
+    program = tmp_path / "dataloader"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = (ROOT / "deploy" / "dataloader.service").read_text().replace("/opt/dataloader/bin/dataloader", str(program))
+    file = tmp_path / "dataloader.service"
+    file.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
 @pytest.mark.requirement("Q18")
 def test_the_image_runs_without_root_and_probes_health() -> None:
     *_, final_stage = (ROOT / "Dockerfile").read_text().split("\nFROM ")
@@ -55,7 +132,7 @@ def test_the_image_runs_without_root_and_probes_health() -> None:
 
 
 @pytest.mark.requirement("Q18")
-@pytest.mark.parametrize("file", ["Dockerfile", "deploy/kubernetes.yaml"])
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/kubernetes.yaml", "deploy/dataloader.service"])
 def test_deployment_files_name_only_settings_that_exist(file: str) -> None:
     named = set(re.findall(r"\b(?:DL_[A-Z_]+|WORKERS_JSON)\b", (ROOT / file).read_text()))
     assert named

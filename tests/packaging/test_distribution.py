@@ -3,6 +3,7 @@ PyPI's packages `supervisor` and `web.py` too, whose names ours would destroy we
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.packaging, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs")
+BESIDE = ("CHANGELOG.md", ".env.example", "Dockerfile", "constraints.txt")
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
@@ -30,9 +32,9 @@ def environment() -> dict[str, str]:
 def distributions(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
     """The folder with both, built from a copy of the tree, since setuptools writes beside its sources."""
     source = tmp_path_factory.mktemp("source")
-    for folder in (*ROOMS, "src"):
+    for folder in (*ROOMS, "src", "docs", "deploy", "examples"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=NOT_SHIPPED)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", *BESIDE):
         shutil.copy(ROOT / file, source)
     out = tmp_path_factory.mktemp("dist")
     run([sys.executable, "-m", "build", "--outdir", out, source], environment)
@@ -75,6 +77,27 @@ def test_the_source_distribution_holds_files_and_no_links(distributions: Path) -
     assert not [member.name for member in members if member.issym() or member.islnk()]
     names = {member.name.partition("/src/")[2] for member in members}
     assert shipped() <= names
+
+
+def test_the_source_distribution_holds_the_documents(distributions: Path) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    documents = [path for folder in ("docs", "deploy", "examples") for path in (ROOT / folder).rglob("*")]
+    named = {str(path.relative_to(ROOT)) for path in documents if path.is_file() and "__pycache__" not in path.parts}
+    assert named | {*BESIDE} <= names
+    assert not [name for name in names if name.endswith((".pyc", ".env"))]
+
+
+def test_the_description_has_no_link_that_leads_nowhere_on_an_index(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(metadata).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert "Writing tasks (`docs/tasks.md`)" in text
+    assert text.count("```") == (ROOT / "README.md").read_text().count("```")
 
 
 def test_it_installs_beside_the_packages_whose_names_its_rooms_have(

@@ -186,8 +186,10 @@ BAD = [
     (
         "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
-        "[0].token 'replace-me-by-a-random-one' is not allowed; "
-        "a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example",
+        (
+            "[0].token 'replace-me-by-a-random-one' is not allowed; "
+            "a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example"
+        ),
     ),
 ]
 
