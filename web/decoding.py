@@ -17,6 +17,7 @@ import msgspec
 import trio
 from msgspec import NODEFAULT, Struct
 
+from dataloader.web.fault_texts import in_our_words
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
 from dataloader.web.refusals import Refusal, Refusals
 from dataloader.web.schemas import JobFields
@@ -70,7 +71,7 @@ def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationEr
     try:
         value = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number that no float can hold
-        return unprocessable([_field_error(error, "")])
+        return unprocessable([_field_error(error, "", kind)])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         return _no_json(fault)
     return unprocessable(_faults(value, kind, error, strict=True))
@@ -105,12 +106,12 @@ def _faults(value: object, kind: type[Struct], first: msgspec.ValidationError, *
         found.append(fault)
         if len(found) == _MAX_ERRORS:
             break
-    return found or [_field_error(first, "")]
+    return found or [_field_error(first, "", kind)]
 
 
 def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool) -> Iterator[FieldError]:
     if not isinstance(value, dict):
-        yield FieldError(path or "$", "an object is expected here")
+        yield FieldError(path or "$", "must be an object")
         return
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for name in value:
@@ -130,14 +131,14 @@ def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Itera
     """What is wrong with the type of one field; the items of a list of structs speak for themselves."""
     item_kind = _struct_in_list(kind)
     if isinstance(value, list) and (most := _most_items(kind)) is not None and len(value) > most:
-        yield FieldError(path, f"Expected array of length <= {most}")
+        yield FieldError(path, f"must have at most {most:,} items")
         return  # they may be very many, and each takes its time
     try:
         msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
         # At an item: the first that is wrong, and more than that one may be.
         if item_kind is None or not isinstance(value, list) or " - at `" not in str(error):
-            yield _field_error(error, path)
+            yield _field_error(error, path, kind)
             return
     if item_kind is not None and isinstance(value, list):
         for index, item in enumerate(value):
@@ -147,13 +148,13 @@ def _field_faults(value: object, kind: Any, path: str, *, strict: bool) -> Itera
                 yield from _struct_faults(item, item_kind, f"{path}[{index}]", strict=strict)
 
 
-def _field_error(error: msgspec.ValidationError, path: str) -> FieldError:
-    """Msgspec's sentence as ours: its path appended to `path`, its backquotes dropped."""
+def _field_error(error: msgspec.ValidationError, path: str, kind: Any) -> FieldError:
+    """Msgspec's error about a value of `kind` in our words, its path appended to `path`."""
     match = _WHERE.fullmatch(str(error))
     message, where = (match[1], match[2] or "") if match else (str(error), "")
     if ours := _OURS.fullmatch(message):
         where, message = _join(where, ours[1]) if ours[1] != "$" else where, ours[2]
-    return FieldError(_join(path, where) or "$", message.replace("`", ""))
+    return FieldError(_join(path, where) or "$", in_our_words(message, kind))
 
 
 def _join(path: str, name: str) -> str:

@@ -158,7 +158,41 @@ async def test_every_bad_field_is_named_at_once(open_web):
         assert "-1 is not allowed" in errors["priority"]
         assert "time zone" in errors["available_at"]
         assert errors["lock_key"] == "is missing"
-        assert errors["queue"] == "Expected str, got int"
+        assert errors["queue"] == "must be a string, not an integer"
+        assert errors["args"] == "must be an object or null, not an array"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("limit=0", "must be an integer from 1 to 1,000"),
+        (f"limit={2**70}", "must be an integer from 1 to 1,000"),
+        ("limit=many", "must be an integer, not a string"),
+        ("after=" + "a" * 501, "must have at most 500 characters"),
+        ("status=failed,gone", "must be one of queued, running, succeeded, failed, canceled, lost"),
+        ("created_from=yesterday", "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"),
+        (
+            "finished_to=2026-11-20T12:00:00",
+            "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z",
+        ),
+    ],
+)
+async def test_a_bad_value_is_answered_with_what_is_allowed_in_words_of_json(open_web, query, said):
+    async with open_web() as web:
+        answer = await web.client.get(f"/api/v1/jobs?{query}")
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert error["path"].partition("[")[0] == query.partition("=")[0]
+        assert error["message"] == said
+
+
+async def test_the_bounds_of_large_numbers_are_written_out(open_web):
+    async with open_web() as web:
+        address = f"/api/v1/jobs/{await web.trigger()}"
+        answer = await web.client.get(f"{address}/events?after=-1")
+        assert answer.json()["errors"][0]["message"] == "must be an integer from 0 to 9,223,372,036,854,775,807"
+        answer = await web.client.get(f"{address}/status?wait=61")
+        assert answer.json()["errors"][0]["message"] == "must be a number from 0 to 60"
 
 
 async def test_a_batch_names_each_bad_field_with_its_place(open_web, database):
