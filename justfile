@@ -106,10 +106,12 @@ _bench-tools: (setup "embedded")
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
 
 # load the European Central Bank's rates, on an embedded database
+[no-exit-message]
 demo *args:
     {{ bin }}/dataloader demo {{ args }}
 
 # a service: just serve --tasks my_module:tasks
+[no-exit-message]
 serve *args:
     {{ bin }}/dataloader serve {{ args }}
 

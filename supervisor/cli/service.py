@@ -109,7 +109,7 @@ def tasks(*, where: str, as_json: bool) -> None:
 
 
 def _described(retry: RetryPolicy) -> str:
-    growth = "× attempt" if retry.factor is None else f"× {retry.factor:g} ^ attempt"
+    growth = "× attempt" if retry.factor is None else f"× {retry.factor:g} ^ (attempt - 1)"
     final = f", never after {', '.join(error.__name__ for error in retry.final)}" if retry.final else ""
     return f"{retry.base_s:g} s {growth}, at most {retry.cap_s:g} s, + {retry.jitter:.0%}{final}"
 

@@ -40,10 +40,13 @@ def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, modul
     name = module(
         f"{TASKS}@tasks.task('load.ecb', timeout_s=60, max_attempts=3)\n"
         "async def load(job):\n    'Load rates.\\n\\nMore.'\n"
-        "@tasks.task('report')\ndef report(job): ...\n"
+        "from dataloader import RetryPolicy\n"
+        "@tasks.task('report', retry=RetryPolicy(base_s=10, factor=2))\ndef report(job): ...\n"
     )
     result = dataloader("tasks", "--tasks", f"{name}:tasks")
     assert result.returncode == 0, result.stderr
+    assert "30 s × attempt, at most" in result.stdout
+    assert "10 s × 2 ^ (attempt - 1), at most" in result.stdout
     assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
         ["load.ecb", "async"],
         ["report", "thread"],
