@@ -19,6 +19,7 @@ import trio
 
 from dataloader.actors import runner
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.runner import Workshop
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
@@ -87,6 +88,7 @@ class Dispatcher:
     locks: LockSession
     answered: Callable[[], None]
     runs: Runs
+    outage: Outage
     tasks: Tasks
     workshop: Workshop
     backoff_s: float
@@ -104,6 +106,10 @@ class Dispatcher:
         """The recorder has written the ends of `slots` runs."""
         self.running -= slots
         self._slots.set()
+
+    @property
+    def _part(self) -> str:
+        return f"claims of {self.queue}"
 
     async def run(
         self,
@@ -146,14 +152,12 @@ class Dispatcher:
                 # Unstorable: a row of somebody else can't be claimed; whoever mends it need not start us again.
                 # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
                 limit = max(limit // 2, 1)
-                what = "no claims while the database is away"
-                if isinstance(error, Unstorable):
-                    what = "no claims: a job can't be read"
-                log.warning(what, queue=self.queue, error=str(error), again_in_s=pause_s)
+                self.outage.failed(self._part, error, again_in_s=pause_s)
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
                 more, look = True, 0
                 continue
+            self.outage.worked(self._part)
             limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
             self._take(claim, jobs, limiter)
             more = claim.more
@@ -210,6 +214,7 @@ class Dispatcher:
                 some = [self._to_test.pop() for _ in range(min(len(self._to_test), KEYS))]
                 await unpark(self.database, some)
         except StoreError as error:
-            log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))
+            if not self.outage.lasts:
+                log.warning("parked jobs were not looked at again; the stager will", queue=self.queue, error=str(error))
         finally:
             self._testing = False

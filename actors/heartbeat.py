@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Run, Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
@@ -43,6 +44,7 @@ class Heartbeat:
     database: Database
     worker: Worker
     runs: Runs
+    outage: Outage
     telemetry: Telemetry
     period_s: float
     cancel_grace_s: float
@@ -77,8 +79,9 @@ class Heartbeat:
         try:
             sent_at, pulses = await self.session.write_within(timeout_s, _aio_timed_beat, beats)
         except StoreError as error:
-            log.warning("a heartbeat failed", jobs=len(runs), error=str(error))
+            self.outage.failed("heartbeat", error, jobs=len(runs))
             return False
+        self.outage.worked("heartbeat")
         expired = [runs[pulse.token] for pulse in pulses if pulse.beat is Beat.EXPIRED]
         revived = await self._revive(expired, timeout_s) if expired else {}
         certain = True
@@ -91,6 +94,7 @@ class Heartbeat:
         # That the database is away is told by the write that shows the worker, which comes as often.
         with contextlib.suppress(StoreError):
             await self.session.open()
+            self.outage.worked("heartbeat")
 
     async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
         """By our clock some of these leases hold: the database's has jumped (F32).
@@ -133,8 +137,9 @@ class Heartbeat:
         while True:
             try:
                 await self.database.write(aio_show, self.worker)
+                self.outage.worked("sign of life")
             except StoreError as error:
-                log.warning("the worker could not be shown as alive", error=str(error))
+                self.outage.failed("sign of life", error)
             await trio.sleep(min(self.period_s, SHOW_EVERY_S))
 
     async def _watch_for_stuck(self) -> None:

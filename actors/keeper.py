@@ -16,13 +16,11 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Runs, margin_s
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import MIN_LEASE_S
 from dataloader.store.lock_session import MIN_PING_S, LockSession
-
-log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
 WATCH_SHARE: Final = 1 / 8
@@ -35,6 +33,7 @@ class Keeper:
 
     locks: LockSession
     runs: Runs
+    outage: Outage
     period_s: float
     wake: Wake = attrs.field(factory=Wake)
     _margin_s: float = attrs.field(default=0.0, init=False)
@@ -64,8 +63,9 @@ class Keeper:
             self._margin_s = margin_s(lease_s)
             self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
             await self.locks.repair()
+            self.outage.worked("lock session")
         except StoreError as error:
-            log.warning("the lock session does not answer", error=str(error))
+            self.outage.failed("lock session", error)
             at_the_latest = self.locks.safe_until - margin_s(lease_s)
             self.runs.key_is_safe_until(min(self.runs.key_safe_until, at_the_latest))
             return RETRY_S

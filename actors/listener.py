@@ -13,8 +13,9 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Runs
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.database import Database
 from dataloader.store.notifications import (
@@ -42,6 +43,7 @@ class Listener:
     stager: Wake
     heartbeat: Wake
     runs: Runs
+    outage: Outage
     waits: Waits
     connected: bool = False
 
@@ -50,6 +52,7 @@ class Listener:
         try:
             async with open_listener(self.database, self._deliver, of_jobs=bool(self.queues)) as listening:
                 self.connected = True
+                self.outage.worked("listener")
                 task_status.started()
                 self._wake_all()
                 while not listening.lost.is_set():
@@ -57,6 +60,9 @@ class Listener:
                     with trio.move_on_after(PING_EVERY_S):
                         await listening.lost.wait()
                 raise StoreUnavailable("the listener's connection was lost")
+        except StoreError as error:
+            self.outage.failed("listener", error)
+            raise
         finally:
             self.connected = False
 

@@ -11,6 +11,7 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
@@ -29,6 +30,7 @@ class Pruner:
     """Keeps finished jobs for `days` by status; 0 keeps them for ever."""
 
     database: Database
+    outage: Outage
     days: Mapping[Status, int]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -40,5 +42,6 @@ class Pruner:
                     log.info("old jobs were deleted", jobs=deleted)
                     await trio.sleep(BETWEEN_BATCHES_S)
             except StoreError as error:
-                log.warning("old jobs were not deleted", error=str(error))
+                if not self.outage.lasts:
+                    log.warning("old jobs were not deleted", error=str(error))
             await trio.sleep(EVERY_S)

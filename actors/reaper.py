@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry
@@ -28,6 +29,8 @@ BATCH: Final = 500
 MAX_BATCHES: Final = 4
 """Batches in one sweep: a bound on what one sweep can take, also when everything has expired."""
 JUMP_S: Final = 2.0
+MAX_PAUSE_S: Final = 10.0
+"""While the database can't be used, a sweep is tried at least so often: it may say that it can again."""
 MAX_ENDLESS: Final = 100
 """Jobs with an endless lease that are looked for, of each kind."""
 SAY_ENDLESS_EVERY_S: Final = 60.0
@@ -38,6 +41,7 @@ class Reaper:
     """Sweeps every `period_s` seconds; sets `jumped` when the database's clock has."""
 
     database: Database
+    outage: Outage
     telemetry: Telemetry
     period_s: float
     jumped: Wake
@@ -52,9 +56,10 @@ class Reaper:
             try:
                 ahead_s = await self._sweep(ahead_s)
                 await self._look_for_endless()
+                self.outage.worked("reaper")
             except StoreError as error:
-                log.warning("a sweep for expired leases failed", error=str(error))
-            await trio.sleep(self.period_s)
+                self.outage.failed("reaper", error)
+            await trio.sleep(min(self.period_s, MAX_PAUSE_S) if self.outage.lasts else self.period_s)
 
     async def _sweep(self, ahead_s: float | None) -> float | None:
         """Sweep unless the database's clock has jumped; how far it is ahead of ours comes back, if that is known."""

@@ -21,6 +21,7 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
@@ -54,6 +55,7 @@ class Recorder:
     session: Session
     locks: LockSession
     runs: Runs
+    outage: Outage
     telemetry: Telemetry
     freed: Callable[[str, int], None]
     released: Wake
@@ -170,7 +172,7 @@ class Recorder:
         pause_s = 0.05
         while True:
             try:
-                return await self.session.write(aio_finish, endings)
+                finished = await self.session.write(aio_finish, endings)
             except StoreError as error:
                 if isinstance(error, Unstorable):
                     return await self._without_the_unstorable(endings, error)
@@ -179,11 +181,14 @@ class Recorder:
                         "outcomes could not be written: the jobs are left to their leases", jobs=len(endings)
                     )
                     return Finished({}, [])
-                log.warning("outcomes wait for the database", jobs=len(endings), error=str(error), again_in_s=pause_s)
+                self.outage.failed("recorder", error, jobs=len(endings), again_in_s=pause_s)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one ending, the others are written
                 return await self._without_the_unstorable(endings, error)
+            else:
+                self.outage.worked("recorder")
+                return finished
 
     async def _without_the_unstorable(self, endings: list[Ending], error: Exception) -> Finished:
         """One row poisons the batch: the others must not suffer for it."""
@@ -228,7 +233,7 @@ class Recorder:
                 aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
             )
         except StoreUnavailable as error:
-            log.warning("progress waits for the database", jobs=len(shown), error=str(error))
+            self.outage.failed("recorder", error, progress_of=len(shown))
         except StoreError as error:
             log.warning("progress could not be written", jobs=len(shown), error=str(error))
             return
@@ -253,7 +258,7 @@ class Recorder:
             locked = await self.session.write(aio_keep_lines, texts)
         except StoreError as error:
             # Not kept for later: they are many, and the process's own log has room for them.
-            log.warning("log lines could not be kept", lines=len(texts), error=str(error))
+            self.outage.failed("recorder", error, lines=len(texts))
             return set()
         for run, pairs in lines.items():
             if run.job.token in locked:

@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.store.lock_session import LockSession
@@ -26,6 +27,7 @@ class Releaser:
     """Works whenever `wake` is set."""
 
     locks: LockSession
+    outage: Outage
     wake: Wake = attrs.field(factory=Wake)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -35,7 +37,8 @@ class Releaser:
             await self.wake.wait(math.inf)
             try:
                 await self.locks.release()
+                self.outage.worked("releaser")
             except StoreError as error:
-                log.warning("keys were not freed yet", error=str(error))
+                self.outage.failed("releaser", error)
                 await trio.sleep(RETRY_S)
                 self.wake.set()

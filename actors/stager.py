@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
@@ -22,6 +23,8 @@ from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
 log = get_logger(__name__)
 
 LOCKED_S: Final = 0.5
+MAX_PAUSE_S: Final = 5.0
+"""After a failure."""
 REST: Final = 2.5
 """The rest after a batch that left others due: so many times as long as the batch took."""
 MAX_REST_S: Final = 0.2
@@ -35,6 +38,7 @@ class Stager:
     database: Database
     queues: list[str]
     tasks: Tasks
+    outage: Outage
     sweep_s: float
     poll_s: float
     wake: Wake = attrs.field(factory=Wake)
@@ -51,9 +55,10 @@ class Stager:
                     await ready_free(self.database)
                 began = trio.current_time()
                 staged = await ready_due(self.database)
+                self.outage.worked("stager")
             except StoreError as error:
-                log.warning("waiting jobs were not looked at", error=str(error))
-                await trio.sleep(self.poll_s)
+                self.outage.failed("stager", error)
+                await trio.sleep(min(self.poll_s, MAX_PAUSE_S))
                 continue
             if staged.readied >= BATCH and staged.next_due_s == 0:
                 await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))

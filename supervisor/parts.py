@@ -24,6 +24,7 @@ from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.listener import Listener
 from dataloader.actors.messages import ToRecord
+from dataloader.actors.outage import Outage
 from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
@@ -76,6 +77,7 @@ class Parts:
     database: Database
     enqueuer: Enqueuer
     runs: Runs
+    outage: Outage
     locks: LockSession
     telemetry: Telemetry
     workshop: Workshop
@@ -198,6 +200,7 @@ def _make(
             if run is not None:
                 run.stop(Why.KEY_LOST)
 
+    outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
     registry = CollectorRegistry()
     telemetry = Telemetry(registry)
@@ -216,7 +219,7 @@ def _make(
             PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
     )
-    keeper = Keeper(locks=locks, runs=runs, period_s=settings.heartbeat_s)
+    keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
     dispatchers = {
         queue: Dispatcher(
             queue=queue,
@@ -225,6 +228,7 @@ def _make(
             locks=locks,
             answered=keeper.answered,
             runs=runs,
+            outage=outage,
             tasks=tasks,
             workshop=workshop,
             backoff_s=settings.claim_backoff_s,
@@ -232,11 +236,12 @@ def _make(
         )
         for queue, concurrency in slots.items()
     }
-    releaser = Releaser(locks)
+    releaser = Releaser(locks, outage)
     recorder = Recorder(
         session=Session(database, "recorder"),
         locks=locks,
         runs=runs,
+        outage=outage,
         telemetry=telemetry,
         freed=lambda queue, number: dispatchers[queue].freed(number),
         released=releaser.wake,
@@ -247,6 +252,7 @@ def _make(
         database=database,
         worker=worker,
         runs=runs,
+        outage=outage,
         telemetry=telemetry,
         period_s=settings.heartbeat_s,
         cancel_grace_s=settings.cancel_grace_s,
@@ -260,7 +266,12 @@ def _make(
 
     runs.attend = attend
     stager = Stager(
-        database=database, queues=list(slots), tasks=tasks, sweep_s=settings.claim_backoff_s, poll_s=settings.poll_s
+        database=database,
+        queues=list(slots),
+        tasks=tasks,
+        outage=outage,
+        sweep_s=settings.claim_backoff_s,
+        poll_s=settings.poll_s,
     )
     waits = Waits(database)
     listener = Listener(
@@ -269,6 +280,7 @@ def _make(
         stager=stager.wake,
         heartbeat=heartbeat.wake,
         runs=runs,
+        outage=outage,
         waits=waits,
     )
     days = {
@@ -284,6 +296,7 @@ def _make(
         database=database,
         enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
         runs=runs,
+        outage=outage,
         locks=locks,
         telemetry=telemetry,
         workshop=workshop,
@@ -297,9 +310,13 @@ def _make(
             "listener": listener.run,
             "stager": stager.run,
             "reaper": Reaper(
-                database=database, telemetry=telemetry, period_s=settings.reaper_period_s, jumped=heartbeat.wake
+                database=database,
+                outage=outage,
+                telemetry=telemetry,
+                period_s=settings.reaper_period_s,
+                jumped=heartbeat.wake,
             ).run,
-            "pruner": Pruner(database=database, days=days).run,
+            "pruner": Pruner(database=database, outage=outage, days=days).run,
         },
         listener=listener,
         waits=waits,

@@ -49,7 +49,7 @@ async def keep_running(
             await part()
         except* StoreUnavailable as group:
             error = leaf(group)
-            log.warning("a part waits for the database", part=name, error=str(error))
+            log.debug("a part waits for the database", part=name, error=str(error))
         except* Exception as group:
             error = group
             log.exception("a part failed and is started again", part=name, budget=str(budget))

@@ -157,9 +157,10 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 # Before the first claim: nobody is to be told that its queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
+                parts.outage.worked("start")
                 prepared = True
             except StoreUnavailable as error:
-                log.warning("waiting for the database", error=str(error), again_in_s=round(pause_s, 1))
+                parts.outage.failed("start", error, again_in_s=round(pause_s, 1))
                 await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
                 pause_s = min(pause_s * 2, 5.0)
         nursery.cancel_scope.cancel()

@@ -9,7 +9,8 @@ from conditions import until
 from logged import capture_logs
 from proxy import open_proxy
 
-from dataloader import ActorGaveUp, NewJob, Settings, Tasks, Worker
+from dataloader import ActorGaveUp, NewJob, Settings, StoreError, StoreUnavailable, Tasks, Worker
+from dataloader.actors.outage import Outage
 from dataloader.supervisor.supervisor import open_starting
 
 LISTENERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
@@ -144,7 +145,7 @@ async def test_outcomes_wait_for_a_database_that_is_away_for_a_moment(open_worke
             proxy.cut()
             release.set()
             with capture_logs() as lines:
-                await until(lambda: _now([line for line in lines if "outcomes wait" in line["event"]]))
+                await until(lambda: _now([line for line in lines if line.get("part") == "recorder"]))
             assert (await row_of(job.job_id))["status"] == "running"
             proxy.mend()
             await until(lambda: row_of(job.job_id), lambda row: row["status"] == "succeeded")
@@ -204,3 +205,57 @@ async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_wo
             release.set()
             await supervisor.wait_drained()
     assert (await row_of(job.job_id))["status"] == "succeeded"
+
+
+@pytest.mark.requirement("Q5")
+async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_each_try_at_level_debug_only(
+    open_worker, database
+):
+    async with open_proxy(database.dsn) as proxy:
+        with capture_logs() as lines, trio.fail_after(90):
+            settings = {"heartbeat_s": 0.5, "reaper_period_s": 0.5, "poll_s": 0.5, "connect_timeout_s": 2}
+            async with open_worker(quick_tasks(), {"q": 2, "r": 2}, dsn=proxy.dsn, **settings):
+                proxy.cut()
+                await until(lambda: _parts_of(lines), lambda parts: len(parts) >= 7)
+                await until(lambda: _now(lines), lambda lines: len(lines) >= 60)
+                proxy.mend()
+                await until(lambda: _now([line for line in lines if "again" in line["event"]]))
+    warnings = [line for line in lines if line["log_level"] not in {"debug", "info"}]
+    told = ["the database can't be used", "the database can be used again"]
+    assert [line["event"] for line in warnings if line["event"] not in UNASKED] == told
+    assert warnings[-1]["after_s"] > 0
+    assert warnings[-1]["tries"] >= 40
+
+
+async def _parts_of(lines):
+    return {line["part"] for line in lines if line["event"] == "a try failed"}
+
+
+UNASKED = {"the lock session was lost; its locks are taken again", "repaired after an interrupted claim"}
+
+
+@pytest.mark.requirement("Q5")
+async def test_an_outage_that_lasts_is_told_once_a_minute_and_whatever_else_is_refused_for_each_part(autojump_clock):
+    outage = Outage()
+    with capture_logs() as lines:
+        for _ in range(2 * 130):
+            outage.failed("heartbeat", StoreUnavailable("gone"))
+            outage.failed("claims of q", StoreUnavailable("gone"))
+            await trio.sleep(0.5)
+        assert outage.lasts
+        outage.failed("stager", StoreError("permission denied"))
+        outage.worked("heartbeat")
+        outage.worked("claims of q")
+        assert not outage.lasts
+        outage.worked("claims of q")
+        outage.worked("stager")
+    told = [(line["event"], line.get("part"), line.get("for_s", line.get("after_s"))) for line in lines]
+    assert [line for line in told if line[0] != "a try failed"] == [
+        ("the database can't be used", "heartbeat", None),
+        ("the database still can't be used", None, 60),
+        ("the database still can't be used", None, 120),
+        ("a part can't do its work", "stager", None),
+        ("the database can be used again", "claims of q", 130),
+        ("a part does its work again", "stager", 0),
+    ]
+    assert [line["parts"] for line in lines if "parts" in line] == [["claims of q", "heartbeat"]] * 2

@@ -9,6 +9,7 @@ import trio.testing
 from prometheus_client import CollectorRegistry
 
 from dataloader.actors.messages import Ended, Shown, Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.ids import uuid7
@@ -53,6 +54,7 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
         session=session,
         locks=Locks(),
         runs=runs,
+        outage=Outage(),
         telemetry=Telemetry(CollectorRegistry()),
         freed=lambda _queue, _slots: None,
         released=Wake(),

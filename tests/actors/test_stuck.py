@@ -10,6 +10,7 @@ from proxy import open_proxy
 
 from dataloader import Tasks
 from dataloader.actors.heartbeat import Heartbeat
+from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Run, Runs, Why
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
@@ -37,7 +38,7 @@ async def test_one_whose_job_or_key_may_be_another_s_does(committed, why, ends_t
     run.stop(why)
     run.overdue_since = -math.inf
     heartbeat = Heartbeat(
-        session=None, locks=None, database=None, worker=None, runs=runs, telemetry=None, period_s=10,
+        session=None, locks=None, database=None, worker=None, runs=runs, outage=Outage(), telemetry=None, period_s=10,
         cancel_grace_s=1, unstoppable=told.append,
     )  # fmt: skip
     heartbeat._look_for_stuck()

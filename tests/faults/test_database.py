@@ -314,7 +314,6 @@ def _refusals_of(jobs):
     return refusals
 
 
-CLAIMS_TRIED = "no claims while the database is away"
 SECONDS_A_TRY = {"": 1, "lock_timeout": 0, "statement_timeout": 1}
 
 
@@ -328,15 +327,15 @@ async def test_f19_a_table_that_is_locked_for_long_is_tried_ever_more_rarely_wha
         if of_the_role:
             # Ours wins over the role's statement timeout; there is none of ours for locks.
             await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {of_the_role} = '300ms'")
-        service = await serve(statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, **FAST)
+        service = await serve(statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, log_level="debug", **FAST)
         async with load(service) as jobs, asking(service) as ask:
             await worked(ledger.visits)
             began = trio.current_time()
-            known = len(_tries(service))
+            known = len(tries_of(service, "claims of q"))
             await other.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
 
             async def tried():
-                return _tries(service)[known:]
+                return tries_of(service, "claims of q")[known:]
 
             tries = await until(tried, lambda tries: len(tries) >= 4)
             took_s = trio.current_time() - began
@@ -356,8 +355,9 @@ async def test_f19_a_table_that_is_locked_for_long_is_tried_ever_more_rarely_wha
     calm(service)
 
 
-def _tries(service):
-    return [line for line in [*service.lines] if CLAIMS_TRIED in line["event"]]
+def tries_of(service, part):
+    """The tries of a part that failed."""
+    return [line for line in [*service.lines] if line["event"] == "a try failed" and line["part"] == part]
 
 
 @pytest.mark.requirement("Q5", "Q6")
@@ -476,10 +476,10 @@ async def test_f26_a_server_without_a_free_connection_is_waited_for_at_the_start
     serve, load, asking, calm, ledger, own_server, crowd
 ):
     async with crowd(own_server.dsn) as others:
-        service = await serve(dsn=own_server.dsn, ready="waiting for the database", **FAST)
+        service = await serve(dsn=own_server.dsn, ready="the database can't be used", log_level="debug", **FAST)
 
         async def waits():
-            return [line for line in [*service.lines] if line["event"] == "waiting for the database"]
+            return tries_of(service, "start")
 
         waited = await until(waits, lambda lines: len(lines) >= 3)
         assert all("TooManyConnections" in line["error"] for line in waited)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import attrs
 import pytest
@@ -87,14 +88,20 @@ def script(database):
 
 
 async def test_a_part_that_can_not_work_goes_on_trying_and_says_so(serve, add, raw, row_when):
-    """What the database refuses to the parts besides the claims costs their duty, and is said each time."""
+    """What the database refuses to the parts besides the claims costs their duty, and is said."""
     service = await serve(poll_sec=0.2, reaper_period_sec=0.2, claim_backoff_sec=0.2, heartbeat_sec=0.2)
     await raw.execute("ALTER FUNCTION dl_parked_keys RENAME TO gone; ALTER TABLE dl_workers RENAME TO gone_too")
-    for event in ("waiting jobs were not looked at", "the worker could not be shown as alive"):
-        line = await service.logged(event)
+    said = await until(partial(told, service, "a part can't do its work"), lambda lines: len(lines) == 2)
+    assert {line["part"] for line in said} == {"stager", "sign of life"}
+    for line in said:
         assert line["level"] == "warning"
         assert "does not exist" in line["error"]
     await row_when(await add("quick"), "succeeded")
     await raw.execute("ALTER FUNCTION gone RENAME TO dl_parked_keys; ALTER TABLE gone_too RENAME TO dl_workers")
     await until(lambda: raw.fetchval("SELECT seen_at > now() - interval '1 second' FROM dl_workers"))
+    await until(partial(told, service, "a part does its work again"), lambda lines: len(lines) == 2)
     assert service.process.poll() is None
+
+
+async def told(service, event):
+    return [line for line in [*service.lines] if line["event"] == event]

@@ -103,7 +103,7 @@ async def test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_ex
         await row_when(job_id, "running")
         proxy.cut()
         proxy.thaw()
-        await service.logged("no claims while the database is away")
+        await service.logged("the database can't be used")
         service.signal(signal.SIGTERM)
         await service.logged("draining: no new jobs are taken")
         if back:
@@ -133,7 +133,7 @@ async def test_a_client_that_stops_reading_holds_nothing_up(serve, add, raw, cli
 async def test_a_signal_while_the_database_is_not_there_yet_ends_with_0(serve, database, client_of):
     async with open_proxy(database.dsn) as proxy:
         proxy.cut()
-        service = await serve(dsn=proxy.dsn, ready="waiting for the database")
+        service = await serve(dsn=proxy.dsn, ready="the database can't be used")
         service.signal(signal.SIGTERM)
         assert await service.exit_code(within_s=30) == 0
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from dataloader.actors import reaper as reaper_module
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.reaper import Reaper
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
@@ -269,7 +270,9 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
     monkeypatch.setattr(reaper_module, "reap", sweep)
     async with trio.open_nursery() as nursery:
         telemetry = Telemetry(CollectorRegistry())
-        nursery.start_soon(Reaper(database=store, telemetry=telemetry, period_s=0.01, jumped=jumped).run)
+        nursery.start_soon(
+            Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.01, jumped=jumped).run
+        )
         with trio.fail_after(10):
             await swept.wait()
         nursery.cancel_scope.cancel()
@@ -289,7 +292,9 @@ async def test_a_sweep_that_has_waited_for_a_table_takes_that_for_no_jump_of_the
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             telemetry = Telemetry(CollectorRegistry())
-            nursery.start_soon(Reaper(database=store, telemetry=telemetry, period_s=0.05, jumped=jumped).run)
+            nursery.start_soon(
+                Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.05, jumped=jumped).run
+            )
             await raw.execute(EXPIRE, first.job_id)
             await until(taken, first.job_id)
             await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")

@@ -10,6 +10,7 @@ from databases import raw_connection
 from prometheus_client import CollectorRegistry
 
 from dataloader.actors.messages import Wake
+from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import UNSTORABLE, Recorder
 from dataloader.actors.runs import Runs
 from dataloader.jobs.errors import StoreError
@@ -305,7 +306,9 @@ async def test_one_unstorable_row_neither_stops_the_others_nor_runs_again(start_
         await worker.record(*endings)
     assert [await row_of(job_id, "status") for job_id in jobs] == ["running"] * 3
     session = Session(store, "recorder")
-    recorder = Recorder(session, worker.locks, Runs(), Telemetry(CollectorRegistry()), lambda *_: None, Wake())
+    recorder = Recorder(
+        session, worker.locks, Runs(), Outage(), Telemetry(CollectorRegistry()), lambda *_: None, Wake()
+    )
     finished = await recorder._insist(endings)
     assert (len(finished.written), finished.void) == (3, [])
     assert [await row_of(job_id, "status") for job_id in jobs] == ["succeeded"] * 3

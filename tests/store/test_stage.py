@@ -12,6 +12,7 @@ import trio
 from databases import raw_connection
 
 from dataloader.actors import stager as actor
+from dataloader.actors.outage import Outage
 from dataloader.actors.stager import MAX_REST_S, REST, Stager
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import Tasks
@@ -117,7 +118,7 @@ async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store
 @pytest.mark.requirement("Q2")
 async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
     """Also by one that a client whose clock is ahead made 'for now'."""
-    stager = Stager(database=store, queues=["q"], tasks=Tasks(), sweep_s=3600, poll_s=3600)
+    stager = Stager(database=store, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=3600, poll_s=3600)
     heard = trio.Event()
     due = []
     async with raw_connection(database.dsn) as listener, trio.open_nursery() as nursery:
@@ -181,7 +182,7 @@ def rounds_of(monkeypatch):
 
         for name, fake in {"ready_known": nothing, "ready_free": nothing, "ready_due": meet}.items():
             monkeypatch.setattr(actor, name, fake)
-        stager = Stager(database=None, queues=["q"], tasks=Tasks(), sweep_s=60, poll_s=60)
+        stager = Stager(database=None, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=60, poll_s=60)
         async with trio.open_nursery() as nursery:
             await nursery.start(stager.run)
             await done.wait()

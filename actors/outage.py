@@ -1,0 +1,77 @@
+"""The troubles of all parts with the database, told in one place: when they begin, once a minute, when they are over.
+
+A part that tries again and again reports under a name of its own: `failed` after a try that came to nothing, `worked`
+after one that did not. Each try alone is a line at level debug: thirty seconds without a database are hundreds of them.
+A database that can't be used is one trouble of all parts; whatever else is refused is a trouble of the part's own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.logger import get_logger
+
+log = get_logger(__name__)
+
+TELL_EVERY_S: Final = 60.0
+
+
+@attrs.define
+class _Trouble:
+    """Since when, and which parts have it still."""
+
+    began: float
+    told: float
+    parts: set[str] = attrs.field(factory=set)
+    tries: int = 0
+
+
+@attrs.define(eq=False)
+class Outage:
+    """What can't be done at the moment; one for all actors of a process."""
+
+    _troubles: dict[str | None, _Trouble] = attrs.field(factory=dict, init=False)
+    """By the part; under None that the database can't be used."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the database can't be used, and that has been told."""
+        return None in self._troubles
+
+    def failed(self, part: str, error: StoreError, **fields: object) -> None:
+        """A try of `part` has failed, and it is going to try again within a minute."""
+        log.debug("a try failed", part=part, error=str(error), **fields)
+        now = trio.current_time()
+        whose = None if isinstance(error, StoreUnavailable) else part
+        trouble = self._troubles.get(whose)
+        if trouble is None:
+            trouble = self._troubles[whose] = _Trouble(now, now)
+            what = "the database can't be used" if whose is None else "a part can't do its work"
+            log.warning(what, part=part, error=str(error))
+        trouble.parts.add(part)
+        trouble.tries += 1
+        if now - trouble.told >= TELL_EVERY_S:
+            trouble.told = now
+            log.warning(
+                "the database still can't be used" if whose is None else "a part still can't do its work",
+                for_s=round(now - trouble.began, 1),
+                parts=sorted(trouble.parts),
+                tries=trouble.tries,
+                error=str(error),
+            )
+
+    def worked(self, part: str) -> None:
+        """A try of `part` has succeeded."""
+        if not self._troubles:
+            return
+        for whose, trouble in list(self._troubles.items()):
+            trouble.parts.discard(part)
+            if not trouble.parts:
+                del self._troubles[whose]
+                what = "the database can be used again" if whose is None else "a part does its work again"
+                after_s = round(trio.current_time() - trouble.began, 1)
+                log.warning(what, part=part, after_s=after_s, tries=trouble.tries)
