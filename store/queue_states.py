@@ -19,7 +19,8 @@ from dataloader.store.database import Database
 from dataloader.store.workers import ALIVE_WITHIN_S
 
 REMEMBERED_S: Final = 1.0
-ASK_WITHIN_S: Final = 2.0
+ASK_WITHIN_S: Final = 0.5
+"""How long an answer to a trigger may be held up for what it says of the queue."""
 _MOST_RUNNING: Final = 10_000
 """Running jobs of a queue that are counted: with more it may be full without being called so."""
 

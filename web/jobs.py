@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.masking import mask
-from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store import control, reads
 from dataloader.web.auth import Role
@@ -64,7 +64,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     """
     [job] = await _enqueue(call.services, [body])
     return Answer(
-        value=_triggered(job),
+        value=job,
         status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
         headers={"Location": f"/api/v1/jobs/{job.job_id}"},
     )
@@ -87,25 +87,21 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     jobs = await _enqueue(call.services, body.jobs)
     created = any(job.created for job in jobs)
     return Answer(
-        value=BatchTriggered(list(map(_triggered, jobs))),
+        value=BatchTriggered(jobs),
         status=HTTPStatus.CREATED if created else HTTPStatus.OK,
     )
 
 
-async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Enqueued]:
+async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Triggered]:
     if services.state().draining:
         raise Draining("this process takes no new jobs")
     new = [NewJob(**request.domain_fields()) for request in requests]
     enqueued = await services.enqueuer.enqueue(new)
     states = await services.served_queues.state_of(job.queue for job in new)
     return [
-        attrs.evolve(job, queue_state=states[request.queue]) if job.status is Status.QUEUED else job
+        Triggered(job.job_id, job.status, job.created, states[request.queue] if job.status is Status.QUEUED else None)
         for job, request in zip(enqueued, new, strict=True)
     ]
-
-
-def _triggered(job: Enqueued) -> Triggered:
-    return Triggered(job.job_id, job.status, job.created, job.queue_state)
 
 
 @routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList}, rows=True)
