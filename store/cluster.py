@@ -74,7 +74,7 @@ class Cluster:
         if other_versions:
             raise EmbeddedDatabaseError(
                 f"The data directory {data_dir} holds a cluster of PostgreSQL {other_versions[0]}, this is PostgreSQL "
-                f"{version}: choose another data directory, or move the data with pg_dump and psql"
+                f"{version}: choose another data directory, and move the data by `dataloader backup` and `restore`"
             )
         if os.geteuid() == 0:
             server_user = system_user()
@@ -180,7 +180,7 @@ class Cluster:
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        _sync_directory(self.data_dir)
+        sync_directory(self.data_dir)
 
     def ensure_running(self, extra_settings: Mapping[str, str]) -> None:
         """Start the server, or wait for it if it starts or recovers already, until it takes connections."""
@@ -458,7 +458,8 @@ def _fits_socket(directory: Path) -> bool:
     return len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(r"[\w./+-]+", str(path)) is not None
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Have the names of its files on the disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(handle)
     os.close(handle)

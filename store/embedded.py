@@ -36,7 +36,8 @@ class EmbeddedPostgres:
     Args:
         version: the major version, 18 or 16.
         pid: of the server's main process.
-        psql_path: the psql that came with it.
+        data_dir: what it was started for.
+        bin_dir: the folder of the programs that came with it.
         socket_dir: the directory of its Unix socket, closed to others.
         log_path: what the server writes to.
         password: of the superuser `postgres`.
@@ -44,7 +45,8 @@ class EmbeddedPostgres:
 
     version: int
     pid: int
-    psql_path: Path
+    data_dir: Path
+    bin_dir: Path
     socket_dir: Path
     log_path: Path
     password: str = attrs.field(repr=False)
@@ -84,7 +86,11 @@ class EmbeddedPostgres:
         return self._cluster.owns_process(self.pid)
 
     def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
-        """The argument vector and environment that run psql here; the password is in the environment alone.
+        """The argument vector and environment that run psql here; the password is in the environment alone."""
+        return self.program("psql", *arguments, database=database)
+
+    def program(self, name: str, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
+        """The same for any of the server's own client programs.
 
         Variables PG… of the caller's environment are left out: they mean another server.
         """
@@ -96,7 +102,7 @@ class EmbeddedPostgres:
             "PGDATABASE": database,
             "PGPASSWORD": self.password,
         }
-        return [str(self.psql_path), *arguments], environment
+        return [str(self.bin_dir / name), *arguments], environment
 
 
 @contextlib.contextmanager
@@ -147,15 +153,21 @@ def psql_command(data_dir: Path, *arguments: str) -> tuple[list[str], dict[str, 
     Raises:
         EmbeddedDatabaseError: nothing runs there, or it belongs to somebody else.
     """
-    with _told_of(data_dir):
-        versions = versions_in(data_dir)
-        if versions:
-            cluster = Cluster.in_directory(data_dir, versions[0])
-            if cluster.state() == "ready":
-                return _server_of(cluster, {}).psql(*arguments)
+    if server := running_server(data_dir):
+        return server.psql(*arguments)
     raise EmbeddedDatabaseError(
         f"No embedded PostgreSQL runs in the data directory {data_dir}; it runs while `dataloader serve` does"
     )
+
+
+def running_server(data_dir: Path) -> EmbeddedPostgres | None:
+    """The server that runs in `data_dir`, if one does."""
+    with _told_of(data_dir):
+        for version in versions_in(data_dir):
+            cluster = Cluster.in_directory(data_dir, version)
+            if cluster.state() == "ready":
+                return _server_of(cluster, {})
+    return None
 
 
 def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgres:
@@ -163,7 +175,8 @@ def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgre
     return EmbeddedPostgres(
         version=cluster.version,
         pid=postmaster.pid,
-        psql_path=cluster.bin_dir / "psql",
+        data_dir=cluster.data_dir,
+        bin_dir=cluster.bin_dir,
         socket_dir=postmaster.socket_dir,
         log_path=cluster.log_path,
         password=cluster.read_password(),

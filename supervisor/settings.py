@@ -289,7 +289,7 @@ class SettingRow:
 
     name: str
     value: str
-    source: Literal["default", ".env", ".env.local", "environment", "command line"]
+    source: Literal["default", ".env", ".env.local", "environment", "command line", "embedded"]
     description: str
 
 

@@ -43,6 +43,8 @@ _FILES: Final = MappingProxyType(
         "config": "service",
         "migrate": "database",
         "psql": "database",
+        "backup": "backup",
+        "restore": "backup",
     }
 )
 """Every command, in the order of the help, and the file of this folder that holds it."""

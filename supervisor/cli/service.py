@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import click
 
-from dataloader.jobs.errors import ConfigError, DataloaderError
+from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.cli.entry import leaves
@@ -115,12 +117,19 @@ def _described(retry: RetryPolicy) -> str:
 
 
 @click.command()
+@data_dir_option
 @json_option
-def config(*, as_json: bool) -> None:
-    """Show every setting, its value and where that came from; secrets masked."""
-    rows = explain()
+def config(*, data_dir: Path | None, as_json: bool) -> None:
+    """Show every setting, its value and where that came from; secrets masked.
+
+    Without DL_DB_DSN its value is the address of the embedded database, while that runs.
+    """
+    overrides = {"data_dir": data_dir}
+    rows = explain(overrides=overrides)
+    if address := _embedded_address(load_settings(overrides=overrides)):
+        rows = [attrs.evolve(row, value=address, source="embedded") if row.name == "DL_DB_DSN" else row for row in rows]
     if as_json:
-        print_json(rows)
+        print_json(rows, is_masked=True)
     else:
         print_table(
             (Column("NAME"), Column("VALUE", folds=True), Column("SOURCE")),
@@ -129,3 +138,16 @@ def config(*, as_json: bool) -> None:
         )
     for warning in _warnings():
         click.echo(warning, err=True)
+
+
+def _embedded_address(settings: Settings) -> str | None:
+    """Where the embedded database answers, its password masked; None where it is not what is used, or does not run."""
+    from dataloader.store.embedded import running_server  # noqa: PLC0415 - most have a database of their own
+
+    if settings.db_dsn is not None:
+        return None
+    try:
+        server = running_server(settings.data_dir)
+    except EmbeddedDatabaseError:  # somebody else's, or without the extra: what shows the settings shows them still
+        return None
+    return None if server is None else server.masked_dsn

@@ -1,0 +1,167 @@
+"""Backup and restore of the embedded database, by the programs that came with its server: they fit its version.
+
+Blocking, as all that runs those programs. A backup is what the database held at one moment, taken while it is used; its
+file has its name only when it is whole. A restore fills a new database beside the one that is there, and takes its
+place in one step: whatever interrupts it, one of the two is there and whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Final
+
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
+from dataloader.store.cluster import sync_directory
+from dataloader.store.embedded import DATABASE, EmbeddedPostgres
+
+RESTORED: Final = f"{DATABASE}_restored"
+"""The database that a restore fills."""
+REPLACED: Final = f"{DATABASE}_replaced"
+"""The one whose place it has taken, until that is dropped."""
+LOCK_TIMEOUT_S: Final = 60
+"""How long a backup waits for tables that somebody has locked against all others."""
+PSQL_TIMEOUT_S: Final = 600.0
+
+_STAGES: Final = "*.dl_stage_*"
+"""Tables that come and go with the runs of loads, and hold nothing that a run does not bring again."""
+_JOBS: Final = re.compile(r"TABLE DATA \S+ dl_jobs\b")
+_TABLE: Final = re.compile(r'(?:dumping contents of|processing data for) table "(.+)"$')
+_USED: Final = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+_NOT_EMPTY: Final = r"""
+SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+  AND c.relname NOT IN ('dl_migrations', 'dl_function_sets', 'dl_workers') \gexec
+"""
+
+
+def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]) -> int:
+    """Write what the database holds now to `file`, readable for its owner alone; its size in bytes comes back.
+
+    Args:
+        server: the running server.
+        file: must not exist.
+        tell: hears the name of each table when its turn has come.
+
+    Raises:
+        ConfigError: there is such a file, or it can't be written.
+        EmbeddedDatabaseError: the database can't be read.
+    """
+    if file.exists():
+        raise ConfigError(f"FILE: {file} exists already; choose another name, or remove it")
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    options = ("--format=custom", "--verbose", f"--exclude-table={_STAGES}", f"--lock-wait-timeout={LOCK_TIMEOUT_S}s")
+    dump = server.program("pg_dump", *options)
+    try:
+        with part.open("xb") as output:
+            part.chmod(0o600)
+            _run(dump, tell, output)
+            os.fsync(output.fileno())
+        size = part.stat().st_size
+        part.rename(file)
+        sync_directory(file.parent)
+    except OSError as error:
+        raise ConfigError(f"FILE: {file} can't be written: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    return size
+
+
+def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
+    """Make the database what it was when `file` was written.
+
+    Args:
+        server: the running server, of the version that wrote the file or a newer one.
+        file: a backup.
+        tell: hears the name of each table when its turn has come.
+        replace: whether what the database holds may go.
+
+    Raises:
+        ConfigError: the file is no backup, or the database is not empty and may not be replaced.
+        EmbeddedDatabaseError: somebody uses the database, or the backup can't be restored; then all is as before.
+    """
+    _check(server, file)
+    if not replace and _psql(server, DATABASE, _NOT_EMPTY):
+        raise ConfigError(
+            f"--replace: is needed, since the database in {server.data_dir} is not empty; all that it holds would go"
+        )
+    if (connections := _psql(server, DATABASE, _USED)) != "0":
+        raise _in_use(server, f"{connections} connections")
+    drop = "".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in (RESTORED, REPLACED))
+    _psql(server, "postgres", f"{drop}CREATE DATABASE {RESTORED} TEMPLATE template0")
+    try:
+        options = ("--exit-on-error", "--single-transaction", "--verbose")
+        _run(server.program("pg_restore", *options, f"--dbname={RESTORED}", str(file)), tell)
+        _psql(server, RESTORED, "ANALYZE")
+        try:
+            _psql(
+                server,
+                "postgres",
+                f"BEGIN; ALTER DATABASE {DATABASE} RENAME TO {REPLACED};"
+                f" ALTER DATABASE {RESTORED} RENAME TO {DATABASE}; COMMIT",
+            )
+        except EmbeddedDatabaseError as error:
+            if "being accessed by other users" not in str(error):
+                raise
+            raise _in_use(server, "somebody") from error
+    finally:
+        _psql(server, "postgres", drop)
+
+
+def _check(server: EmbeddedPostgres, file: Path) -> None:
+    command, environment = server.program("pg_restore", "--list", str(file))
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
+    if listed.returncode != 0:
+        reason = listed.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
+        raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {server.version} can read ({reason})")
+    if _JOBS.search(listed.stdout) is None:
+        raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
+
+
+def _in_use(server: EmbeddedPostgres, users: str) -> EmbeddedDatabaseError:
+    return EmbeddedDatabaseError(
+        f"The database in {server.data_dir} is in use by {users}: stop the processes that use it, then restore again"
+    )
+
+
+def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
+    """Run statements; their rows come back as text."""
+    command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=database)
+    result = subprocess.run(  # noqa: S603
+        command, env=environment, input=statements, capture_output=True, text=True, check=False, timeout=PSQL_TIMEOUT_S
+    )
+    if result.returncode != 0:
+        raise EmbeddedDatabaseError(f"The database in {server.data_dir} refused: {result.stderr.strip()}")
+    return result.stdout.strip()
+
+
+def _run(
+    program: tuple[list[str], dict[str, str]], tell: Callable[[str], object], output: IO[bytes] | None = None
+) -> None:
+    """Run a program to its end, however long that takes; what it says of tables is told, the rest if it fails."""
+    command, environment = program
+    said: deque[str] = deque(maxlen=10)
+    with subprocess.Popen(  # noqa: S603
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output or subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None  # noqa: S101 - for the type's sake
+        for line in process.stderr:
+            if table := _TABLE.search(line):
+                tell(table[1])
+            elif "error:" in line or "detail:" in line.lower():
+                said.append(line.rstrip())
+    if process.returncode != 0:
+        raise EmbeddedDatabaseError("\n".join([f"{Path(command[0]).name} failed", *said]))
