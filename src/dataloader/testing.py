@@ -241,7 +241,7 @@ class _Recorder:
 class _NoTransactions:
     """Says what is missing when a handler opens a transaction."""
 
-    def open(self, _success: object) -> Any:
+    def open(self, _success: object, _shield: object) -> Any:
         raise ConfigError(
             "job.transaction() needs a database: give run_task the dsn of one, as of temporary_database()"
         )
