@@ -11,9 +11,9 @@ from bouncer import find_bouncer, open_bouncer
 from pooler import open_pooler
 from proxy import open_proxy
 
-from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.errors import ConfigError, StoreError
 from dataloader.store.connection import OLDEST, PLANNER
-from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.database import DatabaseOptions, Session, open_database
 from dataloader.store.server_check import check_server
 
 WRONG_USE = 2
@@ -143,6 +143,25 @@ async def test_a_pooler_that_does_not_keep_prepared_statements_is_refused(databa
     async with open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=off) as bouncer:
         with pytest.raises(ConfigError, match=r"^DL_DB_DSN: the pooler does not keep prepared statements; .* 1\.21 or"):
             await checked(bouncer.dsn, database.dsn)
+
+
+@pytest.mark.skipif(BOUNCER is None, reason=WHY_NOT)
+async def test_a_statement_that_a_pooler_has_lost_later_names_what_the_pooler_needs(database):
+    async def ask(connection):
+        return await connection.fetchval("SELECT $1::int", 1)
+
+    off = "max_prepared_statements = 0" if BOUNCER == NEW_BOUNCER else OLD
+    async with (
+        open_bouncer(database.dsn, size=5, ignored=IGNORED, program=BOUNCER, settings=off) as bouncer,
+        open_database(DatabaseOptions(dsn=bouncer.dsn)) as store,
+    ):
+        one, other = Session(store, "one"), Session(store, "other")
+        await one.run(ask)
+        await other.run(lambda connection: connection.execute("BEGIN"))
+        with pytest.raises(StoreError, match=r"does not keep prepared statements .* use PgBouncer 1\.21 or later with"):
+            await one.run(ask)
+        await one.close()
+        await other.close()
 
 
 @pytest.mark.skipif(NEW_BOUNCER is None, reason=WHY_NOT_NEW)
