@@ -16,14 +16,13 @@ inside the caller's transaction, on a connection with the server's own planner s
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import attrs
 
 from dataloader.jobs.errors import TargetError
 from dataloader.store.etl_merge import (
-    MINE,
     Merge,
     affected,
     aio_analyze,
@@ -33,8 +32,8 @@ from dataloader.store.etl_merge import (
     aio_merge,
     assigned,
     differs,
-    same_key,
 )
+from dataloader.store.etl_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl_tables import METADATA, Segment, TableInfo, as_names, listed, quote, told_of_targets
 
 _OPEN: Final = "INSERT INTO dl_etl_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
@@ -64,6 +63,7 @@ class HistoryMerge:
         key: what identifies a thing over time.
         tracked: a change in one of these columns makes a new version.
         others: columns that are brought up to date on the current version.
+        shapes: as `Merge` has them; what a row lacks is as in the current version.
         as_of: the snapshot's date, or instant with a zone; what it says holds from then on. A date is midnight in UTC.
         complete: keys that are not in the snapshot are gone.
         valid_from: a column of type date, or timestamp with time zone.
@@ -79,6 +79,7 @@ class HistoryMerge:
     key: Sequence[str] = attrs.field(converter=as_names)
     tracked: Sequence[str] = attrs.field(converter=as_names)
     others: Sequence[str] = attrs.field(converter=as_names, default=())
+    shapes: Collection[tuple[str, ...]] = ()
     as_of: dt.date
     complete: bool = True
     valid_from: str = "valid_from"
@@ -153,6 +154,7 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     with told_of_targets():
         await aio_analyze(connection, history.segment)
         duplicates = await aio_drop_duplicates(connection, history.segment, history.key)
+        await aio_complete(connection, history, f"t.{quote(history.is_current)}")
         withdrawn = mended = closed = 0
         if instant == last:
             if history.complete:

@@ -14,31 +14,29 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
 import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
+from dataloader.store.etl_shapes import MINE, aio_complete, same_key
 from dataloader.store.etl_tables import (
     METADATA,
     REQUEST,
-    SEGMENT,
     SEQUENCE,
-    TOKEN,
+    SHAPE,
     Segment,
     TableInfo,
     as_names,
     listed,
     quote,
+    shape_of,
     told_of_targets,
 )
 
 CONTENT_HASH: Final = "content_hash"
-MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
-"""Of a stage's rows those of a segment, whose token and number are the first two arguments."""
-
 _LAST_FIRST: Final = f"s.{REQUEST} DESC, s.{SEQUENCE} DESC"
 
 _SAVEPOINT: Final = "dl_before_insert"
@@ -69,6 +67,8 @@ class Merge:
         segment: whose rows.
         rows: how many were staged; another number is an error.
         columns: the columns that the load brings, in the stage's table too.
+        shapes: those that rows bring, for each kind of row, where there are several: a column that a row lacks keeps
+            its value in the target, and has its default in a new row.
         key: columns of a unique key of the target; without one rows can only be added.
         mode: what is done with rows that are there already.
         deleted: the column that marks a row as gone: an instant or a boolean. A row that comes back loses the mark.
@@ -81,6 +81,7 @@ class Merge:
     segment: Segment
     rows: int
     columns: Sequence[str] = attrs.field(converter=as_names)
+    shapes: Collection[tuple[str, ...]] = ()
     key: Sequence[str] = attrs.field(converter=as_names, default=())
     mode: Mode = Mode.UPSERT
     deleted: str | None = None
@@ -136,6 +137,8 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
     with told_of_targets():
         await aio_analyze(connection, segment)
         duplicates = await aio_drop_duplicates(connection, segment, merge.key) if merge.key else 0
+        if merge.mode is Mode.UPSERT:
+            await aio_complete(connection, merge)
         updated, inserted = await _aio_write(connection, merge, merge.rows - duplicates)
         deleted = 0
         if merge.scope is not None and merge.deleted is not None:
@@ -179,8 +182,23 @@ async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tu
         if update is not None and changed:
             updated = affected(await connection.execute(update, *mine))
     if found < rows:
-        inserted = affected(await connection.execute(_insert(merge, are_some_there=found > 0), *mine))
+        for columns, shapes in _inserted(merge).items():
+            statement = _insert(merge, columns, are_some_there=found > 0, is_of_shapes=shapes is not None)
+            inserted += affected(await connection.execute(statement, *mine, *([] if shapes is None else [shapes])))
     return updated, inserted
+
+
+def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
+    """The columns that new rows are given, with the shapes of those rows; None for all of them.
+
+    What is missing in one is in the stage, as NULL or the default, but for numbers, which the target gives it.
+    """
+    numbered = {name for name in merge.columns if merge.table.column(name).numbered}
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for shape in merge.shapes:
+        columns = tuple(name for name in merge.columns if name not in numbered or name in shape)
+        groups.setdefault(columns, []).append(shape_of(shape))
+    return groups if len(groups) > 1 else {tuple(merge.columns): None}
 
 
 async def aio_analyze(connection: Any, segment: Segment) -> None:
@@ -247,11 +265,6 @@ def affected(tag: str) -> int:
     return int(tag.rpartition(" ")[2])
 
 
-def same_key(key: Iterable[str]) -> str:
-    """The staged row `s` and the row `t` of the target have one key."""
-    return " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
-
-
 def differs(table: TableInfo, names: Iterable[str]) -> str:
     """The staged row `s` and the row `t` of the target differ in one of the columns."""
     casts = {name: "" if table.column(name).has_equality else "::text" for name in names}
@@ -316,12 +329,13 @@ def _update(merge: Merge) -> str | None:
         FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)} AND {_has_changed(merge)}"""
 
 
-def _insert(merge: Merge, *, are_some_there: bool) -> str:
+def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of_shapes: bool) -> str:
+    of_shapes = f"AND s.{SHAPE} = ANY ($3::bigint[])" if is_of_shapes else ""
     absent = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})" if are_some_there else ""
     return f"""
-        INSERT INTO {merge.table.sql} AS t ({listed(merge.columns)})
-        SELECT {listed(merge.columns, "s.")} FROM {quote(merge.segment.stage)} s
-        WHERE {MINE} {absent} ORDER BY s.{REQUEST}, s.{SEQUENCE}"""
+        INSERT INTO {merge.table.sql} AS t ({listed(columns)})
+        SELECT {listed(columns, "s.")} FROM {quote(merge.segment.stage)} s
+        WHERE {MINE} {of_shapes} {absent} ORDER BY s.{REQUEST}, s.{SEQUENCE}"""
 
 
 def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:

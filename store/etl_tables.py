@@ -10,6 +10,7 @@ several. A crash of the server empties it, which the merge notices by the number
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's, and no secret
 SEGMENT: Final = '"dl:segment"'
 REQUEST: Final = '"dl:request"'
 SEQUENCE: Final = '"dl:sequence"'
-MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SEQUENCE)]
+SHAPE: Final = '"dl:shape"'
+MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SHAPE, SEQUENCE)]
 """The columns of a stage that its target has not; the last one is a row's place among those of its request."""
 
 _TABLE: Final = """
@@ -43,10 +45,13 @@ _COLUMNS: Final = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
   a.atthasdef AND a.attgenerated = '' AS has_default,
   a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
-  a.attidentity = 'd' AS numbered,
+  a.attidentity = 'd' OR coalesce(pg_get_expr(d.adbin, d.adrelid) ~ '\\mnextval\\(', false) AS numbered,
   t.typcategory = 'A' AS is_array,
-  format_type(a.atttypid, NULL) !~ '^(json|xml|point|line|lseg|box|path|polygon|circle)(\\[])?$' AS has_equality
+  b.name ~ '^jsonb?(\\[])?$' AS is_document,
+  b.name !~ '^(json|xml|point|line|lseg|box|path|polygon|circle)(\\[])?$' AS has_equality
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+CROSS JOIN LATERAL (SELECT format_type(CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS name) AS b
 WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
@@ -90,7 +95,7 @@ def listed(names: Iterable[str], prefix: str = "") -> str:
 class Column:
     """A column of a target. `generated`: the database alone writes it; `numbered`: it does where nobody else does.
 
-    `has_equality`: its type has one of values.
+    `is_document`: its type is JSON, or an array of it. `has_equality`: its type has one of values.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Column:
     generated: bool
     numbered: bool
     is_array: bool
+    is_document: bool
     has_equality: bool
 
 
@@ -166,6 +172,12 @@ class Lines:
             yield Lines(self.columns, end - start, b"".join(single[start:end]))
 
 
+def shape_of(columns: Sequence[str]) -> int:
+    """The number by which a stage knows the rows that bring just these columns."""
+    digest = hashlib.blake2b("\0".join(columns).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
 @attrs.frozen
 class Segment:
     """What a segment's rows are known by: the stage's name, the token of the job that runs, and a number."""
@@ -206,9 +218,11 @@ async def aio_prepare(
     others = [column.name for column in table.columns if column.name not in columns]
     # What a check of the target says of a column that is not loaded goes with that column; NULL is no key.
     changes = [f"DROP COLUMN {quote(name)}" for name in others]
-    # A number that the target gives a row is not in the stage.
+    # A number that the target gives a row is not in the stage, where it would be used up by rows that change nothing.
     changes += [
-        f"ALTER COLUMN {quote(c.name)} DROP NOT NULL" for c in table.columns if c.numbered and c.name in columns
+        f"ALTER COLUMN {quote(c.name)} DROP NOT NULL, ALTER COLUMN {quote(c.name)} DROP DEFAULT"
+        for c in table.columns
+        if c.numbered and c.name in columns
     ]
     changes += [f"ALTER COLUMN {quote(name)} SET NOT NULL" for name in key]
     with told_of_targets():
@@ -216,7 +230,7 @@ async def aio_prepare(
         await connection.execute(
             f"CREATE UNLOGGED TABLE {quote(stage)} (LIKE {table.sql} INCLUDING DEFAULTS INCLUDING CONSTRAINTS,"
             f" {TOKEN} bigint NOT NULL, {SEGMENT} int NOT NULL,"
-            f" {REQUEST} int NOT NULL, {SEQUENCE} bigint NOT NULL)"
+            f" {REQUEST} int NOT NULL, {SHAPE} bigint NOT NULL DEFAULT 0, {SEQUENCE} bigint NOT NULL)"
         )
         if changes:
             await connection.execute(f"ALTER TABLE {quote(stage)} {', '.join(changes)}")
@@ -231,7 +245,8 @@ async def aio_stage(connection: Any, segment: Segment, pieces: Iterable[tuple[in
     """Put lines into the segment's stage (asyncio-flavoured), in the caller's transaction; their number comes back.
 
     `pieces` are lines of one request each, with its number in the segment: in whatever order they come, the rows of a
-    later request are later ones. Rows that bring the same columns are one COPY; the others' columns get their defaults.
+    later request are later ones. Rows that bring the same columns are one COPY, and known by that in the stage; the
+    others' columns have their defaults there.
 
     Raises:
         Unstorable: the database does not take one of them; the text says which line and column, where it knows.
@@ -239,7 +254,7 @@ async def aio_stage(connection: Any, segment: Segment, pieces: Iterable[tuple[in
     """
     groups: dict[tuple[str, ...], list[bytes]] = {}
     for request, lines in pieces:
-        mark = b"%d\t%d\t%d\t" % (segment.token, segment.number, request)
+        mark = b"%d\t%d\t%d\t%d\t" % (segment.token, segment.number, request, shape_of(lines.columns))
         groups.setdefault(lines.columns, []).append(_marked(mark, lines.text))
     number = 0
     try:

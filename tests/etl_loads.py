@@ -52,7 +52,8 @@ async def open_load(
     names = tuple(columns.split()) or tuple(column.name for column in table.columns)
     await transactions.run(aio_prepare, table, STAGE, names, key.split())
     arrays = [column.name for column in table.columns if column.is_array]
-    return Load(transactions, table, names, tuple(key.split()), LineEncoder(names, arrays))
+    documents = [column.name for column in table.columns if column.is_document]
+    return Load(transactions, table, names, tuple(key.split()), LineEncoder(names, arrays, documents))
 
 
 @attrs.define

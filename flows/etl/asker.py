@@ -162,6 +162,8 @@ class Asker:
                         self.shared.to_workers.send_nowait(fetched)
                         is_handed_on = True
                         self.shared.report.queued += 1
+                    self._tell(asked, response)
+                    if hop is None:
                         return fetched
                     asked = hop
             raise SourceError(f"{request.endpoint}: more than {MAX_REDIRECTS} redirects", is_passing=False)
@@ -174,24 +176,28 @@ class Asker:
         source, report, began = part.table.source, self.shared.report, trio.current_time()
         connection = self._connections[id(source)]
         timeout_s = slot.within(self.shared.config.request_timeout)
-        # A redirect's address may be signed: it is not for the log.
-        endpoint = request.endpoint.partition("?")[0]
         try:
             response = await slot.send(partial(connection.fetch, request, timeout_s=timeout_s))
         except SourceError as error:
             slot.hint_s = error.retry_after_s or 0.0
             self.shared.log.warning(
-                "request failed", phase="requests", endpoint=endpoint, status=error.status, error=str(error)
+                "request failed", phase="requests", endpoint=_shown(request), status=error.status, error=str(error)
             )
             raise
         finally:
             report.phases["requests"].add(trio.current_time() - began)
         slot.hint_s = source.hint_s(response)
-        report.count(requests=1)
-        self.shared.log.info(
-            "request", phase="requests", endpoint=endpoint, status=response.status, took_s=round(response.took_s, 3)
-        )
         return response
+
+    def _tell(self, request: Request, response: Response) -> None:
+        self.shared.report.count(requests=1)
+        self.shared.log.info(
+            "request",
+            phase="requests",
+            endpoint=_shown(request),
+            status=response.status,
+            took_s=round(response.took_s, 3),
+        )
 
     async def _take_place(self) -> None:
         room = self.shared.room
@@ -210,6 +216,11 @@ class Asker:
             await room.take_place()
         finally:
             self.shared.report.waiting = None
+
+
+def _shown(request: Request) -> str:
+    """What the log says was asked for: the address of a redirect may be signed."""
+    return request.endpoint.partition("?")[0]
 
 
 def _is_passing(error: Exception) -> bool:

@@ -15,7 +15,7 @@ Nothing here runs: run.py makes a task of a load.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol
@@ -89,6 +89,7 @@ class History:
         tracked: Sequence[str],
         columns: Sequence[str],
         as_of: date,
+        shapes: Collection[tuple[str, ...]] = (),
         complete: bool,
     ) -> HistoryMerge:
         """What the staged rows do to the table: of their `columns` those neither of the key nor tracked are others."""
@@ -100,6 +101,7 @@ class History:
             key=key,
             tracked=tracked,
             others=[name for name in columns if name not in known],
+            shapes=shapes,
             as_of=self._fitting(as_of, table),
             complete=self.complete and complete,
             valid_from=self.valid_from,

@@ -239,7 +239,11 @@ class _Loading:
             source=load.source if detail is None else detail.source,
             recipe=Recipe(
                 transform=load.transform if detail is None else detail.transform,
-                encoder=LineEncoder(columns, {name for name in columns if info.column(name).is_array}),
+                encoder=LineEncoder(
+                    columns,
+                    arrays={name for name in columns if info.column(name).is_array},
+                    documents={name for name in columns if info.column(name).is_document},
+                ),
                 key=target.key,
                 hash_without=frozenset(target.hash_without),
                 takes_id=is_detail,

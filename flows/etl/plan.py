@@ -93,7 +93,7 @@ class Part:
     is_whole: bool = True
     lacks_records: bool = False
     staged: int = 0
-    columns: frozenset[str] = frozenset()
+    shapes: frozenset[tuple[str, ...]] = frozenset()
     ids: list[str | int] = attrs.field(factory=list)
     arrivals: Arrivals = attrs.field(factory=Arrivals)
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -119,7 +119,8 @@ class Part:
         """
         is_complete &= not self.segment.is_retry
         target, info, window = self.table.target, self.table.info, self.segment.window
-        columns = [name for name in self.table.recipe.encoder.columns if name in self.columns]
+        brought = {name for shape in self.shapes for name in shape}
+        columns = [name for name in self.table.recipe.encoder.columns if name in brought]
         if not self.staged and (not is_complete or target.delete_missing is None or window.start is None):
             if is_complete and (target.delete_missing is not None or target.history is not None):
                 log.warning("the source has no record at all: nothing is taken for deleted", table=target.table)
@@ -135,6 +136,7 @@ class Part:
                 segment=self.staged_as(token),
                 rows=self.staged,
                 columns=columns if self.staged else target.key,
+                shapes=self.shapes,
                 key=target.key,
                 mode=Mode(target.mode),
                 deleted=target.delete_missing,
@@ -163,6 +165,7 @@ class Part:
             key=self.table.target.key,
             tracked=[name for name in history.tracked if name in columns],
             columns=columns,
+            shapes=self.shapes,
             as_of=history.instant(self.segment, info),
             complete=is_complete,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
@@ -27,11 +27,12 @@ from dataloader.jobs.text import storable_text
 from dataloader.store.etl_merge import CONTENT_HASH
 from dataloader.store.etl_tables import SEQUENCE, Lines
 
-HASH_VERSION: Final = "1"
+HASH_VERSION: Final = "2"
 PAYLOAD: Final = "payload"
 MAX_SAMPLE: Final = 1_000
 MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
+_sorted_json = msgspec.json.Encoder(order="sorted", decimal_format="number").encode
 MAX_REFUSED: Final = 1_000
 """Records of a page that are refused one by one; of the others the number is kept. All have the page's request."""
 PIECE: Final = 10_000
@@ -83,9 +84,9 @@ class Processed:
     without_id: int
 
     @property
-    def columns(self) -> frozenset[str]:
-        """The columns that any of the rows brings."""
-        return frozenset(name for lines in self.lines for name in lines.columns)
+    def shapes(self) -> frozenset[tuple[str, ...]]:
+        """The columns that rows bring, for each kind of row."""
+        return frozenset(lines.columns for lines in self.lines)
 
 
 def process(
@@ -149,10 +150,10 @@ def _ids_of(detail: str | int | None) -> list[str | int]:
 class _Group:
     """Lines of rows that bring the same columns."""
 
-    def __init__(self, columns: tuple[str, ...], arrays: Collection[str]) -> None:
+    def __init__(self, columns: tuple[str, ...], encoder: LineEncoder) -> None:
         self.columns = columns
         self.number = 0
-        self.encode = LineEncoder((SEQUENCE, *columns), arrays).encode
+        self.encode = encoder.of((SEQUENCE, *columns)).encode
         self._lines: list[bytes] = []
         self._pieces: list[bytes] = []
 
@@ -222,7 +223,7 @@ class _Table:
         brought = {*self._metadata, *given} | ({CONTENT_HASH} if has_hash else set())
         columns = tuple(name for name in self._recipe.encoder.columns if name in brought)
         if columns not in self.groups:
-            self.groups[columns] = _Group(columns, self._recipe.encoder.arrays)
+            self.groups[columns] = _Group(columns, self._recipe.encoder)
         return _Shape(
             group=self.groups[columns],
             payload=sorted(rest) if has_payload else None,
@@ -235,27 +236,35 @@ class _Table:
 def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
     """A digest of a row's values but for those `without`, behind the version of the way it is made.
 
-    The same for the same contents: keys in any order, 1.10 and 1.1, composed and decomposed letters.
+    The same for the same contents: keys in any order, 10, 10.0 and Decimal("10.00"), composed and decomposed letters.
     """
     canonical = _canonical({name: value for name, value in row.items() if name not in without})
-    text = msgspec.json.encode(canonical, order="sorted")
+    text = _sorted_json(canonical)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.decode()).encode()
     return f"{HASH_VERSION}:{hashlib.sha256(text).hexdigest()}"
 
 
 def _canonical(value: Any) -> Any:
+    if isinstance(value, float):
+        # As it is written, and not as it is in binary: 0.1 is 0.1.
+        value = Decimal(repr(float(value)))
     if isinstance(value, Decimal):
-        if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
-            return str(value)
-        digits = format(value, "f")
-        digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
-        return "0" if digits == "-0" else digits
+        return _number(value)
     if isinstance(value, Mapping):
         return {unicodedata.normalize("NFC", str(name)): _canonical(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
     return value
+
+
+def _number(value: Decimal) -> int | Decimal | str:
+    """The same for the same number: a whole one as such, others without zeros at the end."""
+    if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
+        return str(value)
+    digits = format(value, "f")
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return Decimal(digits) if "." in digits else int(digits)
 
 
 def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> Refused:

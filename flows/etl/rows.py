@@ -1,7 +1,8 @@
 """Rows as lines of COPY's text format, so that the database's own input functions read the values.
 
 Processing workers call it for every row, in threads or processes: pure, and fast for what rows mostly are, short texts
-and numbers. A text goes into any type that the database can read from one: dates, numbers, ready-made JSON.
+and numbers. A text goes into any type that the database can read from one, such as dates and numbers. Into JSON it
+goes as a text, or "5" would become a number there.
 
 Rejected: binary records, which asyncpg encodes value by value on the one loop, and for which every value needs the
 exact Python type of its column.
@@ -33,15 +34,22 @@ def _as_set(names: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen
 class LineEncoder:
-    """Makes lines of rows whose cells are in the order of `columns`; `arrays` are those columns whose type is an array.
+    """Makes lines of rows whose cells are in the order of `columns`.
+
+    `arrays` are those columns whose type is an array, `documents` those of JSON, or of arrays of it.
 
     Text, numbers, `None`, dates, times, durations, UUIDs and bytes become what PostgreSQL reads as such; dictionaries
-    and lists become JSON, lists for `arrays` array literals. An instant without a zone is the session's, which is UTC
-    in our own.
+    and lists become JSON, lists for `arrays` array literals. For `documents` all but `None` becomes JSON; what is JSON
+    already is given as `msgspec.Raw`. An instant without a zone is the session's, which is UTC in our own.
     """
 
     columns: Sequence[str] = attrs.field(converter=as_names)
     arrays: Collection[str] = attrs.field(converter=_as_set, default=())
+    documents: Collection[str] = attrs.field(converter=_as_set, default=())
+
+    def of(self, columns: Sequence[str]) -> LineEncoder:
+        """The encoder for other columns of the same table."""
+        return LineEncoder(columns, self.arrays, self.documents)
 
     def encode(self, cells: Sequence[object]) -> bytes:
         """One row as a line, with its end.
@@ -54,8 +62,9 @@ class LineEncoder:
             raise Unstorable(
                 f"a row of {len(cells)} cells for the {len(self.columns)} columns {', '.join(self.columns)}"
             )
+        given = cells
         try:
-            if self.arrays:
+            if self.arrays or self.documents:
                 cells = [self._literal(name, cell) for name, cell in zip(self.columns, cells, strict=True)]
             line = "\t".join([cell if type(cell) is str else _CELLS[type(cell)](cell) for cell in cells])
             if not self._is_plain(line, cells):
@@ -64,7 +73,7 @@ class LineEncoder:
                 return (line + "\n").encode()
         except Exception:  # noqa: BLE001, S110 - told below, of the cell that is at fault
             pass
-        return "\t".join(map(self._told, self.columns, cells)).encode() + b"\n"
+        return "\t".join(map(self._told, self.columns, given)).encode() + b"\n"
 
     def _is_plain(self, line: str, cells: Sequence[object]) -> bool:
         """The line has no special character that is a text's: searching all of it at once is faster than each cell."""
@@ -76,11 +85,15 @@ class LineEncoder:
         )
 
     def _literal(self, name: str, cell: object) -> object:
-        return _array(cell) if name in self.arrays and isinstance(cell, (list, tuple)) else cell
+        if name in self.arrays:
+            item = _item_of_documents if name in self.documents else _item
+            return _array(cell, item) if isinstance(cell, (list, tuple)) else cell
+        return _document(cell) if name in self.documents and cell is not None else cell
 
     def _told(self, name: str, cell: object) -> str:
         """The cell, whose type may be a subtype of those we know. Raises `Unstorable` with the column's name."""
         try:
+            cell = self._literal(name, cell)
             text = _cell_of(cell)(cell)
             text.encode()
         except UnicodeEncodeError as error:
@@ -111,16 +124,23 @@ def _document(value: object) -> str:
     return text
 
 
-def _array(items: Sequence[object]) -> str:
-    return "{" + ",".join(map(_item, items)) + "}"
+def _array(items: Sequence[object], item: Callable[[object], str]) -> str:
+    return "{" + ",".join(map(item, items)) + "}"
 
 
 def _item(value: object) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, (list, tuple)):
-        return _array(value)
-    text = _text_of(value)(value)
+        return _array(value, _item)
+    return _quoted(_text_of(value)(value))
+
+
+def _item_of_documents(value: object) -> str:
+    return "NULL" if value is None else _quoted(_document(value))
+
+
+def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

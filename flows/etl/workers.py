@@ -108,7 +108,7 @@ class Workers:
         report.count(**counts)
         report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
-        part.columns |= made.columns
+        part.shapes |= made.shapes
         self._tell_of_dropped(part.table.name, made.dropped)
         part.ids += made.ids
         report.unwritten += made.rows

@@ -8,6 +8,7 @@ import pickle
 from decimal import Decimal
 from functools import partial
 
+import msgspec
 import pytest
 import trio
 from etl_loads import STAGE, open_load
@@ -26,6 +27,7 @@ from dataloader.store.etl_tables import (
     aio_prepare,
     aio_stage,
     quote,
+    shape_of,
 )
 from dataloader.store.transaction import Transactions
 
@@ -48,9 +50,11 @@ async def test_a_table_is_described_with_its_columns_and_unique_keys(transaction
     await raw.execute("""
         CREATE SCHEMA ods;
         CREATE DOMAIN codes AS text[];
+        CREATE DOMAIN note AS jsonb;
+        CREATE SEQUENCE places;
         CREATE TABLE ods."Big Orders" (
           id bigint GENERATED ALWAYS AS IDENTITY, code varchar(3) UNIQUE, region text NOT NULL DEFAULT 'eu', gone int,
-          amount numeric(10, 2), tags text[], codes codes, doc json,
+          amount numeric(10, 2), tags text[], codes codes, doc json, note note, place int DEFAULT nextval('places'),
           twice numeric GENERATED ALWAYS AS (amount * 2) STORED,
           "odd "" name" int, PRIMARY KEY (region, id), UNIQUE (amount) DEFERRABLE);
         ALTER TABLE ods."Big Orders" DROP COLUMN gone;
@@ -67,13 +71,17 @@ async def test_a_table_is_described_with_its_columns_and_unique_keys(transaction
         ("tags", "text[]"),
         ("codes", "codes"),
         ("doc", "json"),
+        ("note", "note"),
+        ("place", "integer"),
         ("twice", "numeric"),
         ('odd " name', "integer"),
     ]
     by = {flag: [column.name for column in table.columns if getattr(column, flag)] for flag in (
-        "not_null", "has_default", "generated", "is_array")}  # fmt: skip
+        "not_null", "has_default", "generated", "numbered", "is_array", "is_document")}  # fmt: skip
     assert by["not_null"] == ["id", "region"]
-    assert by["has_default"] == ["region"]
+    assert by["has_default"] == ["region", "place"]
+    assert by["numbered"] == ["place"]
+    assert by["is_document"] == ["doc", "note"]
     assert by["generated"] == ["id", "twice"]
     assert by["is_array"] == ["tags", "codes"]
     assert [column.name for column in table.columns if not column.has_equality] == ["doc"]
@@ -124,7 +132,8 @@ CELLS = {
     "iv interval": st.timedeltas(dt.timedelta(days=-99_999), dt.timedelta(days=99_999)),
     "u uuid": st.uuids(),
     "by bytea": st.binary(),
-    "js jsonb": st.dictionaries(TEXTS, JSON) | st.lists(JSON),
+    "js jsonb": JSON,
+    "ja jsonb[]": st.lists(JSON),
     "ta text[]": st.lists(st.none() | TEXTS),
     "na numeric[]": st.lists(NUMBERS, min_size=1).map(lambda row: [row, row]),
 }
@@ -151,6 +160,21 @@ async def test_every_value_comes_back_from_the_database_as_it_was(transactions, 
         trio.from_thread.run(check, rows)
 
     await trio.to_thread.run_sync(lists_of_rows)
+
+
+@pytest.mark.requirement("E3")
+async def test_a_text_in_json_is_a_text_and_json_that_is_ready_made_is_taken_as_it_is(transactions, raw):
+    load = await open_load(transactions, raw, "a jsonb, b json, c jsonb[]")
+    ready = msgspec.Raw(b'{"b": [5]}')
+    rows = [("5", "5", ["5", 5, None]), (ready, ready, [ready]), (dt.date(2026, 1, 2), True, []), (None,) * 3]
+    await load.stage(rows)
+    rows = await raw.fetch(f"SELECT a::text, b::text, c::text FROM {quote(STAGE)} ORDER BY {SEQUENCE}")
+    assert [tuple(row) for row in rows] == [
+        ('"5"', '"5"', '{"\\"5\\"",5,NULL}'),
+        ('{"b": [5]}', '{"b": [5]}', '{"{\\"b\\": [5]}"}'),
+        ('"2026-01-02"', "true", "{}"),
+        (None, None, None),
+    ]
 
 
 async def aio_read(connection):
@@ -251,11 +275,12 @@ async def load(transactions, raw):
 async def test_a_stage_has_the_loads_columns_and_no_log(load, raw, transactions):
     await load.stage([(1, "a", "1.50", "2020-01-01")])
     await load.stage([(2, "b", None, "1999-12-31"), (3, "", 2, None)], segment=Segment(STAGE, 2**40, 5), request=9)
+    shape = shape_of(("id", "name", "price", "at"))
     rows = [tuple(row) for row in await raw.fetch(f"SELECT t::text FROM {quote(STAGE)} t")]
     assert rows == [
-        ("(1,a,1.50,2020-01-01,7,1,1,1)",),
-        ("(2,b,,1999-12-31,1099511627776,5,9,2)",),
-        ('(3,"",2,,1099511627776,5,9,3)',),
+        (f"(1,a,1.50,2020-01-01,7,1,1,{shape},1)",),
+        (f"(2,b,,1999-12-31,1099511627776,5,9,{shape},2)",),
+        (f'(3,"",2,,1099511627776,5,9,{shape},3)',),
     ]
     assert await raw.fetchval("SELECT relpersistence::text FROM pg_class WHERE relname = $1", STAGE) == "u"
     assert await raw.fetchval("SELECT count(*) FROM target") == 0
@@ -271,12 +296,13 @@ async def test_rows_that_bring_other_columns_are_staged_together_with_the_others
     ]
     assert await transactions.run(aio_stage, load.segment, pieces) == 5
     rows = await raw.fetch(f"SELECT t::text FROM {quote(STAGE)} t ORDER BY {REQUEST}, {SEQUENCE}")
+    few, all_of_them = shape_of(("id", "name")), shape_of(("id", "name", "price", "at"))
     assert [row["t"] for row in rows] == [
-        "(1,a,,2020-01-01,7,1,1,1)",
-        "(3,c,1.5,,7,1,1,2)",
-        "(4,d,,1999-12-31,7,1,1,3)",
-        "(2,b,,2020-01-01,7,1,1,4)",
-        "(5,e,,2020-01-01,7,1,2,1)",
+        f"(1,a,,2020-01-01,7,1,1,{few},1)",
+        f"(3,c,1.5,,7,1,1,{all_of_them},2)",
+        f"(4,d,,1999-12-31,7,1,1,{all_of_them},3)",
+        f"(2,b,,2020-01-01,7,1,1,{few},4)",
+        f"(5,e,,2020-01-01,7,1,2,{few},1)",
     ]
     # One that is refused takes those of the other columns with it.
     bad = (3, Lines(("id", "name", "price"), 1, b"1\t6\tf\tnone\n"))
