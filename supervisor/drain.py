@@ -26,7 +26,7 @@ from dataloader.jobs.states import Step
 
 log = get_logger(__name__)
 
-BOUND_S: Final = 9.0
+BOUND_S: Final = 8.25
 """After the drain's deadline: the time for stopped jobs to clean up and for their ends to be written."""
 
 

@@ -1,8 +1,8 @@
 """The binary's way to run a supervisor: signals, the announcement, and an end that always comes (Q15).
 
-First SIGTERM or SIGINT: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a thread
-that never returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when every row
-was finished or given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
+First SIGTERM, SIGINT or SIGHUP: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a
+thread that never returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when
+every row was finished or given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from dataloader.supervisor.supervisor import Supervisor, open_starting
 
 log = get_logger(__name__)
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The last comes from a terminal that is closed."""
 LEAVE_AT: Final = 3
 """This signal ends the process at once."""
 TOTAL_BOUND_S: Final = 10.0
 """After the drain's timeout: when the process ends, whatever still runs."""
 LOOK_S: Final = 0.25
-LAST_WORD_S: Final = 1.0
+LAST_WORD_S: Final = 0.5
 HEARD_S: Final = 1.0
 """So long after it came a loop that turns has heard of a signal."""
 
@@ -68,7 +69,9 @@ async def serve(
     gc.freeze()
     _open_as_many_files_as_allowed()
     try:
-        with trio.open_signal_receiver(*SIGNALS) as signals, _open_bound(settings.drain_timeout_s) as bound:
+        # What whoever started us has made us ignore (nohup, a shell's job in the background) stays so.
+        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        with trio.open_signal_receiver(*heeded) as signals, _open_bound(settings.drain_timeout_s) as bound:
             async with (
                 open_starting(
                     settings, tasks, with_web=True, server=server, unstoppable=_leave_unstoppable
@@ -217,7 +220,8 @@ def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
     wakeups, told = socket.socketpair()
     wakeups.settimeout(LOOK_S)
     told.settimeout(0)
-    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S, wakeups, signal.set_wakeup_fd(told.fileno()))
+    # The last word is within the bound, too, and so is the time until the next look at the clock.
+    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S - LAST_WORD_S - LOOK_S, wakeups, signal.set_wakeup_fd(told.fileno()))
     threading.Thread(target=bound.run, name="drain's bound", daemon=True).start()
     try:
         yield bound

@@ -8,9 +8,10 @@ no traceback.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -50,8 +51,21 @@ _FILES: Final = MappingProxyType(
 """Every command, in the order of the help, and the file of this folder that holds it."""
 
 
+class Interrupted(Exception):  # noqa: N818 - as KeyboardInterrupt
+    """^C, or a signal that counts as such, while a command ran."""
+
+
 class _Commands(click.Group):
     """Imports a command's file when the command is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click, which would write an empty line for an interrupt: a log has no place for that."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # below the ^C
+            raise Interrupted from interrupt
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of a first use."""
@@ -86,6 +100,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort as abort:  # ^C as click passes it on, or a `no` to a question
         return INTERRUPTED if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
+    except Interrupted:
+        return INTERRUPTED
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
         # Trio's nurseries wrap what is raised within them, and so do both clients.
         errors = list(leaves(error))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.requirement("Q15")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_lets_running_jobs_finish_and_ends_with_0(serve, add, row_when, number):
     service = await serve()
     job_id = await add("sleep", {"s": 5})

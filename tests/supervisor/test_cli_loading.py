@@ -24,13 +24,16 @@ def module(tmp_path):
 
 
 @pytest.mark.requirement("Q15")
-def test_a_sigterm_while_the_tasks_are_imported_ends_the_command(start, module):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("command", ["tasks", "serve"])
+def test_a_signal_while_the_tasks_are_imported_ends_the_command_without_a_word(start, module, command, number):
     name = module("import sys, time\nsys.stderr.write('imported\\n')\nsys.stderr.flush()\ntime.sleep(60)\n")
-    process = start("tasks", "--tasks", f"{name}:tasks")
+    process = start(command, "--tasks", f"{name}:tasks")
     assert process.stderr.readline() == "imported\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     # Not by the signal itself, which the kernel keeps from a container's first process.
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=20) == 128 + number
+    assert process.stderr.read() == ""
 
 
 TASKS = "from dataloader.jobs.tasks import Tasks\ntasks = Tasks()\n"

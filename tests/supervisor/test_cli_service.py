@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -68,6 +71,34 @@ def test_without_queues_the_default_is_served_and_with_an_empty_list_none(serve,
     assert service.line("serving")["queues"] == queues
     service.process.send_signal(signal.SIGTERM)
     assert service.process.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("shell", ['exec "$@" 2>&-', "trap '' HUP; exec \"$@\""], ids=["without stderr", "by nohup"])
+def test_a_service_without_stderr_runs_and_one_that_is_to_ignore_hangups_does(tmp_path, on_database, database, shell):
+    (tmp_path / "my_tasks.py").write_text(TASKS)
+    command = [sys.executable, "-m", "dataloader", "serve", "--tasks", "my_tasks:tasks", "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "WORKERS_JSON"))}
+    process = subprocess.Popen(
+        ["sh", "-c", shell, "sh", *command],
+        cwd=tmp_path,
+        env=environment | {"DL_DB_DSN": database.dsn},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert (
+            '"said":"hello"' in on_database("trigger", "default", "hello", "--wait", "--timeout", 60, "--json").stdout
+        )
+        if "HUP" in shell:
+            process.send_signal(signal.SIGHUP)
+            assert '"said":"hello"' in on_database("trigger", "default", "hello", "--wait", "--json").stdout
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait(timeout=20)
 
 
 @pytest.mark.slow
