@@ -101,6 +101,11 @@ bench-loads *args: _bench-tools
 soak *args: _bench-tools
     {{ bin }}/python -m benchmarks.soak "$@"
 
+# attack a service over HTTP, and print a table: its memory, what /health took meanwhile, errors in its log (three minutes)
+[positional-arguments]
+attack *args: (setup "embedded")
+    {{ bin }}/python -m benchmarks.attack "$@"
+
 _bench-tools: (setup "embedded")
     {{ bin }}/pip install --quiet 'pip>=25.1'
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench

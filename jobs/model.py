@@ -57,6 +57,8 @@ def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> Non
 
     1 (0 if `empty`) to `limit` characters on one line, without control characters, and not of spaces alone.
     """
+    if value.isprintable() and 0 < len(value) <= limit and not value.isspace():
+        return  # nearly all; the patterns take twenty times as long
     check_text(name, value, limit, empty=empty)
     if value and (value.isspace() or _CONTROL.search(value)):
         what = "has only spaces" if value.isspace() else "has a control character or a line break"

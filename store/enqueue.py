@@ -35,6 +35,8 @@ KEY_WAIT_S: Final = 5.0
 MAX_GROUP: Final = 250
 """Jobs that came one by one and are added in one statement, at the most."""
 
+_ROWS_IN_A_TURN: Final = 50
+"""Jobs of a long list that are written as rows before the loop has its turn."""
 _COLUMNS: Final = {
     "job_id": "uuid",
     "queue": "text",
@@ -108,7 +110,11 @@ async def enqueue(
         return []
     if len({job.job_id for job in jobs}) < len(jobs):
         raise BadRequest("jobs", "two of them have the same job_id")
-    rows = [_row(job, tasks.get(job.task), default_lease_s) for job in jobs]
+    rows = []
+    for job in jobs:
+        rows.append(_row(job, tasks.get(job.task), default_lease_s))
+        if len(rows) % _ROWS_IN_A_TURN == 0:
+            await trio.lowlevel.checkpoint()
     return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
 
 

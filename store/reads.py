@@ -55,13 +55,19 @@ _SHOWN: Final = (
     " ELSE {0}::text END AS {0}"
 )
 _JSON: Final = ("args", "progress", "result")
+_COLUMNS: Final = """
+       job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
+       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, producer,
+       consumer_group, claimed_by, created_at, started_at, finished_at"""
 # As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
+_ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
 _SELECT_JOB: Final = f"""
-SELECT job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
-       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested,
-       {", ".join(map(_SHOWN.format, _JSON))}, left(error, {4 * MAX_ERROR}) AS error, producer, consumer_group,
-       claimed_by, created_at, started_at, finished_at
+SELECT {_COLUMNS}, {", ".join(map(_SHOWN.format, _JSON))}, {_ERROR}
+FROM dl_jobs
+"""
+_SELECT_JOB_BRIEFLY: Final = f"""
+SELECT {_COLUMNS}, NULL AS args, {_SHOWN.format("progress")}, NULL AS result, {_ERROR}
 FROM dl_jobs
 """
 
@@ -249,6 +255,14 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
     return _job_of(record, await _aio_states(connection, [record]))
+
+
+async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
+    """`aio_get_job` without args and result, which may be long, and without a word about its queue."""
+    record = await connection.fetchrow(_SELECT_JOB_BRIEFLY + "WHERE job_id = $1", job_id)
+    if record is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return _job_of(record, {})
 
 
 async def list_jobs(

@@ -22,7 +22,7 @@ import trio
 
 from dataloader.jobs.model import JobRecord
 from dataloader.store.database import Database
-from dataloader.store.reads import aio_get_job, get_job
+from dataloader.store.reads import aio_get_job_briefly, get_job
 
 REREAD_S: Final = 2.0
 """The longest time without a look at the row, whatever the notifications say."""
@@ -36,7 +36,10 @@ UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status I
 
 @attrs.define(eq=False)
 class _Watch:
-    """One job's waiters and what they know. `stale`: somebody needs a reading that begins from now on."""
+    """One job's waiters and what they know. `stale`: somebody needs a reading that begins from now on.
+
+    Nobody knows args and results, which may be long, and are needed once the wait is over.
+    """
 
     job_id: UUID
     waiters: int = 0
@@ -72,18 +75,22 @@ class Waits:
             JobNotFound: there is no such job, or no longer.
             StoreUnavailable: the database can't be read now.
         """
+        await self.until_changed(job_id, timeout_s=timeout_s, seen=seen)
+        return await get_job(self._database, job_id)
+
+    async def until_changed(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> None:
+        """As `wait`, for those who read the job themselves, in their turn: it may be long."""
         with self._watching(job_id) as watch, trio.move_on_after(timeout_s):
             while True:
                 woken = watch.woken
                 job = await self._read(watch)
                 if job.status.is_final or (seen is not None and _differs(job, seen)):
-                    return job
+                    return
                 seen = seen or job
                 with trio.move_on_at(watch.read_at + REREAD_S):
                     await woken.wait()
                 if trio.current_time() >= watch.read_at + REREAD_S:
                     watch.stale = True
-        return await get_job(self._database, job_id)
 
     def changed(self, job_id: UUID) -> None:
         """A notification says that the job has changed."""
@@ -131,4 +138,4 @@ async def _aio_watch(connection: Any, job_id: UUID) -> JobRecord:
     # Two statements, two snapshots: the reading must see what was committed before the mark was.
     with suppress(TimeoutError):
         await connection.execute(_WATCH, job_id, timeout=MARK_S)
-    return await aio_get_job(connection, job_id)
+    return await aio_get_job_briefly(connection, job_id)

@@ -9,8 +9,11 @@ time, so that there is always one that can.
 from __future__ import annotations
 
 import enum
+import math
 import resource
 from typing import Final, Protocol
+
+import trio
 
 from dataloader.web.refusals import Refusal, Refusals
 
@@ -18,6 +21,8 @@ FILES_FOR_CONNECTIONS: Final = 3, 4
 """The share of the process's files that connections may take."""
 AT_WORK: Final = 3, 4
 """The share of the connections whose requests may be at work at a time."""
+YOUNG_S: Final = 0.5
+"""Who does something for less than this does not give way yet."""
 
 
 class Phase(enum.IntEnum):
@@ -31,6 +36,9 @@ class Phase(enum.IntEnum):
     """The client takes its answer."""
     WORKING = 3
     """The request is being worked on: never gives way."""
+
+
+_GIVING_WAY: Final = (Phase.IDLE, Phase.RECEIVING, Phase.SENDING)
 
 
 class Client(Protocol):
@@ -55,7 +63,8 @@ class Connections:
         self.most = most
         self._refusals = refusals
         self._phases: dict[Client, Phase] = {}
-        self._order: dict[Phase, dict[Client, None]] = {phase: {} for phase in Phase}
+        self._order: dict[Phase, dict[Client, float]] = {phase: {} for phase in Phase}
+        self._changed = trio.Event()
 
     @property
     def most_at_work(self) -> int:
@@ -71,33 +80,50 @@ class Connections:
         """How many there are."""
         return len(self._phases)
 
-    def enter(self, client: Client) -> bool:
-        """Take a new connection in; another one may have to give way. False if there is no room."""
-        if len(self) >= self.most and not self.make_room():
-            self._refusals.count(Refusal.NO_ROOM)
-            return False
-        self.move(client, Phase.IDLE)
-        return True
+    async def room(self) -> None:
+        """Return when another one may enter: there is room, or one has given way to it.
+
+        Whoever has come has a moment to say what he wants. Meanwhile newcomers wait, in the kernel's queue.
+        """
+        while len(self) >= self.most:
+            if not self.make_room():
+                self._changed = trio.Event()
+                with trio.move_on_after(min(map(self._due_s, _GIVING_WAY))):
+                    await self._changed.wait()
 
     def make_room(self) -> bool:
-        """Let the connection go that can best be spared. False if all are being worked on."""
-        for phase in Phase:
-            if phase is not Phase.WORKING and self._order[phase]:
-                oldest = next(iter(self._order[phase]))
-                self.leave(oldest)
-                oldest.give_way()
-                self._refusals.count(Refusal.GAVE_WAY)
-                return True
-        return False
+        """Let the connection go that can best be spared. False if there is none, or none yet."""
+        phase = next((phase for phase in _GIVING_WAY if self._due_s(phase) <= 0), None)
+        if phase is None:
+            return False
+        oldest = next(iter(self._order[phase]))
+        self.leave(oldest)
+        oldest.give_way()
+        self._refusals.count(Refusal.GAVE_WAY)
+        return True
+
+    def _due_s(self, phase: Phase) -> float:
+        """In how many seconds the oldest one of a phase may give way."""
+        since = next(iter(self._order[phase].values()), math.inf)
+        return since + YOUNG_S - trio.current_time()
+
+    def enter(self, client: Client) -> None:
+        """A new connection; there is room for it."""
+        self.move(client, Phase.IDLE)
 
     def move(self, client: Client, phase: Phase) -> None:
         """The connection is in `phase` from now on."""
-        self.leave(client)
+        self._take_out(client)
         self._phases[client] = phase
-        self._order[phase][client] = None
+        self._order[phase][client] = trio.current_time()
+        self._changed.set()
 
     def leave(self, client: Client) -> None:
         """The connection has ended, or is about to."""
+        self._take_out(client)
+        self._changed.set()
+
+    def _take_out(self, client: Client) -> None:
         phase = self._phases.pop(client, None)
         if phase is not None:
             del self._order[phase][client]

@@ -8,8 +8,8 @@ does not serve here: it hands on msgspec's first fault only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Iterator, Mapping
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final, TypeVar, get_args, get_origin
 
@@ -17,13 +17,13 @@ import msgspec
 import trio
 from msgspec import NODEFAULT, Struct
 
+from dataloader.web.bodies import NOT_COUNTED
 from dataloader.web.fault_texts import in_our_words
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
 from dataloader.web.refusals import Refusal, Refusals
 from dataloader.web.schemas import JobFields
 
 S = TypeVar("S", bound=Struct)
-T = TypeVar("T")
 
 _WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _OURS: Final = re.compile(r"(\$|[a-z_]+): (.*)", re.DOTALL)
@@ -34,32 +34,41 @@ MAX_VALUES: Final = 100_000
 """Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
 _MARKS: Final = (b",", b"[", b"{")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_SECOND_LOOK: Final = trio.CapacityLimiter(1)
-"""Bodies that are gone through field by field, in a thread: that takes its time, and the loop must turn meanwhile."""
+_THREADS: Final = trio.CapacityLimiter(2)
+"""Not Trio's own threads, which handlers may have taken all."""
 _decoder: Final = cache(msgspec.json.Decoder)
 
 
 async def decode_body(data: bytearray, kind: type[S], refusals: Refusals) -> S:
-    """The request in a body.
+    """The request in a body; a long one is decoded in a thread, where only its single fields hold up the loop.
 
     Raises `ProblemError`: 413 for too many values, 400 for what is no JSON, 422 with the path of each bad field.
     """
-    # Text has commas, too, so this is the most that there can be; it is counted exactly only when that is too many.
-    if sum(map(data.count, _MARKS)) > MAX_VALUES and await _in_thread(partial(_values, data)) > MAX_VALUES:
+    try:
+        if len(data) <= NOT_COUNTED:
+            return _decode(data, kind)
+        return await trio.to_thread.run_sync(_decode, data, kind, limiter=_THREADS)
+    except _TooManyValuesError as error:
         refusals.count(Refusal.VALUES)
         message = f"The body may have {MAX_VALUES:,} values here, a list or an object counted twice."
-        raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        raise ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message) from error
+
+
+def _decode(data: bytearray, kind: type[S]) -> S:
+    # Text has commas, too, so this is the most that there can be; it is counted exactly only when that is too many.
+    if sum(map(data.count, _MARKS)) > MAX_VALUES and _values(data) > MAX_VALUES:
+        raise _TooManyValuesError
     try:
         decoded: S = _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        raise await _in_thread(partial(_refusal_of, data, kind, error)) from error
+        raise _refusal_of(data, kind, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _no_json(error) from error
     return decoded
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work, limiter=_SECOND_LOOK)
+class _TooManyValuesError(Exception):
+    """The body has more values than are taken."""
 
 
 def _values(data: bytearray) -> int:

@@ -21,7 +21,7 @@ from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store import control, reads
 from dataloader.web.auth import Role
-from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
+from dataloader.web.routes import DEADLINE_S, LONG_ANSWERS, Answer, Call, Routes
 from dataloader.web.schemas import (
     MAX_WAIT_S,
     BatchRequest,
@@ -143,12 +143,10 @@ async def _status(job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
 )
 async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
-    services = call.services
     if query.wait > 0:
-        job = await services.waiting.wait(job_id, timeout_s=query.wait)
-    else:
-        job = await reads.get_job(services.database, job_id)
-    return Answer(value=await _status(job))
+        await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
+    async with LONG_ANSWERS:
+        return Answer(value=await _status(await reads.get_job(call.services.database, job_id)))
 
 
 @routes.add(
@@ -164,7 +162,7 @@ async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     return Answer(value=EventList(events))
 
 
-@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus})
+@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus}, rows=True)
 async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """Cancel a job.
 
@@ -184,6 +182,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     query=RetryQuery,
     answers={200: JobStatus},
     conflicts=True,
+    rows=True,
 )
 async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
@@ -191,7 +190,9 @@ async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     return Answer(value=await _status(job))
 
 
-@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True)
+@routes.add(
+    "POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True, rows=True
+)
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
     return Answer(value=await _status(await control.run_now(call.services.database, job_id, call.actor)))
@@ -204,6 +205,7 @@ async def run_job_now(call: Call, job_id: UUID) -> Answer:
     body=PriorityRequest,
     answers={200: JobRecord},
     conflicts=True,
+    rows=True,
 )
 async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> Answer:
     """Change the priority of a queued job."""

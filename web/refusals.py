@@ -27,7 +27,6 @@ class Refusal(enum.StrEnum):
     """What was refused, or ended before its end."""
 
     GAVE_WAY = "connection_gave_way"
-    NO_ROOM = "no_room_for_connection"
     NO_FILE = "no_file_for_connection"
     LATE_HEADER = "late_header"
     BAD_FRAMING = "bad_framing"

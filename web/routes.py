@@ -40,7 +40,7 @@ JSON: Final = "application/json"
 _encode: Final = msgspec.json.Encoder().encode
 _LONG_BODIES: Final = trio.CapacityLimiter(2)
 """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
-_LONG_ANSWERS: Final = trio.CapacityLimiter(2)
+LONG_ANSWERS: Final = trio.CapacityLimiter(2)
 """Likewise those whose rows may have megabytes; the others wait with nothing."""
 
 
@@ -142,7 +142,7 @@ async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data
     if not route.rows:
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
-        async with _LONG_ANSWERS:
+        async with LONG_ANSWERS:
             return await _view(route, call, parts)
 
 

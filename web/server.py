@@ -31,7 +31,7 @@ from dataloader.web.refusals import Refusal
 
 log = get_logger(__name__)
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096
 STALLED_AFTER_S: Final = 10.0
 """A client that takes no data for so long is gone."""
 GRACE_S: Final = 3.0
@@ -97,6 +97,8 @@ async def serve_web(
 async def _accept(listener: trio.SocketListener, server: Server, serving: trio.Nursery) -> None:
     """Serve all who connect. Not Trio's own loop, which logs a traceback ten times a second when files run out."""
     while True:
+        await trio.lowlevel.wait_readable(listener.socket.fileno())
+        await server.connections.room()
         try:
             stream = await listener.accept()
         except OSError as error:
@@ -107,10 +109,8 @@ async def _accept(listener: trio.SocketListener, server: Server, serving: trio.N
             await trio.sleep(NO_FILE_S)
             continue
         connection = Connection(server, stream)
-        if server.connections.enter(connection):
-            serving.start_soon(connection.run)
-        else:
-            connection.give_way()
+        server.connections.enter(connection)
+        serving.start_soon(connection.run)
 
 
 def _warn_of_few_files(most: int, wanted: int) -> None:

@@ -102,4 +102,4 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        return Waiting(self.database, self.waits, self.refusals, self.settings.max_waits)
+        return Waiting(self.waits, self.refusals, self.settings.max_waits)

@@ -13,9 +13,6 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.jobs.model import JobRecord
-from dataloader.store.database import Database
-from dataloader.store.reads import get_job
 from dataloader.store.waits import Waits
 from dataloader.web.problems import RETRY_AFTER_S, ProblemError
 from dataloader.web.refusals import Refusal, Refusals
@@ -28,15 +25,14 @@ LATE_WAIT_S: Final = 1.0
 class Waiting:
     """The waiting readers of one app; `most` may wait at a time."""
 
-    database: Database
     waits: Waits
     refusals: Refusals
     most: int
     _readers: set[trio.CancelScope] = attrs.field(factory=set)
     _draining: bool = False
 
-    async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
-        """As `Waits.wait`, but no longer than until a drain begins. Raises `ProblemError` 429 when too many wait."""
+    async def until_changed(self, job_id: UUID, *, timeout_s: float) -> None:
+        """As in `Waits`, but no longer than until a drain begins. Raises `ProblemError` 429 when too many wait."""
         if len(self._readers) >= self.most:
             self.refusals.count(Refusal.WAITS)
             raise ProblemError(
@@ -48,12 +44,10 @@ class Waiting:
         with trio.CancelScope() as reader:
             self._readers.add(reader)
             try:
-                return await self.waits.wait(
-                    job_id, timeout_s=min(timeout_s, LATE_WAIT_S) if self._draining else timeout_s
-                )
+                bound_s = LATE_WAIT_S if self._draining else timeout_s
+                await self.waits.until_changed(job_id, timeout_s=min(timeout_s, bound_s))
             finally:
                 self._readers.discard(reader)
-        return await get_job(self.database, job_id)
 
     def answer_all(self) -> None:
         """A drain begins: answer those who wait. Who comes later waits for a moment only."""

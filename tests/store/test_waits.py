@@ -141,13 +141,13 @@ async def test_after_the_timeout_the_job_comes_back_as_it_stands(add_job, held):
 async def test_a_change_between_the_mark_and_the_reading_is_not_missed(raw, database, add_job, held, monkeypatch):
     job_id = await add_job()
     seen = await reads.get_job(held._database, job_id)
-    read = waits.aio_get_job
+    read = waits.aio_get_job_briefly
 
     async def aio_change_and_read(connection, job_id):
         await connection.execute("UPDATE dl_jobs SET status = 'running' WHERE job_id = $1", job_id)
         return await read(connection, job_id)
 
-    monkeypatch.setattr(waits, "aio_get_job", aio_change_and_read)
+    monkeypatch.setattr(waits, "aio_get_job_briefly", aio_change_and_read)
     with trio.fail_after(5):
         assert (await held.wait(job_id, timeout_s=FOREVER_S, seen=seen)).status is Status.RUNNING
 
@@ -155,7 +155,7 @@ async def test_a_change_between_the_mark_and_the_reading_is_not_missed(raw, data
 @pytest.mark.requirement("Q3")
 async def test_a_change_between_the_reading_and_the_wait_is_not_missed(raw, database, add_job, held, monkeypatch):
     job_id = await add_job()
-    read = waits.aio_get_job
+    read = waits.aio_get_job_briefly
     readings = []
 
     async def aio_read_and_change(connection, job_id):
@@ -165,7 +165,7 @@ async def test_a_change_between_the_reading_and_the_wait_is_not_missed(raw, data
             await connection.execute("UPDATE dl_jobs SET status = 'running' WHERE job_id = $1", job_id)
         return job
 
-    monkeypatch.setattr(waits, "aio_get_job", aio_read_and_change)
+    monkeypatch.setattr(waits, "aio_get_job_briefly", aio_read_and_change)
     async with listening(database, held):
         with trio.fail_after(10):
             assert (await held.wait(job_id, timeout_s=FOREVER_S)).status is Status.RUNNING
@@ -222,14 +222,14 @@ async def test_after_a_reconnect_everybody_looks_again(raw, add_job, held, until
 
 async def test_many_waiters_on_a_job_share_its_readings(raw, database, add_job, held, monkeypatch, until_watched):
     job_id = await add_job()
-    read = waits.aio_get_job
+    read = waits.aio_get_job_briefly
     readings = []
 
     async def aio_count(connection, job_id):
         readings.append(job_id)
         return await read(connection, job_id)
 
-    monkeypatch.setattr(waits, "aio_get_job", aio_count)
+    monkeypatch.setattr(waits, "aio_get_job_briefly", aio_count)
     async with listening(database, held), trio.open_nursery() as nursery:
         waiters = [Waiter(nursery, held, job_id) for _ in range(50)]
         await until_watched(job_id)
@@ -274,3 +274,21 @@ async def test_an_operators_cancel_is_heard(store, raw, database, add_job, held,
         await until_watched(job_id)
         await control.cancel(store, job_id, control.Actor("a"))
         assert (await waiter.answer()).status is Status.CANCELED
+
+
+async def test_what_is_known_of_a_job_while_somebody_waits_has_neither_args_nor_result(
+    raw, add_job, held, until_watched
+):
+    """They may be long, and there may be hundreds; the answer has them."""
+    job_id = await add_job()
+    await raw.execute("UPDATE dl_jobs SET args = '{\"text\": \"long\"}', result = '[1]'")
+    async with trio.open_nursery() as nursery:
+        waiter = Waiter(nursery, held, job_id)
+        await until_watched(job_id)
+        [watch] = held._watches.values()
+        async with watch.turn:
+            assert (watch.job.args, watch.job.result, watch.job.status) == (None, None, Status.QUEUED)
+        await raw.execute("UPDATE dl_jobs SET status = 'succeeded'")
+        held.changed(job_id)
+        job = await waiter.answer()
+        assert (job.args, job.result) == ({"text": "long"}, [1])

@@ -166,19 +166,21 @@ async def test_a_body_with_too_many_values_is_refused_before_they_are_made(open_
         assert web.services.refusals.counts[Refusal.VALUES] == (status == 413)
 
 
-async def test_a_bad_batch_is_gone_through_in_a_thread(open_web, monkeypatch):
-    threads, faults = set(), decoding._faults
+@pytest.mark.parametrize("priority", [1, -1], ids=["good", "bad"])
+async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_web, monkeypatch, priority):
+    threads, decode = [], decoding._decode
 
-    def looking(*args, **more):
-        threads.add(threading.current_thread())
-        return faults(*args, **more)
+    def looking(data, kind):
+        threads.append(threading.current_thread())
+        return decode(data, kind)
 
-    monkeypatch.setattr(decoding, "_faults", looking)
+    monkeypatch.setattr(decoding, "_decode", looking)
     async with open_web() as web:
-        answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": [BODY | {"priority": -1}] * 1_000})
-        assert answer.status_code == 422
-        assert threads
-        assert threading.main_thread() not in threads
+        for number in (1_000, 10):
+            jobs = [BODY | {"priority": priority}] * number
+            answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
+            assert answer.status_code == (201 if priority == 1 else 422)
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
 async def test_long_answers_are_bounded_together_and_short_ones_go_out_all_the_same(open_web):

@@ -11,6 +11,7 @@ import h11
 import hypercorn.protocol.h11
 import pytest
 import trio
+import trio.testing
 from conditions import until
 from hypercorn.protocol.http_stream import HTTPStream
 from logged import capture_logs
@@ -152,27 +153,44 @@ class Stub:
         self.closed.append(self)
 
 
-def test_idle_ones_go_first_then_those_that_receive_then_those_that_send_and_none_at_work():
+async def test_idle_ones_go_first_then_those_that_receive_then_those_that_send_and_none_at_work(autojump_clock):
+    del autojump_clock
     closed = []
     crowd = Connections(4, Refusals(CollectorRegistry()))
-    working, sending, receiving, idle = clients = [Stub(closed) for _ in range(4)]
+    clients = [Stub(closed) for _ in Phase]
+    idle, receiving, sending, working = clients
+    for client, phase in zip(clients, Phase, strict=True):
+        crowd.enter(client)
+        crowd.move(client, phase)
+    newcomers = [Stub(closed) for _ in range(3)]
+    for newcomer in newcomers:
+        await crowd.room()
+        crowd.enter(newcomer)
+        crowd.move(newcomer, Phase.WORKING)
+    assert closed == [idle, receiving, sending]
+    # All are worked on: the next one waits until one of them is through.
+    with trio.move_on_after(1_000) as waiting:
+        await crowd.room()
+    assert waiting.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crowd.room)
+        await trio.testing.wait_all_tasks_blocked()
+        crowd.move(working, Phase.IDLE)
+    assert closed[3:] == [working]
 
-    async def fill():
-        for client in clients:
-            assert crowd.enter(client)
-        for client, phase in zip(clients, reversed(Phase), strict=True):
-            crowd.move(client, phase)
-        newcomers = [Stub(closed) for _ in range(4)]
-        for newcomer in newcomers[:3]:
-            assert crowd.enter(newcomer)
-            crowd.move(newcomer, Phase.WORKING)
-        assert closed == [idle, receiving, sending]
-        assert not crowd.enter(newcomers[3])
-        assert (len(crowd), crowd.phase_of(working)) == (4, Phase.WORKING)
-        crowd.leave(working)
-        assert crowd.enter(newcomers[3])
 
-    trio.run(fill)
+async def test_whoever_has_just_come_does_not_give_way_yet_and_newcomers_wait_meanwhile(autojump_clock):
+    """Else a thousand who come at once would throw each other out, and a probe among them."""
+    del autojump_clock
+    closed = []
+    crowd = Connections(2, Refusals(CollectorRegistry()))
+    for _ in range(2):
+        crowd.enter(Stub(closed))
+    began = trio.current_time()
+    assert not crowd.make_room()
+    await crowd.room()
+    assert trio.current_time() - began == pytest.approx(connections.YOUNG_S)
+    assert len(closed) == 1
 
 
 def test_connections_leave_a_quarter_of_the_files_for_everything_else(monkeypatch):
@@ -242,11 +260,11 @@ async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go
             raise OSError(errno.EMFILE, "Too many open files")
         return await accept(self)
 
+    monkeypatch.setattr(connections, "YOUNG_S", 0)
     async with open_web() as web, filled(web, 1, HEALTH) as [idle]:
         monkeypatch.setattr(trio.SocketListener, "accept", fail_once)
         with capture_logs() as lines, trio.fail_after(20):
-            # The first one was awaited already.
-            async with await connect(web), await connect(web) as stream:
+            async with await connect(web) as stream:
                 await stream.send_all(HEALTH)
                 assert b" 200 " in await answered(stream)
             assert await rest(idle) == b""

@@ -1,0 +1,46 @@
+"""What an attack may do to a service, and the table that shows what it has done."""
+
+from __future__ import annotations
+
+import attrs
+
+MOST_MS = 100.0
+"""Of the 99th percentile of what /health takes."""
+MOST_MIB = 250.0
+HEADER = f"{'attack':<34} {'MiB':>4} {'p50 ms':>6} {'p99 ms':>6} {'max ms':>6} {'errors':>6}  verdict"
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """An attack: the service's memory at the most, what /health took, how often it was not answered, errors logged."""
+
+    name: str
+    rss_mib: float
+    health_ms: tuple[float, ...]
+    lost: int
+    errors: tuple[str, ...]
+
+
+def percentile(values: tuple[float, ...], share: float) -> float:
+    """The value that `share` of all do not exceed; endless of none."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("inf")
+
+
+def missed(row: Row) -> list[str]:
+    """The bounds that were missed, in words of a table."""
+    bounds = {
+        "lost": row.lost == 0 and bool(row.health_ms),
+        "slow": percentile(row.health_ms, 0.99) <= MOST_MS,
+        "memory": row.rss_mib <= MOST_MIB,
+        "errors": not row.errors,
+    }
+    return [name for name, holds in bounds.items() if not holds]
+
+
+def line(row: Row) -> str:
+    """The line of the table, at most 80 columns."""
+    p50, p99, most = (percentile(row.health_ms, share) for share in (0.5, 0.99, 1.0))
+    verdict = " ".join(missed(row)) or "good"
+    return (
+        f"{row.name:<34} {row.rss_mib:>4.0f} {p50:>6.1f} {p99:>6.1f} {most:>6.0f} {len(row.errors):>6}  {verdict:.10}"
+    )
