@@ -3,7 +3,9 @@
 A version holds from `valid_from` (inside) to `valid_to` (outside; NULL while it is open), and `is_current` marks the
 open one. What a snapshot says holds from its `as_of` on. A second snapshot of one instant corrects the first: the
 history is what it would be without what the first said of those keys, and versions that stay are changed in place,
-since facts may refer to them. So no version is of length zero, and nothing before the instant is touched.
+since facts may refer to them. So no version is of length zero, and nothing before the instant is touched. What the
+first brought up to date in place is kept as it was in `dl_etl_former` until a later snapshot comes: a version that the
+second ends is given it back.
 
 `dl_etl_history` has a row for each target: the last snapshot's instant, since an older one can't be woven in, and the
 columns by which versions were told apart. A column that was not among them is filled in place. The row's lock makes
@@ -42,6 +44,7 @@ _CLOSE: Final = """
 UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
 WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
 """
+_FORGET: Final = "DELETE FROM dl_etl_former WHERE target = $1"
 _TAKEN: Final = """
 INSERT INTO dl_etl_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
 ON CONFLICT (target, load, segment) DO UPDATE SET as_of = excluded.as_of
@@ -156,16 +159,23 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
         duplicates = await aio_drop_duplicates(connection, history.segment, history.key)
         await aio_complete(connection, history, f"t.{quote(history.is_current)}")
         withdrawn = mended = closed = 0
-        if instant == last:
+        is_correction = instant == last
+        if not is_correction:
+            await connection.execute(_FORGET, history.table.sql)
+        if is_correction:
             if history.complete:
                 withdrawn = await aio_compare_all(connection, statements.withdraw, *statements.arguments)
             await statements.aio_run(connection, statements.revert)
+            await statements.aio_keep(connection, statements.keep_reopened)
             mended = await statements.aio_run(connection, statements.reopen)
             mended += await statements.aio_run(connection, statements.replace)
+        await statements.aio_keep(connection, statements.keep_filled)
         filled = affected(await connection.execute(statements.fill, *statements.arguments[:2]))
         await statements.aio_run(connection, statements.end_changed)
         if history.complete:
             closed = await aio_compare_all(connection, statements.end_missing, *statements.arguments)
+        if is_correction and statements.filled:
+            await connection.execute(statements.restore, *statements.arguments[2:], *statements.versions)
         [born] = await connection.fetch(statements.begin, *statements.arguments)
         rows = await aio_empty(connection, history.segment, history.rows - duplicates)
     # Without a complete snapshot not all current versions have a value in an added column yet.
@@ -221,9 +231,14 @@ async def _aio_lock(connection: Any, history: HistoryMerge) -> tuple[dt.datetime
 
 @attrs.frozen(kw_only=True)
 class _Statements:
-    """A merge's SQL. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the instant."""
+    """A merge's SQL. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the instant.
+
+    `filled` are the columns that are brought up to date in place; `versions` the arguments by which they are kept.
+    """
 
     arguments: tuple[object, ...]
+    versions: tuple[object, ...]
+    filled: Sequence[str]
     withdraw: str
     revert: str
     reopen: str
@@ -232,10 +247,18 @@ class _Statements:
     end_changed: str
     end_missing: str
     begin: str
+    keep_reopened: str
+    keep_filled: str
+    restore: str
 
     async def aio_run(self, connection: Any, statement: str) -> int:
         """Run one of them (asyncio-flavoured); how many versions it wrote or removed comes back."""
         return affected(await connection.execute(statement, *self.arguments))
+
+    async def aio_keep(self, connection: Any, statement: str) -> None:
+        """Keep what versions are before they are brought up to date (asyncio-flavoured)."""
+        if self.filled:
+            await connection.execute(statement, *self.arguments, *self.versions)
 
     @classmethod
     def of(cls, history: HistoryMerge, known: Sequence[str]) -> _Statements:
@@ -260,8 +283,23 @@ class _Statements:
         key_of_c = " AND ".join(f"c.{quote(name)} = s.{quote(name)}" for name in key)
         update = f"UPDATE {table.sql} t SET"
         sets = assigned(values or key)
+        filled = [*added, *history.others]
+        of_version = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in (*key, history.valid_from))}]"
+        of_columns = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in filled)}]::text[]"
+        keep = f"""
+            INSERT INTO dl_etl_former (target, version, columns)
+            SELECT $4, jsonb_object($5::text[], {of_version}), jsonb_object($6::text[], {of_columns})
+            FROM {table.sql} t JOIN {stage} s ON {match} WHERE """
+        restored = [
+            f"{quote(name)} = CASE WHEN f.columns ? {_literal(name)} THEN (f.columns ->> {_literal(name)})"
+            f"::{table.column(name).type} ELSE t.{quote(name)} END"
+            for name in filled
+        ]
+        is_filled = f"t.{current} AND NOT {changed} AND {stale}"
         return cls(
             arguments=(history.segment.token, history.segment.number, str(history.as_of)),
+            versions=(table.sql, [*key, history.valid_from], filled),
+            filled=filled,
             # A key that began at this instant is gone again.
             withdraw=f"DELETE FROM {table.sql} t WHERE t.{current} AND t.{begins} = {now} AND {missing}",
             # A key has its former values again: the version in between goes, and the former is opened.
@@ -277,7 +315,15 @@ class _Statements:
                 WHERE {match} AND t.{current} AND t.{begins} = {now} AND {changed}""",
             fill=f"""
                 {update} {", ".join(sets)} FROM {stage} s
-                WHERE {match} AND t.{current} AND NOT {changed} AND {stale}""",
+                WHERE {match} AND {is_filled}""",
+            keep_reopened=f"{keep} {reverted} ON CONFLICT DO NOTHING",
+            keep_filled=f"{keep} {is_filled} AND t.{begins} < {now} ON CONFLICT DO NOTHING",
+            # What this correction has ended, but for what is as it was.
+            restore=f"""
+                {update} {", ".join(restored)} FROM dl_etl_former f
+                WHERE f.target = $2 AND t.{ends} = {now.replace("$3", "$1")}
+                  AND f.version = jsonb_object($3::text[], {of_version})
+                  AND f.columns <> jsonb_object($4::text[], {of_columns})""",
             end_changed=f"""
                 {update} {ends} = {now}, {current} = false FROM {stage} s
                 WHERE {match} AND t.{current} AND {changed}""",
@@ -297,3 +343,8 @@ class _Statements:
                        count(*) FILTER (WHERE ended < {now}) AS reappeared
                 FROM former""",
         )
+
+
+def _literal(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"

@@ -33,10 +33,10 @@ async def transactions(store):
 
 @attrs.define
 class Model:
-    """What each key was at each instant, None where it was not there."""
+    """What each key was at each instant, (tracked, not tracked), None where it was not there."""
 
-    days: dict[int, dict[str, str | None]] = attrs.field(factory=dict)
-    open: dict[str, str] = attrs.field(factory=dict)
+    days: dict[int, dict[str, tuple[str, str] | None]] = attrs.field(factory=dict)
+    open: dict[str, tuple[str, str]] = attrs.field(factory=dict)
 
     def take(self, day, snapshot, *, complete):
         gone = dict.fromkeys(self.open) if complete else {}
@@ -51,21 +51,26 @@ class Model:
             for key, value in said.items():
                 past = found.setdefault(key, [])
                 current = past[-1] if past and past[-1][2] is None else None
-                if current is not None and current[0] != value:
+                tracked = value and value[0]
+                if current is not None and current[0] != tracked:
                     current[2] = day
-                if value is not None and (current is None or current[0] != value):
-                    past.append([value, day, None])
+                elif current is not None:
+                    # What is not tracked is the last word of the version's time.
+                    current[3] = value[1]
+                if value is not None and (current is None or current[0] != tracked):
+                    past.append([tracked, day, None, value[1]])
         return {key: past for key, past in found.items() if past}
 
 
-SNAPSHOTS = st.dictionaries(st.sampled_from("klmn"), st.sampled_from("123"), max_size=4)
+VALUES = st.tuples(st.sampled_from("12"), st.sampled_from("xyz"))
+SNAPSHOTS = st.dictionaries(st.sampled_from("klmn"), VALUES, max_size=4)
 STEPS = st.lists(st.tuples(st.integers(0, 1), SNAPSHOTS, st.booleans()), min_size=1, max_size=8)
 
 
 @pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_every_sequence_of_snapshots_ends_as_the_model_says(transactions, raw):
-    dimension = await open_dimension(transactions, raw, "a")
+    dimension = await open_dimension(transactions, raw, "a", "o")
 
     async def play(steps):
         await raw.execute("TRUNCATE target, dl_etl_history CASCADE")
@@ -73,7 +78,7 @@ async def test_every_sequence_of_snapshots_ends_as_the_model_says(transactions, 
         for pause, snapshot, complete in steps:
             day += pause
             before = await versions()
-            rows = list(snapshot.items())
+            rows = [(key, *values) for key, values in snapshot.items()]
             counts = await dimension.merge(dt.date(2020, 1, day), rows, complete=complete)
             model.take(day, snapshot, complete=complete)
             found = await versions()
@@ -89,12 +94,12 @@ async def test_every_sequence_of_snapshots_ends_as_the_model_says(transactions, 
         for row in await raw.fetch("SELECT * FROM target ORDER BY key, valid_from"):
             assert row["is_current"] is (row["valid_to"] is None)
             ended = row["valid_to"] and row["valid_to"].day
-            found.setdefault(row["key"], []).append([row["a"], row["valid_from"].day, ended])
+            found.setdefault(row["key"], []).append([row["a"], row["valid_from"].day, ended, row["o"]])
         return found
 
     def check(found):
         for past in found.values():
-            for (value, begun, ended), (next_value, next_begun, _) in itertools.pairwise(past):
+            for (value, begun, ended, _), (next_value, next_begun, _, _) in itertools.pairwise(past):
                 assert begun < ended <= next_begun
                 assert value != next_value or ended < next_begun
 
