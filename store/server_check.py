@@ -30,6 +30,10 @@ SELECT pg_backend_pid() AS pid, EXISTS (
   SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1
     AND classid::bigint << 32 | objid::bigint = $1) AS holds
 """
+_DATABASE: Final = """
+SELECT oid, datname AS name, pg_postmaster_start_time() AS server FROM pg_database WHERE datname = current_database()
+"""
+"""What no two databases have in common, and anybody may read."""
 _PID: Final = "SELECT pg_backend_pid()"
 
 
@@ -58,15 +62,22 @@ async def _aio_check(options: DatabaseOptions) -> int:
                 " lock_key needs; the address must lead to PostgreSQL itself, not through a pooler in transaction mode"
             )
         version = int(session.get_server_version().major)
+        database = await session.fetchrow(_DATABASE)
     if options.lock_dsn not in {None, options.dsn}:
         try:
             async with _aio_open(options, direct=False) as session:
                 await _aio_use_statement(session, options)
+                other = await session.fetchrow(_DATABASE)
         except LOST_STATEMENTS as error:
             raise ConfigError(
                 f"{setting_of(options, direct=False)}: the pooler does not keep prepared statements; use PgBouncer 1.21"
                 " or later with max_prepared_statements of 100 or more"
             ) from error
+        if other != database:
+            raise ConfigError(
+                f"DL_LOCK_DSN: leads to the database {database['name']!r} and DL_DB_DSN to {other['name']!r}, or to"
+                " another server; both must lead to the same database"
+            )
     return version
 
 

@@ -55,6 +55,16 @@ async def test_a_server_that_is_supported_is_taken(postgres, database):
 
 
 @pytest.mark.slow
+async def test_two_addresses_that_lead_to_two_databases_are_refused_and_two_ways_to_one_are_taken(
+    database, empty_database, refused
+):
+    line = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=empty_database.dsn)
+    assert line.startswith(f"DL_LOCK_DSN: leads to the database '{empty_database.name}' and DL_DB_DSN to ")
+    async with open_proxy(database.dsn) as proxy:
+        assert await checked(proxy.dsn, lock_dsn=database.dsn)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "migrate", "queues"])
 async def test_a_server_that_is_too_old_is_refused_by_every_command(database, refused, command):
     old = OLDEST - 1
