@@ -3,7 +3,7 @@
 Run it with `python examples/embedding.py`. With DL_DB_DSN it uses that database, else an embedded PostgreSQL in
 .dataloader. `main` runs inside any Trio program, also one that has a trio-asyncio loop; it touches no signals. A
 program that people stop by ^C should cancel a scope on it (`trio.open_signal_receiver`): left to itself Python raises
-KeyboardInterrupt wherever it strikes, though not within the database driver.
+KeyboardInterrupt wherever it strikes, though not within the database driver. docs/embedding.md says more, of logs too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import trio
 import trio_asyncio
 from conditions import until
 
-from dataloader import Tasks
+from dataloader import NewJob, Tasks
 
 
 def greeting_tasks():
@@ -35,6 +35,17 @@ async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
         job = await supervisor.trigger("q", "greet")
         assert (await supervisor.wait(job.job_id, timeout_s=10)).result == "hello"
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job(open_worker, raw):
+    async with open_worker(greeting_tasks()) as supervisor:
+        new = NewJob(queue="q", task="greet")
+        [first], [second] = [await supervisor.trigger_many([new]) for _ in range(2)]
+        assert (first.created, second.created, second.job_id) == (True, False, new.job_id)
+        assert (await supervisor.wait(new.job_id, timeout_s=10)).status == "succeeded"
+        assert [added.created for added in await supervisor.trigger_many([new])] == [False]
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 
 
 async def test_a_host_that_is_cancelled_as_it_begins_leaves_none_behind(open_worker, raw):
