@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import attrs
+import etl_reference
 import pytest
 
 from dataloader.flows.etl.config import PREFIX, PipelineConfig
@@ -72,3 +73,18 @@ def test_the_tests_that_prove_the_guarantees_exist():
     named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
     modules = [path.read_text() for path in (ROOT / "tests").glob("*/test_*.py")]
     assert named <= {name for text in modules for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
+
+
+def test_the_reference_of_loads_has_every_class_with_every_argument():
+    sections = re.split(r"^### ", read("etl-reference.md"), flags=re.MULTILINE)[1:]
+    found = {section.partition("\n")[0]: section for section in sections}
+    assert sorted(found) == sorted(etl_reference.CLASSES)
+    for name, section in found.items():
+        rows = [
+            [cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\| `.*$", section, re.MULTILINE)
+        ]
+        arguments = etl_reference.fields_of(name)
+        assert [row[:3] for row in rows] == [
+            [f"`{one.name}`", etl_reference.type_of(one), etl_reference.default_of(one)] for one in arguments
+        ], name
+        assert all(meaning for *_, meaning in rows), name
