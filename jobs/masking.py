@@ -15,12 +15,14 @@ import pathlib
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from dataloader.jobs.secret_names import meaning_of, names_a_secret
 from dataloader.jobs.secrets_in_text import MASKED, may_hold_secrets, secrets_in
 
-__all__ = ["MASKED", "mask", "mask_text", "names_a_secret"]
+__all__ = ["MASKED", "mask", "mask_names", "mask_text", "names_a_secret"]
+
+T = TypeVar("T")
 
 _MAX_DEPTH: Final = 16
 _MAX_INT_BITS: Final = 1_024
@@ -41,6 +43,11 @@ def mask_text(text: str) -> str:
         parts += (text[done:start], MASKED)
         done = end
     return "".join([*parts, text[done:]]) if parts else text
+
+
+def mask_names(values: Mapping[str, T]) -> dict[str, T]:
+    """Return a copy with the secrets in its names masked and its values as they are: for counts by queue (Q16)."""
+    return _by_masked_name(values.items())
 
 
 def mask(value: object) -> object:
@@ -98,15 +105,22 @@ def _mask_mapping(items: list[tuple[str, object]], depth: int) -> dict[str, obje
         labels = [item for (_, item), meaning in zip(items, meanings, strict=True) if meaning.label]
         is_value_named = any(isinstance(label, str) for label in labels)
         is_value_secret = any(isinstance(label, str) and names_a_secret(label) for label in labels)
-    masked: dict[str, object] = {}
-    again = 1
+    shown: list[tuple[str, object]] = []
     for (name, item), meaning in zip(items, meanings, strict=True):
         hidden = (meaning.secret and not (meaning.label and is_value_named)) or (meaning.value and is_value_secret)
+        shown.append((name, _hide(item) if hidden else _mask(item, depth)))
+    return _by_masked_name(shown)
+
+
+def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
+    masked: dict[str, T] = {}
+    again = 1
+    for name, item in items:
         shown = mask_text(name)
         if shown in masked:  # names that differ in their secrets alone
             again += 1
             shown = f"{shown} ({again})"
-        masked[shown] = _hide(item) if hidden else _mask(item, depth)
+        masked[shown] = item
     return masked
 
 

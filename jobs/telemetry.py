@@ -19,6 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from dataloader.jobs.masking import mask_text
+
 LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 """Upper bounds for what should take milliseconds: a claim, a pickup, a stall."""
 RUN_S: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
@@ -38,6 +40,12 @@ class _Distribution:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def __add__(self, other: _Distribution) -> _Distribution:
+        both = _Distribution(self.bounds)
+        both.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        both.total = self.total + other.total
+        return both
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulated counts by upper bound, as Prometheus has them."""
@@ -147,13 +155,25 @@ class Telemetry(Collector):
 
 def _counter(name: str, about: str, labels: tuple[str, ...], counts: Mapping[Any, int]) -> Metric:
     family = CounterMetricFamily(name, about, labels=labels)
+    shown: defaultdict[tuple[str, ...], int] = defaultdict(int)
     for values, count in list(counts.items()):
-        family.add_metric(values, count)
+        shown[_shown(values)] += count
+    for texts, count in shown.items():
+        family.add_metric(texts, count)
     return family
 
 
 def _histogram(name: str, about: str, labels: tuple[str, ...], found: Mapping[Any, _Distribution]) -> Metric:
     family = HistogramMetricFamily(name, about, labels=labels)
+    shown: dict[tuple[str, ...], _Distribution] = {}
     for values, distribution in list(found.items()):
-        family.add_metric(values, distribution.buckets(), distribution.total)
+        texts = _shown(values)
+        shown[texts] = shown[texts] + distribution if texts in shown else distribution
+    for texts, distribution in shown.items():
+        family.add_metric(texts, distribution.buckets(), distribution.total)
     return family
+
+
+def _shown(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Labels without secrets; names that differ in these alone are one series, which Prometheus needs to be unique."""
+    return tuple(map(mask_text, values))

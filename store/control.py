@@ -17,6 +17,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import Conflict, JobNotFound
+from dataloader.jobs.masking import mask
 from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.database import Database
@@ -311,4 +312,4 @@ def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
 async def _aio_audit(connection: Any, actor: Actor, action: str, job_id: UUID | None, detail: dict[str, Any]) -> None:
     if actor.request_id is not None:
         detail = detail | {"request_id": actor.request_id}
-    await connection.execute(_AUDIT, actor.name, action, job_id, detail)
+    await connection.execute(_AUDIT, actor.name, action, job_id, mask(detail))

@@ -5,6 +5,7 @@ Counting walks an index over all that has not ended; a few scrapers must not mak
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -14,6 +15,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import QueueRecord
 from dataloader.store.database import Database
 from dataloader.store.reads import count_queues
+from dataloader.web import shown
 
 REMEMBERED_S: Final = 5.0
 DATABASE_S: Final = 5.0
@@ -21,6 +23,7 @@ MOST_NAMED: Final = 100
 """Queues that are counted by name: whoever may trigger makes up names, and each is several lines for ever."""
 OTHER: Final = "other"
 """Stands for all the others."""
+_COUNTS: Final = ("ready", "delayed", "blocked", "unknown_task", "running", "workers", "slots")
 
 
 @attrs.define
@@ -41,7 +44,21 @@ class QueueDepths:
     async def _ask(self) -> list[QueueRecord] | None:
         try:
             with trio.move_on_after(DATABASE_S):
-                return await count_queues(self._database, most=MOST_NAMED, rest=OTHER)
+                return _by_shown_name(await count_queues(self._database, most=MOST_NAMED, rest=OTHER))
         except StoreError:
             pass
         return None
+
+
+def _by_shown_name(queues: Iterable[QueueRecord]) -> list[QueueRecord]:
+    """The queues without the secrets in their names; those whose names differ in these alone are counted together."""
+    found: dict[str, QueueRecord] = {}
+    for queue in map(shown.queue, queues):
+        found[queue.queue] = _together(found[queue.queue], queue) if queue.queue in found else queue
+    return [*found.values()]
+
+
+def _together(one: QueueRecord, other: QueueRecord) -> QueueRecord:
+    counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
+    oldest = min(filter(None, (one.oldest_ready_at, other.oldest_ready_at)), default=None)
+    return attrs.evolve(one, paused=one.paused or other.paused, oldest_ready_at=oldest, **counts)

@@ -131,7 +131,7 @@ async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
 
 
 def _masked_run(run: RunRecord) -> RunRecord:
-    return attrs.evolve(run, reason=_masked_text(run.reason), counts=_masked(run.counts))
+    return attrs.evolve(run, name=mask_text(run.name), reason=_masked_text(run.reason), counts=_masked(run.counts))
 
 
 def _masked_text(text: str | None) -> str | None:

@@ -7,6 +7,7 @@ however many scrape, and are left out while it does not answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import QueueRecord
 from dataloader.store import reads
 from dataloader.web.services import Services
@@ -60,9 +62,12 @@ class _Gauges(Collector):
         pool.add_metric(("idle",), idle)
         yield pool
         slots = GaugeMetricFamily("dataloader_slots", "Slots of this process.", labels=("queue", "state"))
+        counts: Counter[tuple[str, str]] = Counter()
         for queue, load in state.queues.items():
-            slots.add_metric((queue, "used"), load.running)
-            slots.add_metric((queue, "free"), load.concurrency - load.running)
+            counts[mask_text(queue), "used"] += load.running
+            counts[mask_text(queue), "free"] += load.concurrency - load.running
+        for labels, count in counts.items():
+            slots.add_metric(labels, count)
         yield slots
         if self._depths is not None:
             yield from _depth_families(self._depths)

@@ -25,6 +25,7 @@ from dataloader.jobs.errors import (
     StoreUnavailable,
     Unstorable,
 )
+from dataloader.jobs.masking import mask_text
 from dataloader.store.etl_reads import LoadNotFound, RunNotFound
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -77,10 +78,10 @@ class ProblemError(Exception):
             type=self.kind,
             title=self.status.phrase,
             status=self.status,
-            detail=self.detail,
+            detail=mask_text(self.detail),
             request_id=request_id,
-            instance=instance,
-            errors=self.errors,
+            instance=mask_text(instance),
+            errors=tuple(FieldError(mask_text(error.path), mask_text(error.message)) for error in self.errors),
         )
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import QueueRecord
 from dataloader.store import control, reads
 from dataloader.store.database import Database
 from dataloader.store.workers import ALIVE_WITHIN_S
+from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import AuditList, AuditQuery, QueueList, QueuePaused, QueuesQuery, WorkerList
@@ -27,33 +30,47 @@ async def list_queues(call: Call, query: QueuesQuery) -> Answer:
 async def page_of_queues(
     database: Database, limit: int, after: str | None = None
 ) -> tuple[list[QueueRecord], str | None]:
-    """At most `limit` queues behind the name `after`, and the name to go on with, None after the last."""
+    """At most `limit` queues behind the place `after`, and the place to go on from, None after the last.
+
+    Raises `BadRequest` when the queue at that place has gone.
+    """
+    if after is not None and after.startswith(shown.DIGEST):
+        after = await _queue_at(database, after)
     queues = await reads.list_queues(database, limit=limit + 1, after=after)
-    return queues[:limit], queues[limit - 1].queue if len(queues) > limit else None
+    following = shown.place(queues[limit - 1].queue) if len(queues) > limit else None
+    return list(map(shown.queue, queues[:limit])), following
+
+
+async def _queue_at(database: Database, place: str) -> str:
+    for record in await reads.list_queues(database):
+        if shown.place(record.queue) == place:
+            return record.queue
+    raise BadRequest("after", f"{place!r:.80} is the place of a queue that is gone; list them from the beginning")
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
 async def pause_queue(call: Call, queue: str) -> Answer:
     """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
     await control.pause(call.services.database, queue, call.actor)
-    return Answer(value=QueuePaused(queue, paused=True))
+    return Answer(value=QueuePaused(mask_text(queue), paused=True))
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/resume", role=Role.OPERATE, answers={200: QueuePaused})
 async def resume_queue(call: Call, queue: str) -> Answer:
     """Let the jobs of a queue start again, at once."""
     await control.resume(call.services.database, queue, call.actor)
-    return Answer(value=QueuePaused(queue, paused=False))
+    return Answer(value=QueuePaused(mask_text(queue), paused=False))
 
 
 @routes.add("GET", "/api/v1/workers", role=Role.READ, answers={200: WorkerList})
 async def list_workers(call: Call) -> Answer:
     """List the processes that have beaten in the last minute."""
-    return Answer(value=WorkerList(await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)))
+    workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+    return Answer(value=WorkerList(list(map(shown.worker, workers))))
 
 
 @routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
 async def list_audit(call: Call, query: AuditQuery) -> Answer:
     """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
     audit = await reads.list_audit(call.services.database, limit=query.limit, before=query.before)
-    return Answer(value=AuditList(audit))
+    return Answer(value=AuditList(list(map(shown.audit, audit))))

@@ -4,7 +4,7 @@ Requests are msgspec structs that refuse unknown fields; null means "not given".
 request's fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same
 words.
 
-Answers mask secrets in everything a handler or a client wrote (Q16).
+Records are shown without the secrets that a handler or a client wrote: shown.py takes them out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.model import (
     MAX_INT,
     MAX_KEY,
@@ -360,17 +359,6 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     queues: list[QueueRecord] | None
     queues_next: str | None
     workers: list[WorkerRecord] | None
-
-
-def masked(job: JobRecord) -> JobRecord:
-    """The job without secrets in what clients and handlers wrote."""
-    return attrs.evolve(
-        job,
-        args=mask(job.args),
-        progress=mask(job.progress),
-        result=mask(job.result),
-        error=None if job.error is None else mask_text(job.error),
-    )
 
 
 _ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"

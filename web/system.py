@@ -12,9 +12,10 @@ from typing import Final
 import trio
 
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.masking import mask_names
 from dataloader.store import reads
 from dataloader.store.workers import ALIVE_WITHIN_S
-from dataloader.web import metrics
+from dataloader.web import metrics, shown
 from dataloader.web.auth import Role
 from dataloader.web.metrics import PING_S
 from dataloader.web.problems import unavailable
@@ -54,7 +55,8 @@ async def show_process(call: Call) -> Answer:
     reachable = await reads.answers(call.services.database, PING_S)
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
-            workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+            found = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+            workers = list(map(shown.worker, found))
             queues, queues_next = await page_of_queues(call.services.database, MOST_QUEUES)
     return Answer(
         value=ProcessStatus(
@@ -65,7 +67,7 @@ async def show_process(call: Call) -> Answer:
             draining=state.draining,
             database="reachable" if reachable else "unreachable",
             listener="connected" if state.listener_connected else "polling",
-            serving={name: Load(load.concurrency, load.running) for name, load in state.queues.items()},
+            serving=mask_names({name: Load(load.concurrency, load.running) for name, load in state.queues.items()}),
             queues=queues,
             queues_next=queues_next,
             workers=workers,

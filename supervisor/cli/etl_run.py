@@ -15,6 +15,7 @@ import attrs
 import click
 
 from dataloader.jobs.errors import ConfigError, DataloaderError
+from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -174,7 +175,7 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
 async def _unserved(client: Client, queue: str) -> str | None:
     """Why nobody would take a job of the queue, None if somebody would."""
     served = {name for worker in await client.workers() for name in worker.queues}
-    if queue in served:
+    if {queue, mask_text(queue)} & served:  # a service shows names without their secrets
         return None
     others = f"; served are {', '.join(sorted(served))} (--queue)" if served else ""
     return (

@@ -1,8 +1,8 @@
 """No secret comes out of a process: not in its logs, errors, journals, metrics, answers, nor in the list of processes.
 
-What tells a secret from another value is its name (`password`) or its shape (`https://user:…@`), no more. Under another
-name it is shown, and what a job is found by is never masked: its queue, task and keys. `args`, `progress` and `result`
-are stored as they were given and masked when they are shown: who may read the tables reads them.
+What tells a secret from another value is its name (`password`) or its shape (`https://user:…@`), no more; under another
+name it is shown. `args`, `progress` and `result`, and what a job is found by, its queue, task and keys, are stored as
+they were given and masked when they are shown: who may read the tables reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDS = {
 TOKENS = {role: f"{CANARY}-of-{role}-{'x' * 16}" for role in ("read", "operate", "admin")}
 KEPT = """
 SELECT string_agg(row::text, E'\n') FROM (
-  SELECT to_jsonb(j) - '{args,progress,result}'::text[] FROM dl_jobs j
+  SELECT to_jsonb(j) - '{args,progress,result,idempotency_key,lock_key,partition_key,producer}'::text[] FROM dl_jobs j
   UNION ALL SELECT to_jsonb(e) FROM dl_job_events e
   UNION ALL SELECT to_jsonb(a) FROM dl_audit a
   UNION ALL SELECT to_jsonb(w) FROM dl_workers w
@@ -89,7 +89,10 @@ async def spill_all(client, raw):
         job = {
             "queue": "q",
             "task": "spill",
-            "lock_key": f"token={how}",
+            **{
+                name: f"token={CANARY}-{name}-{how}"
+                for name in ("lock_key", "idempotency_key", "partition_key", "producer")
+            },
             "max_attempts": 2 if status == "queued" else 1,
         }
         args = canaries("args") | {"how": how, "remark": "shown as it is"}
@@ -98,7 +101,7 @@ async def spill_all(client, raw):
         ids[how] = answer.json()["job_id"]
     statuses = "SELECT lock_key, status FROM dl_jobs WHERE finished_at IS NOT NULL OR waits_for = 'time'"
     await until(lambda: raw.fetch(statuses), lambda rows: len(rows) == len(ENDS), within_s=30)
-    found = {row["lock_key"].removeprefix("token="): row["status"] for row in await raw.fetch(statuses)}
+    found = {row["lock_key"].rpartition("-")[2]: row["status"] for row in await raw.fetch(statuses)}
     assert found == ENDS
     return ids
 
@@ -177,6 +180,9 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_comes_out_anywher
             cancel = f"/api/v1/jobs/{ids['snooze']}/cancel"
             await client.post(cancel, headers=bearer("operate"))
             await client.post("/api/v1/jobs/retry", json={"status": ["canceled"]}, headers=bearer("admin"))
+            by_key = {"status": ["succeeded"], "lock_key": f"token={CANARY}-lock_key-return"}
+            await client.post("/api/v1/jobs/cancel", json=by_key, headers=bearer("admin"))
+            await client.post(f"/api/v1/queues/password={CANARY}-queue/pause", headers=bearer("operate"))
             await fail_to_load(raw, ids.values())
             said |= await crawl(client, ids.values())
             shown = (await client.get(f"/api/v1/jobs/{ids['return']}", headers=bearer("read"))).json()
@@ -202,8 +208,8 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_comes_out_anywher
     events = [line["event"] for line in service.lines]
     assert sum(event.startswith("password=*** and client_secret: '***'") for event in events) >= 2 * len(ENDS)
     assert "caught" in events
-    # What has neither the name nor the shape of a secret is shown, and so is what a job is found by.
-    assert (shown["args"]["remark"], shown["lock_key"]) == ("shown as it is", "token=return")
+    # What has neither the name nor the shape of a secret is shown.
+    assert (shown["args"]["remark"], shown["lock_key"]) == ("shown as it is", "token=***")
     # What is sent as a job's arguments is kept as it is: that is what runs.
     kept = await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE args->>'password' LIKE $1", f"{CANARY}%")
     assert kept == len(ENDS)

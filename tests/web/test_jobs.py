@@ -16,7 +16,7 @@ from dataloader.jobs.errors import BadRequest, ConfigError
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.settings import Settings, Worker
-from dataloader.web import decoding, jobs
+from dataloader.web import decoding, shown
 from dataloader.web.problems import ProblemError
 from dataloader.web.refusals import Refusals
 from dataloader.web.schemas import BatchRequest
@@ -571,13 +571,13 @@ async def test_a_queue_is_paused_and_resumed_whatever_its_name(open_web, databas
 
 @pytest.mark.requirement("Q16")
 async def test_a_job_of_megabytes_is_masked_off_the_loop(open_web, monkeypatch):
-    masked, threads = jobs.masked, []
+    masked, threads = shown.job, []
 
     def seen(job):
         threads.append(threading.current_thread())
         return masked(job)
 
-    monkeypatch.setattr(jobs, "masked", seen)
+    monkeypatch.setattr(shown, "job", seen)
     async with open_web() as web:
         job_id = await web.trigger(args={"password": "hunter2", "text": "a" * 500_000})
         address = f"/api/v1/jobs/{job_id}"

@@ -1,0 +1,67 @@
+"""The store's records as answers show them: without secrets, in whatever a client or a handler wrote (Q16).
+
+In the database they stay as they were sent: keys lock, filters find and requests repeat by their real values.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.masking import mask, mask_names, mask_text
+from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
+from dataloader.store.reads import AuditRecord
+
+DIGEST: Final = "sha256:"
+"""How the place of a queue begins whose name is not shown."""
+
+
+def job(record: JobRecord) -> JobRecord:
+    """A job, its names and keys included."""
+    return attrs.evolve(
+        record,
+        queue=mask_text(record.queue),
+        task=mask_text(record.task),
+        args=mask(record.args),
+        idempotency_key=_text(record.idempotency_key),
+        lock_key=mask_text(record.lock_key),
+        partition_key=mask_text(record.partition_key),
+        progress=mask(record.progress),
+        result=mask(record.result),
+        error=_text(record.error),
+        producer=_text(record.producer),
+        consumer_group=_text(record.consumer_group),
+        claimed_by=_text(record.claimed_by),
+    )
+
+
+def event(record: JobEvent) -> JobEvent:
+    """A line of a journal."""
+    return attrs.evolve(record, queue=mask_text(record.queue), payload=mask(record.payload))
+
+
+def queue(record: QueueRecord) -> QueueRecord:
+    """A queue; two whose names differ in their secrets alone look the same."""
+    return attrs.evolve(record, queue=mask_text(record.queue))
+
+
+def worker(record: WorkerRecord) -> WorkerRecord:
+    """A process and the queues that it serves."""
+    return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues))
+
+
+def audit(record: AuditRecord) -> AuditRecord:
+    """What an operator did; the filter of a bulk action included."""
+    detail: Any = mask(record.detail)
+    return attrs.evolve(record, actor=mask_text(record.actor), detail=detail)
+
+
+def place(name: str) -> str:
+    """What stands for a name as the `next` of a page: itself, or the digest of one that has a secret in it."""
+    return name if mask_text(name) == name else DIGEST + sha256(name.encode()).hexdigest()
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else mask_text(text)
