@@ -233,7 +233,9 @@ class Recorder:
                 aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
             )
         except StoreUnavailable as error:
-            self.outage.failed("recorder", error, progress_of=len(shown))
+            # No trouble of ours: the run may end before its progress is tried again.
+            if not self.outage.lasts:
+                log.warning("progress waits for the database", jobs=len(shown), error=str(error))
         except StoreError as error:
             log.warning("progress could not be written", jobs=len(shown), error=str(error))
             return
@@ -258,7 +260,8 @@ class Recorder:
             locked = await self.session.write(aio_keep_lines, texts)
         except StoreError as error:
             # Not kept for later: they are many, and the process's own log has room for them.
-            self.outage.failed("recorder", error, lines=len(texts))
+            if not self.outage.lasts:
+                log.warning("log lines could not be kept", lines=len(texts), error=str(error))
             return set()
         for run, pairs in lines.items():
             if run.job.token in locked:

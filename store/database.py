@@ -98,7 +98,8 @@ class DatabaseOptions:
 def said(error: BaseException) -> str:
     """An error of asyncpg's or the network's for people, in one line without secrets."""
     # Not its detail, which quotes rows and so the arguments of jobs.
-    text = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    from_driver = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
+    text = error.args[0] if from_driver and error.args else error
     return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
 
 

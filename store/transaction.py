@@ -72,6 +72,11 @@ class JobTransaction:
         except SchemaError as error:
             # The SQL is the handler's, and so are the tables.
             raise StoreError(said(error.__cause__ or error)) from error.__cause__
+        except StoreUnavailable as error:
+            # So is the use of the driver, such as the number of arguments.
+            if isinstance(error.__cause__, asyncpg.InterfaceError) and not self._connection.is_closed():
+                raise StoreError(said(error.__cause__)) from error.__cause__
+            raise
 
 
 class Transactions:

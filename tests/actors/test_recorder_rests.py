@@ -6,12 +6,14 @@ import math
 
 import trio
 import trio.testing
+from logged import capture_logs
 from prometheus_client import CollectorRegistry
 
 from dataloader.actors.messages import Ended, Shown, Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.runs import Run, Runs
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Ending
@@ -166,3 +168,42 @@ async def test_at_the_bound_of_a_drain_what_is_locked_is_left_to_its_lease(autoj
         recorder.insisting = False
         send.close()
     assert not len(runs)
+
+
+class Away:
+    """A database that is away for a while."""
+
+    def __init__(self) -> None:
+        self.back = False
+        self.asked = 0
+
+    async def write(self, _operation, _rows) -> set[int]:
+        self.asked += 1
+        if not self.back:
+            raise StoreUnavailable("gone")
+        return set()
+
+
+async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_no_trouble_behind(autojump_clock):
+    runs, run, session = Runs(), a_run(), Away()
+    runs.add(run)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(1)
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run, receive)
+            run.progress, run.lines = "{}", [(None, "{}")]
+            send.send_nowait(Shown(run))
+            await trio.sleep(3)
+            assert session.asked > 1
+            assert not recorder.outage.lasts
+            # What was shown last goes along with a success that the handler has committed itself.
+            run.committed = True
+            send.send_nowait(Ended(run, None))
+            await trio.sleep(3)
+            nursery.cancel_scope.cancel()
+        recorder.outage.failed("heartbeat", StoreUnavailable("gone"))
+        recorder.outage.worked("heartbeat")
+    told = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert {"progress waits for the database", "log lines could not be kept"} <= set(told)
+    assert told[-2:] == ["the database can't be used", "the database can be used again"]

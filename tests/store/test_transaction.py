@@ -123,6 +123,27 @@ async def test_what_is_missing_for_the_handlers_own_sql_is_the_handlers_error(tr
 
 
 @pytest.mark.requirement("Q12")
+async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_no_database_that_is_away(transactions, run):
+    _worker, _job, success = run
+    with pytest.raises(StoreError, match=r"expects 1 argument for this query, 2 were passed$") as raised:
+        async with transactions.open(success) as transaction:
+            await transaction.fetch("SELECT $1::int", 1, 2)
+    assert not isinstance(raised.value, StoreUnavailable)
+
+
+@pytest.mark.requirement("Q12")
+async def test_a_connection_that_is_gone_within_the_block_is_a_database_that_is_away(transactions, run, raw):
+    _worker, _job, success = run
+    with pytest.raises(StoreUnavailable):  # noqa: PT012 - the whole block is what is refused
+        async with transactions.open(success) as transaction:
+            [row] = await transaction.fetch("SELECT pg_backend_pid() AS pid")
+            await raw.execute("SELECT pg_terminate_backend($1, 5000)", row["pid"])
+            with pytest.raises(StoreUnavailable):
+                await transaction.fetch("SELECT 1")
+            await transaction.fetch("SELECT 1")
+
+
+@pytest.mark.requirement("Q12")
 async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run, raw, row_of):
     """PostgreSQL answers COMMIT with ROLLBACK when a statement has failed; the job must not look done then."""
     _worker, job, success = run
