@@ -255,7 +255,9 @@ class LockSession:
             # Not by how long it has been idle else: that would be measured by a clock that may jump.
             self.safe_until = max(self.safe_until, sent_at + self._idle_s)
             return True
-        seen = None if state is None or operation is None else (operation, state["state_change"])
+        # A server that does not track what its sessions do knows nothing of this one either.
+        idle_since = None if state is None else state["state_change"]
+        seen = None if idle_since is None or operation is None else (operation, idle_since)
         if seen is not None and seen == self._idle_when_seen:
             log.warning("the lock session's connection is dead: the server waits for us, and we for it")
             await self._session.drop()

@@ -155,6 +155,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 else:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
+                _check_capacity(parts)
                 # Before the first claim: nobody is to be told that its queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")
@@ -166,15 +167,19 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
         nursery.cancel_scope.cancel()
     if version is not None and version > TESTED:
         log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)
+    return prepared
+
+
+def _check_capacity(parts: Parts) -> None:
+    """Raise `ConfigError` if there are more slots than the server has room for locks."""
     slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
-    if prepared and slots > parts.locks.capacity // 2:
+    if slots > parts.locks.capacity // 2:
         message = (
             f"WORKERS_JSON: {slots} slots are not allowed; each may hold a lock, and half of the server's lock table "
             f"has room for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
             "Use fewer, or raise those"
         )
         raise ConfigError(message)
-    return prepared
 
 
 async def _leave(parts: Parts) -> None:

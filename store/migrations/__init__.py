@@ -301,8 +301,10 @@ async def _aio_migrate(database: Database, tell: Callable[[str], object] | None)
         try:
             await _aio_apply(connection, state, begin)
         except asyncpg.InsufficientPrivilegeError as error:
-            at = f"migration {applied[-1]}" if applied else "the first migration"
-            if "for schema" in str(error):
+            first = "an upgrade of the schema" if state.files else "the first migration"
+            at = f"migration {applied[-1]}" if applied else first
+            # Tables that are there need their owner, whatever else the role may do in the schema.
+            if "for schema" in str(error) and not state.files:
                 raise SchemaError(f"{at} was refused: {missing_right(said(error), state.role)}") from error
             message = (
                 f"{at} was refused ({error}): the tables belong to another role than {state.role}. Let their owner run "

@@ -9,7 +9,7 @@ import pytest
 import trio
 from conditions import until
 
-from dataloader import NewJob, Tasks
+from dataloader import ConfigError, NewJob, Tasks
 from dataloader.actors.dispatcher import CHEAP_LOOK_S, LOOK_BACK, LOOK_BACK_S, Place
 from dataloader.jobs.ids import uuid7
 from dataloader.store.control import Actor, pause, resume
@@ -35,6 +35,16 @@ async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
         shares = [await raw.fetchval(picked, worker.worker) for worker in (one, other)]
     assert sum(shares) == 60
     assert min(shares) >= 10
+
+
+@pytest.mark.requirement("Q14")
+async def test_more_slots_than_the_server_has_locks_for_are_refused_and_nobody_is_shown_as_their_worker(
+    open_worker, raw
+):
+    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: 100000 slots are not allowed; .* has room for [0-9]+ "):
+        async with open_worker(Tasks(), {f"q{n}": 1_000 for n in range(100)}):
+            pass
+    assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0
 
 
 @pytest.mark.requirement("Q6")

@@ -214,3 +214,30 @@ async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_g
     await raw.execute("ROLLBACK")
     assert orphan in [job.job_id for job in await worker.claim()]
     assert await row_of(orphan, "attempt") == 1
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_waits_for_a_table(
+    database, raw, start_worker, add_job, until_blocked
+):
+    await raw.execute(f"ALTER DATABASE {database.name} SET track_activities = off")
+    await add_job()
+    worker = start_worker()
+    await worker.ping()
+    claims = []
+
+    async def claim():
+        claims.append(await worker.ask())
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+            nursery.start_soon(claim)
+            await until_blocked()
+            for _ in range(3):
+                # Nobody knows, so the keys are safe no longer.
+                assert not await worker.locks.watch(5)
+            await raw.execute("ROLLBACK")
+    await worker.locks.end_watch()
+    [claimed] = claims
+    assert len(claimed.jobs) == 1

@@ -20,9 +20,22 @@ def test_a_role_that_may_create_nothing_is_told_what_to_grant_it(dataloader, emp
         assert dataloader("migrate", DL_DB_DSN=role.dsn).returncode == 0
 
 
+def test_a_service_that_owns_nothing_is_told_that_the_owner_upgrades_the_schema_and_not_to_ask_for_rights(
+    dataloader, database
+):
+    database.psql("DELETE FROM dl_function_sets")
+    with service_role(database) as role:
+        for command in (("migrate",), ("serve", "--port", "0")):
+            result = dataloader(*command, DL_DB_DSN=role.dsn)
+            assert result.returncode == 1
+            assert "an upgrade of the schema was refused (permission denied for schema public)" in result.stderr
+            assert f"the tables belong to another role than {role.name}. Let their owner run" in result.stderr
+            assert "GRANT" not in result.stderr
+
+
 def test_a_role_that_may_not_use_the_schema_is_told_so(dataloader, database):
     with a_role(database, "REVOKE USAGE ON SCHEMA public FROM PUBLIC") as role:
-        for command, settings in (("migrate", {}), ("serve", {"DL_MIGRATE": "false"})):
+        for command, settings in (("migrate", {}), ("serve", {"DL_MIGRATE": "false", "DL_PORT": "0"})):
             result = dataloader(command, DL_DB_DSN=role.dsn, **settings)
             assert result.returncode == 1
             assert "no schema that exists and that it may use; create one, or GRANT USAGE on it" in result.stderr
