@@ -225,24 +225,25 @@ class Recorder:
         for run in runs:
             if run.job.token in logging:
                 self._show_again(run)
-        if not shown:
-            return
-        waiting = {run.job.token for run, _ in shown}
-        try:
-            waiting = await self.session.write(
-                aio_show_progress, [(run.job.job_id, run.job.token, progress) for run, progress in shown]
-            )
-        except StoreUnavailable as error:
-            # No trouble of ours: the run may end before its progress is tried again.
-            if not self.outage.lasts:
-                log.warning("progress waits for the database", jobs=len(shown), error=str(error))
-        except StoreError as error:
-            log.warning("progress could not be written", jobs=len(shown), error=str(error))
-            return
+        waiting = await self._write_progress(shown) if shown else set()
         for run, progress in shown:
             if run.job.token in waiting:
                 run.progress = run.progress or progress
                 self._show_again(run)
+
+    async def _write_progress(self, shown: Sequence[tuple[Run, str]]) -> set[int]:
+        """Write what the runs have shown; the tokens of those whose progress is to be tried again."""
+        rows = [(run.job.job_id, run.job.token, progress) for run, progress in shown]
+        try:
+            return await self.session.write(aio_show_progress, rows)
+        except StoreUnavailable as error:
+            # No trouble of ours: the run may end before its progress is tried again.
+            if not self.outage.lasts:
+                log.warning("progress waits for the database", jobs=len(shown), error=str(error))
+            return {run.job.token for run, _ in shown}
+        except StoreError as error:
+            log.warning("progress could not be written", jobs=len(shown), error=str(error))
+            return set()
 
     def _show_again(self, run: Run) -> None:
         run.to_be_shown = True
