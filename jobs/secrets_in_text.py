@@ -29,7 +29,30 @@ MASKED: Final = "***"
 
 _LEVELS: Final = 2
 _NEAR: Final = 200
-_HARMLESS_VALUES: Final = frozenset({"", "null", "none", "true", "false", MASKED})
+_HARMLESS_VALUES: Final = frozenset({"", "null", "none", "true", "false", "bearer", "basic", MASKED})
+# `password: is missing` says something of it; `password: hunter` is one.
+_PROSE: Final = frozenset(
+    {
+        "a",
+        "an",
+        "and",
+        "are",
+        "at",
+        "can",
+        "cannot",
+        "can't",
+        "does",
+        "expired",
+        "for",
+        "from",
+        "has",
+        "in",
+        "invalid",
+        "is",
+    }
+    | {"leads", "may", "missing", "must", "needs", "no", "not", "of", "only", "required", "send", "should", "the", "to"}
+    | {"unknown", "was", "who", "with", "wrong"}
+)
 _SQL_NAMES: Final = ("password", "passwd", "pwd", "passphrase", "secret")
 _SHORT_CODE: Final = re.compile(r"[A-Za-z0-9]{1,5}")
 
@@ -60,7 +83,7 @@ _MARK: Final = re.compile(
     |[\[(](?P<entry>\s*+[bu]?\\*+["'](?P<item>[A-Za-z_][\w.-]{{0,199}})\\*+["']\s*+,\s*+)
     |(?P<token>{TOKEN.pattern})
     |(?<!\w)(?=[BbIi])(?:
-        (?P<scheme>(?i:bearer[ \t]+(?!tokens?\b|auth)(?=[\w.~+/=*-]{{3}})
+        (?P<scheme>(?i:bearer[ \t]+(?!tokens?\b|auth|realm=)(?=[\w.~+/=*-]{{3}})
             |basic[ \t]+(?=(?-i:[A-Za-z0-9+/][a-z+/]{{0,100}}[A-Z0-9=]))(?=[A-Z0-9+/]{{6}})))
         |(?P<identified>(?i:identified[ \t]+by)[ \t]+(?=')))
     |(?<![\w.-])(?=[\w-])(?P<pair>(?P<dashes>--?)?(?P<name>\w[\w.-]*+)(?:
@@ -172,7 +195,7 @@ class _Walk:
         return self.hidden
 
     def _hide(self, start: int, end: int) -> bool:
-        if self.text[start:end].lower() in _HARMLESS_VALUES:
+        if self.text[start:end].lower().strip("…. `") in _HARMLESS_VALUES:
             return False
         self.hidden.append((start, end))
         return True
@@ -263,6 +286,8 @@ class _Walk:
             start, end = _value_span(self.text, after)
         elif meaning.secret and (found["sql"] is None or name.lower().endswith(_SQL_NAMES)):
             start, end = _value_span(self.text, after, sign=found["sign"], is_header=_is_header(name))
+            if found["sign"] == ":" and self.text[start:end].lower() in _PROSE and self.text[end : end + 1] == " ":
+                return after
         else:
             return after
         return end if self._hide(start, end) else after

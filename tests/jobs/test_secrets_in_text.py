@@ -35,6 +35,7 @@ PAIRS = [
     "userPin={}",
     "cvv={}",
     "passcode={}",
+    "the password: {}, not the one before",
     "csrf={}",
     "code_verifier={}",
     "client_assertion={}",
@@ -238,6 +239,12 @@ HARMLESS = """
     x = y == z != w, a := b, c => d
     tool --verbose --lock-key ecb --count 5 -p 8080
     identified by its number
+    DL_DB_DSN: is missing; the address of a database
+    --token: is not allowed; a token has letters only
+    password: must have 12 characters
+    This address needs a token: send `Authorization: Bearer …`.
+    WWW-Authenticate: Bearer realm="dataloader", error="invalid_token"
+    token: … key: ...
     {'rate': 1.1, 'currency': 'USD', 'at': '2026-11-20'}
     signal=15 significant: yes sigma=3
     load.cbr
