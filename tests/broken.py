@@ -289,6 +289,11 @@ GUARDS = {
         "tests/system/test_serving.py::test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret",
         put("actors.runner.mask_text", str),
     ),
+    "masking of names and keys": Guard(
+        "no answer shows a secret that stands in a queue's or task's name or in a key",
+        "tests/web/test_secrets.py::test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown",
+        put("web.shown.mask_text", str),
+    ),
 }
 
 
