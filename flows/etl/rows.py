@@ -46,6 +46,11 @@ class LineEncoder:
     columns: Sequence[str] = attrs.field(converter=as_names)
     arrays: Collection[str] = attrs.field(converter=_as_set, default=())
     documents: Collection[str] = attrs.field(converter=_as_set, default=())
+    _special: tuple[int, ...] = attrs.field(init=False, repr=False)
+
+    @_special.default
+    def _places_of_arrays_and_documents(self) -> tuple[int, ...]:
+        return tuple(place for place, name in enumerate(self.columns) if name in self.arrays or name in self.documents)
 
     def of(self, columns: Sequence[str]) -> LineEncoder:
         """The encoder for other columns of the same table."""
@@ -64,8 +69,10 @@ class LineEncoder:
             )
         given = cells
         try:
-            if self.arrays or self.documents:
-                cells = [self._literal(name, cell) for name, cell in zip(self.columns, cells, strict=True)]
+            if self._special:
+                cells = list(cells)
+                for place in self._special:
+                    cells[place] = self._literal(self.columns[place], cells[place])
             line = "\t".join([cell if type(cell) is str else _CELLS[type(cell)](cell) for cell in cells])
             if not self._is_plain(line, cells):
                 line = "\t".join([_CELLS[type(cell)](cell) for cell in cells])
