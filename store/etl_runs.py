@@ -96,11 +96,17 @@ WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
 GROUP BY f.load, f.phase
 """
 _LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
+_INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
 # What failed in a segment that was loaded again since, by this run's attempt or another run, has failed again then, or
-# not; but for details that an earlier attempt of this run has brought in.
-_AGAIN: Final = """
+# not; but for details that an earlier attempt of this run has brought in. A run's last window ends in the middle of its
+# unit: the next run's has another name, which says by its beginning and end, in whole seconds, that it goes over it.
+_AGAIN: Final = f"""
 UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
-WHERE f.load = $2 AND f.segment = $3 AND f.solved_at IS NULL AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
+WHERE f.load = $2 AND f.solved_at IS NULL AND (f.segment = $3 OR CASE
+  WHEN $6::timestamptz IS NULL OR f.segment !~ '^{_INSTANT} to {_INSTANT}$' THEN false
+  ELSE split_part(f.segment, ' to ', 1)::timestamptz >= date_trunc('second', $6)
+   AND split_part(f.segment, ' to ', 2)::timestamptz <= $7 END)
+AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
   SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = $2 AND d.segment = $3 AND d.token <> $5 AND
   f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details))))
 """
@@ -181,8 +187,9 @@ class SegmentCommit:
 
     `segment` None: what there was by then; its rows are merged, and the segment is not done. `is_again`: what failed in
     it in other runs, or up to the failure with the number `again_until` in this one, is solved now, or among the
-    `failures`, which are kept. `cursor`: all before is loaded. `counts` go on record with those of the merges.
-    `details_of` is the segment's name if it is one with details, of which `details` are in now.
+    `failures`, which are kept; also what failed in other windows between the two ends of `window`. `cursor`: all before
+    is loaded. `counts` go on record with those of the merges. `details_of` is the segment's name if it is one with
+    details, of which `details` are in now.
     """
 
     run_id: UUID
@@ -192,6 +199,7 @@ class SegmentCommit:
     merges: Sequence[Merge | HistoryMerge]
     is_again: bool = True
     again_until: int = 0
+    window: tuple[datetime, datetime] | None = None
     failures: Sequence[Failure] = ()
     cursor: datetime | None = None
     counts: Mapping[str, int] = attrs.field(factory=dict)
@@ -293,7 +301,7 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
         if isinstance(merge, HistoryMerge):
             await aio_note_snapshot(connection, merge, commit.task, segment)
     if commit.is_again:
-        await connection.execute(_AGAIN, *of, commit.again_until, commit.token)
+        await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
     if commit.details_of is not None:
         await connection.execute(_FORGET_DETAILS, *of)
 

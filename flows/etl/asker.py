@@ -140,7 +140,7 @@ class Asker:
                             raise fetched.error
         except SourceError as error:
             self.shared.request_failed(part, request, error)
-            return source.after_failure(request)
+            return None if error.ends_walk else source.after_failure(request)
         return fetched.page.following if fetched.page is not None else None
 
     async def _try(self, part: Part, request: Request, tries: int) -> Fetched:

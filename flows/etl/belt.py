@@ -190,7 +190,9 @@ class Shared:
         part.is_whole &= phase == "detail"
         part.arrivals.failed(request.key)
         key = request.key or request.endpoint
-        self.report.failed(self.failure(part, phase, key, str(error), requests=[request]))
+        # Of a walk that has ended this page alone is not what is missing.
+        requests = [] if error.ends_walk else [request]
+        self.report.failed(self.failure(part, phase, key, str(error), requests=requests))
 
     async def answer_done(self, part: Part) -> None:
         """An answer is no longer under way: its rows are on their way to the writer, or it is given up."""

@@ -71,6 +71,14 @@ class Segment:
     done: Collection[str] = frozenset()
     counts: Counter[str] = attrs.field(factory=Counter)
 
+    @property
+    def span(self) -> tuple[dt.datetime, dt.datetime] | None:
+        """The two ends of a window; None of what is no window, such as a file, or is open."""
+        window = self.window
+        if self.name != str(window) or window.start is None or window.end is None:
+            return None
+        return window.start, window.end
+
 
 @attrs.define(eq=False, kw_only=True)
 class Part:

@@ -256,6 +256,7 @@ class Writer:
             merges=merges,
             is_again=not segment.is_retry,
             again_until=self.shared.last_failure,
+            window=segment.span,
             failures=failures,
             counts=segment.counts + part.counts if is_noted else part.counts,
             details_of=segment.name if part.table.detail is not None else None,

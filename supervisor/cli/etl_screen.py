@@ -143,11 +143,16 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     said = [waiting] if (waiting := _waiting(job)) else []
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
     said.append(f"requests {_number(progress, 'requests'):,}")
-    failed = sum(_number(progress, name) for name in progress if name.endswith("_failed"))
+    # A segment that fails does so by a request of its own, mostly, which is one of these already.
+    failed_segments = _number(progress, "segments_failed")
+    failed = sum(_number(progress, name) for name in progress if name.endswith("_failed")) - failed_segments
     if failed:
         said.append(f"failed {failed:,}")
     if planned := _number(progress, "segments_planned"):
-        said.append(f"segments {_segments_in(progress):,} of {planned:,}")
+        told = f" ({failed_segments:,} failed)" if failed_segments else ""
+        said.append(f"segments {_segments_in(progress):,} of {planned:,}{told}")
+    elif failed_segments:
+        said.append(f"segments failed {failed_segments:,}")
     said += [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
     return [text.replace(_MIDNIGHT, "") for text in said]
 

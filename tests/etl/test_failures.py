@@ -69,6 +69,25 @@ async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(
     assert [phase for phase, _, _ in await failures()] == ["request"]
 
 
+async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried_alone(
+    items, outcome_of, counts_of, failures, table
+):
+    items.service.misbehave(times=None, body=json.dumps({"items": [item(1), item(2)]}).encode())
+    load = items_load(items.service.url, page_size=2)
+    outcome = await outcome_of(load, to="2026-01-03")
+    # Each of the two days to its second page, which is the same.
+    assert len(items.service.requests) == 4
+    assert outcome.error.startswith("2 of 2 segments could not be loaded")
+    assert "page 2 is the same as page 1" in outcome.error
+    # Page 2 alone would leave out what is behind it, with nothing to say so.
+    assert [requests for (requests,) in await failures("requests")] == ["[]", "[]"]
+    items.service.behave()
+    items.records = [item(number) for number in range(5)]
+    await counts_of(load, to="2026-01-03")
+    assert await table("id") == ["0", "1", "2", "3", "4"]
+    assert [solved for (solved,) in await failures("solved_at IS NOT NULL")] == [True, True]
+
+
 async def test_an_answer_that_takes_too_long_is_a_failed_request(items, counts_of_failed, failures, soon):
     items.service.misbehave(times=None, delay_s=30)
     load = items_load(items.service.url, windows=None, pipeline={"request_timeout": 0.1, "attempts": 2})
@@ -207,6 +226,25 @@ async def test_a_segment_that_its_table_refuses_is_rolled_back_whole_and_the_nex
     assert "item_value_fkey" in error
     upto = await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
     assert upto == "02"
+
+
+async def test_what_failed_in_a_window_that_ended_then_is_solved_by_a_later_run_over_more(
+    items, outcome_of, counts_of, failures, soon
+):
+    load = items_load(items.service.url)
+    items.service.misbehave("from=2026-01-0[24]", times=None, status=404)
+    await outcome_of(load, to="2026-01-02T12:00:00+00:00")
+    await outcome_of(load, **{"from": "2026-01-04T06:00:00+00:00", "to": "2026-01-04T12:00:00+00:00"})
+    items.service.behave()
+
+    async def solved():
+        return [solved for (solved,) in await failures("solved_at IS NOT NULL")]
+
+    # Of the fourth day only a part is loaded: not all of what failed.
+    await counts_of(load, to="2026-01-04T11:59:59+00:00")
+    assert await solved() == [True, False]
+    await counts_of(load, **{"from": "2026-01-04", "to": "2026-01-05"})
+    assert await solved() == [True, True]
 
 
 @pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])

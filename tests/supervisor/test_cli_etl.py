@@ -188,8 +188,10 @@ def test_a_load_that_fails_ends_with_3_and_says_why_in_a_line(call, database):
 @pytest.mark.requirement("E10")
 def test_a_load_whose_source_is_closed_ends_with_3_and_so_does_its_flow(call, database):
     closed = {"SOURCE_URL": "http://127.0.0.1:9"}
-    code, stdout, _ = call("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, **closed)
+    code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, **closed)
     assert code == 3
+    # Three things have failed, and not six.
+    assert "failed 3  segments 3 of 3 (3 failed)" in stderr
     shown = dict(line.split(maxsplit=1) for line in stdout.splitlines() if " " in line)
     assert shown["status"] == "failed"
     assert shown["error"].startswith(

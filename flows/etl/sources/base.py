@@ -119,21 +119,29 @@ class SourceError(Exception):
     """A request was not answered as it should.
 
     `is_passing`: asking again may help (a timeout, 429, 5xx, a cut body). `retry_after_s`: how long the source wants to
-    be left alone, by its own words. `status`: the HTTP status, if there was one.
+    be left alone, by its own words. `status`: the HTTP status, if there was one. `ends_walk`: the answers to all
+    pages behind this one would be no better, and are not asked for.
     """
 
     def __init__(
-        self, message: str, *, is_passing: bool, retry_after_s: float | None = None, status: int | None = None
+        self,
+        message: str,
+        *,
+        is_passing: bool,
+        retry_after_s: float | None = None,
+        status: int | None = None,
+        ends_walk: bool = False,
     ) -> None:
         super().__init__(message)
         self.is_passing = is_passing
         self.retry_after_s = retry_after_s
         self.status = status
+        self.ends_walk = ends_walk
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As what `read` raises in a process comes out of it."""
-        again = partial(SourceError, is_passing=self.is_passing, retry_after_s=self.retry_after_s, status=self.status)
-        return again, self.args
+        fields = {name: getattr(self, name) for name in ("is_passing", "retry_after_s", "status", "ends_walk")}
+        return partial(SourceError, **fields), self.args
 
 
 class Connection(Protocol):

@@ -84,6 +84,7 @@ class PageNumber:
                 f"page {response.request.page} has {count:,} records, not {self.size:,}, though {self.total_path} says "
                 f"{total:,}; does the interface allow {self.size} on a page?",
                 is_passing=False,
+                ends_walk=count == 0,
             )
         return step(self.after_failure(response.request), response, count, self.max_pages)
 
@@ -132,7 +133,8 @@ class Offset:
         if done >= total if total is not None else count < self.size:
             return None
         if count == 0:
-            raise SourceError(f"no records at {done:,}, though {self.total_path} says {total:,}", is_passing=False)
+            told = f"no records at {done:,}, though {self.total_path} says {total:,}"
+            raise SourceError(told, is_passing=False, ends_walk=True)
         return step(self._from(response.request, done), response, count, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:

@@ -56,6 +56,7 @@ def step(following: Request | None, response: Response, count: int, max_pages: i
             f"page {page} is the same as page {page - 1}; does the interface know the parameters "
             f"{', '.join(response.request.params)}?",
             is_passing=False,
+            ends_walk=True,
         )
     if following is None:
         raise _endless(max_pages)
