@@ -15,7 +15,7 @@ from dataloader.jobs.errors import EmbeddedDatabaseError
 from dataloader.store.embedded import EmbeddedPostgres
 
 LOOK_S: Final = 5.0
-"""How often a server is looked at whose process is in another container."""
+"""How often a server is looked at whose process can't be watched, since it is in another container for one."""
 
 
 async def keep_server(server: EmbeddedPostgres) -> None:
@@ -35,16 +35,22 @@ async def keep_server(server: EmbeddedPostgres) -> None:
 
 
 async def _wait_for_end(server: EmbeddedPostgres) -> None:
-    if server.is_visible():
-        try:
-            process = os.pidfd_open(server.pid)
-        except ProcessLookupError:
-            return
+    process = _process_of(server)
+    if process is not None:
         try:
             await trio.lowlevel.wait_readable(process)
         finally:
             os.close(process)
     else:
-        # What another container runs can only be asked.
         while await trio.to_thread.run_sync(server.is_running, abandon_on_cancel=True):  # noqa: ASYNC110
             await trio.sleep(LOOK_S)
+
+
+def _process_of(server: EmbeddedPostgres) -> int | None:
+    """A descriptor of the server's process, to be closed; None where it can only be asked."""
+    if not server.is_visible():
+        return None
+    try:
+        return os.pidfd_open(server.pid)
+    except OSError:  # it has ended meanwhile, or this is a sandbox or a kernel without such descriptors
+        return None

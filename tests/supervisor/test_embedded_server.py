@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,10 @@ import pytest
 import trio
 from conditions import until
 
+from dataloader.jobs.errors import EmbeddedDatabaseError
 from dataloader.store.cluster import Cluster
+from dataloader.store.embedded import embedded_postgres
+from dataloader.supervisor.embedded import keep_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q7")]
 
@@ -164,6 +168,25 @@ async def test_of_two_services_that_share_the_server_one_starts_it_again_and_bot
         service.process.send_signal(signal.SIGTERM)
         assert await trio.to_thread.run_sync(partial(service.process.wait, timeout=60)) == 0
     assert cluster().state() == "absent"
+
+
+async def test_where_processes_can_not_be_watched_the_server_is_asked(tmp_path, monkeypatch):
+    def no_such_call(_pid):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", no_such_call)
+    monkeypatch.setattr("dataloader.supervisor.embedded.LOOK_S", 0.05)
+
+    async def kill_later(server):
+        # Nothing is said while it runs.
+        await trio.sleep(1)
+        os.kill(server.pid, signal.SIGKILL)
+
+    with embedded_postgres(tmp_path, extra_settings={"fsync": "off"}) as server, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill_later, server)
+            with pytest.raises(EmbeddedDatabaseError, match=rf"process {server.pid}\) has ended"):
+                await keep_server(server)
 
 
 async def test_a_server_that_keeps_ending_ends_the_service_with_the_cause(serve, cluster):
