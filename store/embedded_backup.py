@@ -12,13 +12,14 @@ import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store.cluster import sync_directory
 from dataloader.store.embedded import DATABASE, EmbeddedPostgres
+from dataloader.store.file_lock import lock_alone
 
 RESTORED: Final = f"{DATABASE}_restored"
 """The database that a restore fills."""
@@ -87,6 +88,26 @@ def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object],
         ConfigError: the file is no backup, or the database is not empty and may not be replaced.
         EmbeddedDatabaseError: somebody uses the database, or the backup can't be restored; then all is as before.
     """
+    # Of two at once, one would put what the other has just begun in the place of the database.
+    with _alone(server):
+        _restore(server, file, tell, replace=replace)
+
+
+@contextlib.contextmanager
+def _alone(server: EmbeddedPostgres) -> Iterator[None]:
+    lock = os.open(server.data_dir / "restore.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            lock_alone(lock, 0)
+        except TimeoutError:
+            message = f"Another restore into {server.data_dir} goes on: wait for its end"
+            raise EmbeddedDatabaseError(message) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
     _check(server, file)
     if not replace and _psql(server, DATABASE, _NOT_EMPTY):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -207,6 +208,22 @@ def test_a_restore_that_fails_leaves_the_database_as_it_was(dataloader, data_dir
     assert sql(second, "SELECT count(*) FROM mine") == "1"
     sql(second, "CREATE ROLE reader")
     assert dataloader("restore", tmp_path / "b", "--replace", "--data-dir", second).returncode == 0
+
+
+def test_of_two_restores_at_once_the_second_is_refused_and_harms_nothing(dataloader, data_dirs, tmp_path):
+    first, _ = data_dirs
+    sql(first, "CREATE TABLE dl_jobs AS SELECT 1 AS n")
+    file = tmp_path / "one.backup"
+    assert dataloader("backup", file, "--data-dir", first).returncode == 0
+    with (first / "restore.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        sql(first, "CREATE DATABASE dataloader_restored")  # what the other one fills
+        refused = dataloader("restore", file, "--replace", "--data-dir", first)
+        assert refused.returncode == 1
+        assert refused.stderr == f"Another restore into {first} goes on: wait for its end\n"
+        assert sql(first, "SELECT count(*) FROM pg_database WHERE datname = 'dataloader_restored'") == "1"
+    assert dataloader("restore", file, "--replace", "--data-dir", first).returncode == 0
+    assert sql(first, "SELECT n FROM dl_jobs") == "1"
 
 
 def test_what_is_no_backup_is_refused(dataloader, data_dirs, tmp_path):
