@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 import click
 
 from dataloader.jobs.model import JobRecord
-from dataloader.jobs.states import Status, WaitsFor
-from dataloader.supervisor.cli.output import Column, cell, print_fields, print_job, print_table, state_of, why_not_taken
+from dataloader.jobs.states import Status
+from dataloader.supervisor.cli.output import Column, cell, print_fields, print_job, print_table, state_of, why_waits
 
 LINE_S: Final = 5.0
 """Between two lines about one state of a job."""
@@ -134,7 +134,7 @@ _MIDNIGHT: Final = "T00:00:00+0000"
 def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
     """What a job says of itself, in words: what it waits for in the queue, or its progress."""
     if job.status is Status.QUEUED:
-        return _described_in_queue(job)
+        return [why] if (why := why_waits(job)) else []
     progress = job.progress
     if not isinstance(progress, dict):
         return []
@@ -155,16 +155,6 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
         said.append(f"segments failed {failed_segments:,}")
     said += [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
     return [text.replace(_MIDNIGHT, "") for text in said]
-
-
-def _described_in_queue(job: JobRecord) -> list[str]:
-    if job.waits_for is WaitsFor.TASK:
-        return [f"no process that serves the queue {cell(job.queue)} knows this task"]
-    if job.waits_for is WaitsFor.LOCK:
-        return ["another job of the same name runs"]
-    if job.queue_state is not None:
-        return [why_not_taken(job.queue, job.queue_state)]
-    return [cell(job.error.partition("\n")[0])] if job.error else []
 
 
 def _long_wait(job: JobRecord) -> str:

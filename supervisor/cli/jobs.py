@@ -10,13 +10,22 @@ from uuid import UUID
 import click
 import trio
 
-from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
 from dataloader.store.reads import JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
-from dataloader.supervisor.cli.output import Column, cell, print_job, print_json, print_table, state_of, why_not_taken
+from dataloader.supervisor.cli.output import (
+    Column,
+    cell,
+    first_line,
+    print_job,
+    print_json,
+    print_table,
+    state_of,
+    why_not_taken,
+    why_waits,
+)
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
 
@@ -92,7 +101,7 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
         if not wait:
             return job
         changes = _Changes()
-        changes.show_reason(job.queue, job.queue_state)
+        changes.show(job)
         return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show)
 
     job = target.ask(question)
@@ -145,8 +154,6 @@ _COLUMNS: Final = (
     Column("CREATED", rank=4),
     Column("DETAIL", least=12, rank=2),
 )
-_MAX_ERROR: Final = 200
-"""Characters of an error in a list."""
 
 
 def _row(job: JobRecord) -> tuple[object, ...]:
@@ -167,8 +174,7 @@ def _detail(job: JobRecord) -> object:
     """The progress of a running job, else the first line of the error, the whole of which is shown by `status`."""
     if not job.error or (job.status is Status.RUNNING and job.progress):
         return job.progress
-    text = mask_text(job.error.partition("\n")[0])
-    return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
+    return first_line(job.error)
 
 
 def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
@@ -188,14 +194,14 @@ def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
 
 
 class _Changes:
-    """Tells how a job that is waited for stands, each thing once; in a pipe only why its queue does not take it."""
+    """Tells how a job that is waited for stands, each thing once; in a pipe only what it waits for."""
 
     def __init__(self) -> None:
         self._state = self._reason = ""
 
     def show(self, job: JobRecord) -> None:
         """Tell what is new."""
-        self.show_reason(job.queue, job.queue_state)
+        self._tell(why_waits(job))
         state = f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
         if sys.stderr.isatty() and state != self._state:
             self._state = state
@@ -203,7 +209,9 @@ class _Changes:
 
     def show_reason(self, queue: str, state: QueueState | None) -> None:
         """Tell why the queue does not take the job, if that is new. A queue may be full now and then: said once."""
-        reason = "" if state is None else why_not_taken(queue, state)
+        self._tell("" if state is None else why_not_taken(queue, state))
+
+    def _tell(self, reason: str) -> None:
         if reason and reason != self._reason:
             self._reason = reason
             click.echo(f"the job waits: {reason}", err=True)

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import click
@@ -20,7 +20,7 @@ import msgspec
 
 from dataloader.jobs.masking import mask
 from dataloader.jobs.model import JobRecord
-from dataloader.jobs.states import QueueState
+from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.visible import visible, visible_json
 
 
@@ -127,6 +127,37 @@ def why_not_taken(queue: str, state: QueueState) -> str:
             return f"all slots of the queue {name} are taken"
 
 
+def why_waits(job: JobRecord) -> str:
+    """Why a queued job does not run yet, and what the reader can do; the empty text if nothing keeps it.
+
+    A queue that does not take jobs comes first, for it holds up whatever is in it; one that is merely full does not.
+    """
+    if job.status is not Status.QUEUED:
+        return ""
+    if job.queue_state is not None and (job.queue_state is not QueueState.FULL or job.waits_for is None):
+        return why_not_taken(job.queue, job.queue_state)
+    match job.waits_for:
+        case WaitsFor.TIME:
+            due = f"attempt {job.attempt + 1} of {job.max_attempts} is due at {cell(job.available_at)}"
+            return f"{due}, after: {first_line(job.error)}" if job.error else due
+        case WaitsFor.LOCK:
+            return "another job with its lock_key runs"
+        case WaitsFor.TASK:
+            return f"no worker of the queue {cell(job.queue)!r} knows the task {cell(job.task)!r}; is its name right?"
+        case None:
+            return ""
+
+
+_MAX_ERROR: Final = 200
+"""Characters of an error where it is not the subject."""
+
+
+def first_line(error: str) -> str:
+    """What an error says, without its traceback, for a line that is about more."""
+    text = cell(error.partition("\n")[0])
+    return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
+
+
 def print_job(job: JobRecord, *, all_fields: bool) -> None:
     """Print one job, either what says how it stands or every field."""
     fields: dict[str, Any] = {"job_id": job.job_id, "status": state_of(job)}
@@ -137,7 +168,9 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields |= {"created_at": job.created_at}
         if job.queue_state is not None:
             fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.queue_state)}"
-        if job.waits_for == "time":
+        if job.waits_for in {WaitsFor.LOCK, WaitsFor.TASK} and (why := why_waits(attrs.evolve(job, queue_state=None))):
+            fields["waits_for"] = f"{job.waits_for}: {why}"
+        if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at
         for name in ("started_at", "heartbeat_at", "finished_at", "claimed_by", "progress", "result", "error"):
             if getattr(job, name) not in (None, {}):

@@ -307,7 +307,7 @@ def test_a_wait_for_a_task_that_nobody_knows_says_so_and_an_interrupt_ends_only_
     serve()
     waiting = command("etl", "run", "unheard-of")
     said = Service(waiting).lines
-    wait_until(lambda: any("knows this task" in line["event"] for line in said), lambda: said)
+    wait_until(lambda: any("knows the task 'unheard-of'" in line["event"] for line in said), lambda: said)
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(WAIT_S) == 130
     job_id = database.psql("SELECT job_id FROM dl_jobs")

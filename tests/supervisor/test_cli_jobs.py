@@ -164,6 +164,30 @@ def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, 
     assert (waiting.returncode, stderr) == (0, "")
 
 
+@pytest.mark.requirement("Q3")
+def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_key_is_held(
+    start, add, on_database, database
+):
+    job_id = add("q", "t")
+    serve(database, {"q": 1})
+    database.psql(
+        "update dl_jobs set attempt = 1, waits_for = 'time', available_at = '2040-01-02T03:04:05Z',"
+        " error = E'ValueError: token=sesame \\n\\nTraceback'"
+    )
+    waiting = start("status", job_id, "--wait", DL_DB_DSN=database.dsn)
+    said = "the job waits: attempt 2 of 5 is due at 2040-01-02 03:04:05Z, after: ValueError: token=***"
+    assert waiting.stderr.readline().rstrip() == said
+    database.psql("update dl_jobs set waits_for = 'task'")
+    unknown = "no worker of the queue 'q' knows the task 't'; is its name right?"
+    assert waiting.stderr.readline() == f"the job waits: {unknown}\n"
+    assert f"task: {unknown}\n" in on_database("status", job_id).stdout
+    database.psql("update dl_jobs set waits_for = 'lock'")
+    assert waiting.stderr.readline() == "the job waits: another job with its lock_key runs\n"
+    end(database, job_id, "succeeded")
+    _, stderr = waiting.communicate(timeout=20)
+    assert (waiting.returncode, stderr) == (0, "")
+
+
 def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_database):
     result = on_database("trigger", "q", "t", "--wait", "--timeout", "0.1")
     assert result.returncode == 1
