@@ -231,7 +231,11 @@ async def _parts_of(lines):
     return {line["part"] for line in lines if line["event"] == "a try failed"}
 
 
-UNASKED = {"the lock session was lost; its locks are taken again", "repaired after an interrupted claim"}
+UNASKED = {
+    "the lock session was lost; its locks are taken again",
+    "repaired after an interrupted claim",
+    "the event loop is blocked",  # by a busy machine
+}
 
 
 @pytest.mark.requirement("Q5")

@@ -84,7 +84,9 @@ def test_a_database_without_our_tables_is_one_line_that_says_what_to_run(dataloa
 
 
 def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, database):
-    waiting = start("status", add("q", "t"), "--wait", DL_DB_DSN=database.dsn)
+    job_id = add("q", "t")
+    database.psql(f"UPDATE dl_jobs SET status = 'running' WHERE job_id = '{job_id}'")  # a job that waits is told why
+    waiting = start("status", job_id, "--wait", DL_DB_DSN=database.dsn)
     deadline = time.monotonic() + 20
     asked = "select count(*) from pg_stat_activity where application_name like 'dataloader command%' and query <> ''"
     while database.psql(asked) == "0":
