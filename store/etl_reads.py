@@ -31,12 +31,17 @@ MAX_COUNTED: Final = 1_000
 
 
 def _as_job(row: str) -> str:
-    """Columns of a run or a task; where its job `j` does not run any more, the job's own status and end."""
+    """Columns of a run or a task; where its job `j` does not run any more, the job's own status and end.
+
+    The job's error is the reason of what gave none, since it did not come to its end.
+    """
     return f"""
   CASE WHEN {row}.status = 'running' AND j.status <> 'running' THEN j.status::text ELSE {row}.status END AS status,
   {row}.started_at,
   coalesce({row}.finished_at, CASE WHEN {row}.status = 'running' THEN j.finished_at END) AS finished_at,
-  CASE WHEN {row}.status <> 'running' THEN {row}.summary ->> 'reason' END AS reason,
+  CASE WHEN {row}.status IN ('waiting', 'succeeded', 'succeeded_with_failures') THEN {row}.summary ->> 'reason'
+    WHEN {row}.status <> 'running' THEN coalesce({row}.summary ->> 'reason', split_part(j.error, E'\\n', 1))
+    WHEN j.status <> 'running' THEN split_part(j.error, E'\\n', 1) END AS reason,
   coalesce({row}.summary -> 'counts', '{{}}') AS counts
 """
 

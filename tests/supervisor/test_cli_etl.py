@@ -182,6 +182,7 @@ def test_a_load_that_fails_ends_with_3_and_says_why_in_a_line(call, database):
     shown = dict(line.split(maxsplit=1) for line in stdout.splitlines())
     assert shown["status"] == "failed"
     assert "there is no table people" in shown["error"]
+    assert json.loads(call("etl", "status", "people", "--json")[1])["last_run"]["reason"] == shown["error"]
     assert "Traceback" not in stdout
 
 
