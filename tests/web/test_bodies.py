@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 import trio
@@ -164,6 +165,16 @@ async def test_a_body_with_too_many_values_is_refused_before_they_are_made(open_
         answer = await web.client.post(f"{TRIGGER}/batch", content=content, headers=JSON)
         assert answer.status_code == status, answer.text
         assert web.services.refusals.counts[Refusal.VALUES] == (status == 413)
+
+
+async def test_a_long_text_that_does_not_end_is_read_once_however_many_quotes_it_has(open_web):
+    async with open_web() as web:
+        began = time.process_time()
+        content = b'{"jobs":[' + b"[]," * 60_000 + b'"' + rb"\"" * 20_000
+        answer = await web.client.post(f"{TRIGGER}/batch", content=content, headers=JSON)
+        assert answer.status_code == 413, answer.text
+        # Once is some milliseconds; once from each quote holds up the whole process for many seconds.
+        assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("priority", [1, -1], ids=["good", "bad"])
