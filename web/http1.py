@@ -81,8 +81,10 @@ class Tasks:
     There a message for an app that has ended waits for ever, and with it the connection.
     """
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, received: Callable[[], None]) -> None:
+        """`received` is called when all of a request has come."""
         self._nursery = nursery
+        self._received = received
 
     async def spawn_app(
         self, app: AppWrapper, _config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
@@ -92,6 +94,8 @@ class Tasks:
         self._nursery.start_soon(self._run, app, scope, getting, send)
 
         async def put(message: ASGIReceiveEvent) -> None:
+            if message["type"] == "http.request" and not message["more_body"]:
+                self._received()
             with suppress(trio.BrokenResourceError):
                 await putting.send(message)
 
@@ -150,7 +154,7 @@ class Connection:
                 self._server.app,
                 self._server.config,
                 self._server.context,
-                Tasks(nursery),
+                Tasks(nursery, self._received),
                 ConnectionState({}),
                 ssl=False,
                 client=peer,
@@ -171,8 +175,6 @@ class Connection:
                 self._header_began = True
                 self._reading.deadline = trio.current_time() + HEADER_S
             await self._protocol.handle(RawData(data))
-            if self._connections.phase_of(self) is Phase.RECEIVING and self._has_all():
-                self._connections.move(self, Phase.WORKING)
         if self._connections.phase_of(self) is Phase.RECEIVING:
             self._refusals.count(Refusal.CUT_BODY)
 
@@ -183,8 +185,10 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
-    def _has_all(self) -> bool:
-        return self._protocol.connection.their_state is not h11.SEND_BODY
+    def _received(self) -> None:
+        # Not when all that was read is dealt with: that waits for this request's answer when the next one has come, too.
+        if self._connections.phase_of(self) is Phase.RECEIVING:
+            self._connections.move(self, Phase.WORKING)
 
     async def _send(self, event: Event) -> None:
         """What the protocol has for the client, or to say of itself."""

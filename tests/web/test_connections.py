@@ -145,6 +145,22 @@ async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_p
                 assert sorted(statuses) == [b"200"] * 6 + [b"503"]
 
 
+async def test_a_request_that_is_worked_on_never_gives_way_though_the_next_one_has_come(open_web):
+    async with open_web(max_connections=4) as web:
+        job_id = await web.trigger()
+        wait = f"GET /api/v1/jobs/{job_id}/status?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        with trio.fail_after(20):
+            async with await connect(web) as stream:
+                await stream.send_all(wait + HEALTH)
+                await in_phase(web, Phase.WORKING, 1)
+                async with filled(web, 3, TRIGGER), await connect(web) as probe:
+                    await probe.send_all(HEALTH)
+                    assert b" 200 " in await answered(probe)
+                await in_phase(web, Phase.WORKING, 1)
+                web.services.waiting.answer_all()
+                assert (await answered(stream)).count(b"HTTP/1.1 200") == 2
+
+
 class Stub:
     def __init__(self, closed):
         self.closed = closed
