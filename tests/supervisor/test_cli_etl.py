@@ -277,7 +277,7 @@ def test_a_run_here_that_is_killed_is_lost_and_the_next_one_goes_on_behind_it(co
     killed.wait(WAIT_S)
     source.behave()
     # Its turn at the source ends by itself, after a minute.
-    database.psql("UPDATE dl_sources SET held_until = now() + interval '13 s'")
+    database.psql("UPDATE dl_sources SET held_until = now() + interval '25 s'")
     code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *until, SOURCE_URL=source.url, **quick)
     assert code == 0, stdout + stderr
     assert "waits for request of 127.0.0.1 until " in stderr
