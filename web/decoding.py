@@ -33,7 +33,7 @@ _MAX_ERRORS: Final = 100
 MAX_VALUES: Final = 100_000
 """Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
 _MARKS: Final = (b",", b"[", b"{")
-# One that does not end is taken, too: otherwise each quote in it began the next search, and all of them read to the end.
+# One that does not end is taken, too: or each quote in it would begin a search that reads to the end.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
 _THREADS: Final = trio.CapacityLimiter(2)
 """Not Trio's own threads, which handlers may have taken all."""

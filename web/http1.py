@@ -186,7 +186,7 @@ class Connection:
             return b""
 
     def _received(self) -> None:
-        # Not when all that was read is dealt with: that waits for this request's answer when the next one has come, too.
+        # Not when all that was read is dealt with: with a next request in it, that waits for this one's answer.
         if self._connections.phase_of(self) is Phase.RECEIVING:
             self._connections.move(self, Phase.WORKING)
 
