@@ -71,7 +71,8 @@ class App(QuartTrio):
         response.headers.extend((*_HEADERS, ("X-Request-ID", request_id)))
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
         status = response.status_code
-        (log.debug if status < 400 else log.info)(
+        # Of those who are too many, the refusals tell.
+        (log.debug if status < 400 or status == HTTPStatus.TOO_MANY_REQUESTS else log.info)(
             "request",
             method=request.method,
             path=request.path if status < 400 else mask_text(request.full_path.rstrip("?")),

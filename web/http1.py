@@ -18,6 +18,8 @@ import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.worker_context import WorkerContext
@@ -57,9 +59,16 @@ class Http1(H11Protocol):
     def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
         super().__init__(*args, **more)
         self._refusals = refusals
+        self.body_follows = False
+        """Whether what is sent is the head of an answer, which goes out with the beginning of its body."""
 
     async def _check_protocol(self, event: Any) -> None:
         """No upgrade is offered: whoever asks for one is answered by HTTP/1.1."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer."""
+        self.body_follows = isinstance(event, Response)
+        await super().stream_send(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
         # RFC 9112, 6.1: where a proxy and we may see different ends of a body, nothing after it can be trusted.
@@ -127,6 +136,7 @@ class Connection:
         self._sending = trio.Lock()
         self._reading = trio.CancelScope(deadline=trio.current_time() + HEADER_S)
         self._header_began = True
+        self._head = b""
 
     async def run(self) -> None:
         """Serve it to its end. It is in `connections` already."""
@@ -193,7 +203,11 @@ class Connection:
     async def _send(self, event: Event) -> None:
         """What the protocol has for the client, or to say of itself."""
         if isinstance(event, RawData):
-            await self._send_data(event.data)
+            data, self._head = self._head + event.data, b""
+            if self._protocol.body_follows:
+                self._head = data
+            else:
+                await self._send_data(data)
         elif isinstance(event, Closed):
             await self._close()
             await self._protocol.handle(Closed())
@@ -228,6 +242,4 @@ class Connection:
 
     async def _close(self) -> None:
         self._connections.leave(self)
-        with suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-            await self._stream.send_eof()
         await self._stream.aclose()

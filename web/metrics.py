@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import QueueRecord
 from dataloader.store import reads
+from dataloader.web.connections import Phase
 from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,6 +62,12 @@ class _Gauges(Collector):
         pool.add_metric(("used",), opened - idle)
         pool.add_metric(("idle",), idle)
         yield pool
+        connections = GaugeMetricFamily(
+            "dataloader_http_connections", "Connections of clients, by what they do.", labels=("phase",)
+        )
+        for phase in Phase:
+            connections.add_metric((phase.name.lower(),), self._services.connections.count(phase))
+        yield connections
         slots = GaugeMetricFamily("dataloader_slots", "Slots of this process.", labels=("queue", "state"))
         counts: Counter[tuple[str, str]] = Counter()
         for queue, load in state.queues.items():

@@ -139,6 +139,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
 async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data: bytearray) -> Answer:
     if route.body is not None:
         parts["body"] = await decode_body(data, route.body, call.services.refusals)
+        data.clear()  # it may be megabytes, and is there twice now
     if not route.rows:
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import statistics
+import sys
 
 import pytest
 import trio
@@ -102,3 +105,46 @@ async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_nam
     assert await service.exit_code(within_s=90) == 1
     assert "the claims of q gave up" in service.lines[-1]["cause"]
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
+
+
+@pytest.mark.requirement("Q3", "Q15")
+async def test_readers_who_wait_are_answered_when_the_service_is_told_to_stop_and_do_not_hold_it_up(
+    serve, add, client_of, raw
+):
+    service = await serve()
+    job_id = await add("quick", queue="nobody serves it")
+    answers = []
+
+    async def wait(client):
+        answers.append(await client.get(f"/api/v1/jobs/{job_id}/status?wait=60", timeout=60))
+
+    async with client_of(service) as client, trio.open_nursery() as nursery:
+        for _ in range(30):
+            nursery.start_soon(wait, client)
+        await until(lambda: raw.fetchval("SELECT watched FROM dl_jobs"))
+        at_work = 'dataloader_http_connections{phase="working"}'
+
+        async def waiting():
+            lines = (await client.get("/metrics")).text.splitlines()
+            return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(at_work))
+
+        await until(waiting, lambda number: number >= 30)
+        service.signal(signal.SIGTERM)
+    assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(200, "queued")] * 30
+    assert await service.exit_code(within_s=60) == 0
+    assert [line["event"] for line in service.lines if line["level"] in {"error", "critical", "no JSON"}] == []
+
+
+@pytest.mark.requirement("Q5")
+async def test_a_service_opens_as_many_files_as_it_is_allowed_and_serves_fewer_connections(serve, tmp_path):
+    """The usual limit of 1,024 may be raised by the process itself; a hard one of 64 may not."""
+    few = tmp_path / "python"
+    few.write_text(f'#!/bin/sh\nulimit -Sn 64\nexec {sys.executable} "$@"\n')
+    few.chmod(0o755)
+    service = await serve(python=str(few))
+    soft, hard = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard > 64
+    few.write_text(f'#!/bin/sh\nulimit -n 64\nexec {sys.executable} "$@"\n')
+    service = await serve(python=str(few))
+    said = await service.logged("fewer connections are served")
+    assert (said["served"], said["max_connections"]) == (48, 500)
