@@ -77,10 +77,10 @@ def _texts(values: Sequence[object], now: datetime) -> list[str]:
 
 
 def _chosen(columns: list[_Drawn], room: int) -> tuple[list[_Drawn], list[str]]:
-    """The columns that have room, and the names of those that have not; empty ones are missed by nobody."""
+    """The columns that have room, and the names of those that have not; nobody misses one with nothing in it, or 0."""
     left = list(columns)
     if _width(left) > room:
-        left = [one for one in left if one.column.rank == 0 or any(one.texts)]
+        left = [one for one in left if one.column.rank == 0 or {*one.texts} - {"", "0"}]
     missing = []
     while _width(left) > room and (ranked := [one for one in left if one.column.rank > 0]):
         least_needed = max(ranked, key=lambda one: one.column.rank)

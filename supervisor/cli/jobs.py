@@ -140,9 +140,16 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
         return
     print_table(
         (Column("EVENT"), Column("AT"), Column("KIND"), Column("PAYLOAD", least=20)),
-        ((event.event_id, event.ts, event.kind, event.payload) for event in journal),
+        ((event.event_id, event.ts, event.kind, _short_first(event.payload)) for event in journal),
         nothing="no events",
     )
+
+
+def _short_first(payload: object) -> object:
+    """A payload with what may be long at its end: a line of a list is cut there."""
+    if not isinstance(payload, dict):
+        return payload
+    return dict(sorted(payload.items(), key=lambda item: item[0] in {"error", "fields"}))
 
 
 _COLUMNS: Final = (

@@ -7,8 +7,10 @@ from typing import Final
 
 import click
 
-from dataloader.supervisor.cli.output import Column, cell, print_json, print_table
+from dataloader.jobs.states import QueueState
+from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, why_not_taken
 from dataloader.supervisor.cli.target import Target, asks_queue
+from dataloader.supervisor.client import Client
 
 _QUEUES: Final = (
     Column("QUEUE", least=12),
@@ -71,8 +73,15 @@ def _slots(queues: Mapping[str, int]) -> str:
 @asks_queue
 def pause(target: Target, *, queue: str, as_json: bool) -> None:
     """Let no process start jobs of QUEUE; running ones go on."""
-    target.ask(lambda client: client.pause(queue))
+
+    async def question(client: Client) -> bool:
+        await client.pause(queue)
+        return any(found.queue == queue and found.workers for found in await client.queues())
+
+    is_served = target.ask(question)
     _say(queue, as_json=as_json, paused=True)
+    if not is_served:  # the name may be mistyped, and the queue that was meant goes on
+        click.echo(why_not_taken(queue, QueueState.NO_WORKER), err=True)
 
 
 @click.command()

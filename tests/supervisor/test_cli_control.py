@@ -115,13 +115,17 @@ def test_the_audit_names_who_did_what_to_which_job(on_database, add):
     assert older == [first]
 
 
-def test_a_queue_is_paused_and_resumed(on_database, add):
+def test_a_queue_is_paused_and_resumed_and_one_that_nobody_serves_is_pointed_out(on_database, add, database):
     add("q", "t")
 
     def queues():
         return json.loads(on_database("queues", "--json").stdout)
 
-    assert on_database("pause", "q").stdout == "q  paused\n"
+    paused = on_database("pause", "q")
+    assert paused.stdout == "q  paused\n"
+    assert paused.stderr.startswith("no dataloader worker serves the queue 'q'")
+    database.psql("insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 1, '1', '{\"q\": 1}')")
+    assert on_database("pause", "q").stderr == ""
     assert [(queue["queue"], queue["paused"], queue["ready"]) for queue in queues()] == [("q", True, 1)]
     assert on_database("resume", "q").stdout == "q  resumed\n"
     assert [queue["paused"] for queue in queues()] == [False]

@@ -263,3 +263,11 @@ def test_events_are_listed_from_the_oldest_on(on_database, add):
     assert [event["kind"] for event in events] == ["queued", "canceled"]
     lines = on_database("events", job_id, "--after", events[0]["event_id"]).stdout.splitlines()
     assert [line.split()[3] for line in lines[1:]] == ["canceled"]
+
+
+def test_what_is_long_comes_last_in_a_line_of_the_journal(on_database, add, database):
+    job_id = add("q", "t")
+    database.psql(
+        'update dl_job_events set kind = \'requeue\', payload = \'{"error": "x", "attempt": 1, "delay_s": 30}\''
+    )
+    assert on_database("events", job_id).stdout.rstrip().endswith('{"attempt":1,"delay_s":30,"error":"x"}')

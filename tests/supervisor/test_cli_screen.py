@@ -87,6 +87,16 @@ def test_a_row_of_a_list_is_one_line_on_a_terminal_of_80_columns(on_terminal, da
         assert sum(bool(ID.search(line)) for line in table) == 5
 
 
+def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, database):
+    database.psql(ROWS)
+    header, *_, last = on_terminal(80, "queues")
+    assert ("UNKNOWN_TASK" in header, last.startswith("no room")) == (False, False)
+    database.psql("update dl_jobs set waits_for = 'task' where queue = 'nobody.serves.this'")
+    header, *_ = on_terminal(80, "queues")
+    assert "UNKNOWN_TASK" in header
+    assert "BLOCKED" not in header
+
+
 def test_what_has_no_room_is_named_and_a_wider_terminal_has_it(on_terminal, database):
     database.psql(ROWS)
     header, *_, last = on_terminal(80, "jobs")
