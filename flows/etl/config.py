@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -112,6 +113,16 @@ class PipelineSettings:
         return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
 
 
+@contextmanager
+def _naming(prefix: str) -> Iterator[None]:
+    """Name the variable, which begins with `prefix`, where a setting is refused."""
+    try:
+        yield
+    except ValueError as error:
+        name, _, what = str(error).removeprefix("pipeline.").partition(":")
+        raise ValueError(f"{prefix}{name.upper()}:{what}") from None
+
+
 def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
     """The settings in variables such as `DL_PIPELINE__RATE_MIN` and `DL_PIPELINE__ECB_RATES__RATE_MIN`.
 
@@ -127,9 +138,12 @@ def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
         check_names({name: text}, variable)
         if len(load) > 1:
             raise ValueError(f"{variable}: is not allowed; {PREFIX}<SETTING> or {PREFIX}<LOAD>__<SETTING>")
-        (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number(name, text)
-    for given in (of_all, *({**of_all, **one} for one in of_one.values())):
-        PipelineConfig(**given)
+        with _naming(variable.removesuffix(name.upper())):
+            (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number(name, text)
+    together = {PREFIX: of_all, **{f"{PREFIX}{load}__": {**of_all, **one} for load, one in of_one.items()}}
+    for prefix, given in together.items():
+        with _naming(prefix):
+            PipelineConfig(**given)
     return PipelineSettings(of_all, of_one)
 
 

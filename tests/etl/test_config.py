@@ -136,13 +136,14 @@ def test_a_load_s_own_settings_come_through_all_layers(tmp_path: Path):
 @pytest.mark.parametrize(
     ("variable", "text", "said"),
     [
-        ("DL_PIPELINE__WORKERS", "0", "pipeline.workers: 0 is not allowed"),
-        ("DL_PIPELINE__WORKERS", "2.5", "pipeline.workers: '2.5' is not allowed"),
-        ("DL_PIPELINE__RATE_MIN", "nan", "pipeline.rate_min: 'nan' is not allowed"),
-        ("DL_PIPELINE__RATE_MIN", "30", "pipeline.rate_min: 30.0 is not allowed"),
-        ("DL_PIPELINE__NAMES__RATE_MAX", "1", "pipeline.rate_min: 5.0 is not allowed"),
+        ("DL_PIPELINE__WORKERS", "0", "DL_PIPELINE__WORKERS: 0 is not allowed"),
+        ("DL_PIPELINE__WORKERS", "2.5", "DL_PIPELINE__WORKERS: '2.5' is not allowed"),
+        ("DL_PIPELINE__RATE_MIN", "nan", "DL_PIPELINE__RATE_MIN: 'nan' is not allowed"),
+        ("DL_PIPELINE__RATE_MIN", "30", "DL_PIPELINE__RATE_MIN: 30.0 is not allowed"),
+        ("DL_PIPELINE__NAMES__RATE_MAX", "1", "DL_PIPELINE__NAMES__RATE_MIN: 5.0 is not allowed"),
         ("DL_PIPELINE__WORKER", "1", "DL_PIPELINE__WORKER: 'worker' is no setting of a pipeline"),
         ("DL_PIPELINE__A__B__WORKERS", "1", "DL_PIPELINE__A__B__WORKERS: is not allowed"),
+        ("DL_PIPELINE__ECB__ATTEMPTS", "0", "DL_PIPELINE__ECB__ATTEMPTS: 0 is not allowed; a whole number from 1"),
     ],
 )
 def test_a_variable_that_is_not_allowed_is_refused_in_one_line(tmp_path: Path, variable, text, said):

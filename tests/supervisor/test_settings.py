@@ -328,7 +328,7 @@ def test_each_layer_overrides_single_settings_of_pipelines(tmp_path: Path) -> No
 @pytest.mark.requirement("E5")
 def test_pauses_that_contradict_each_other_are_refused_across_layers(tmp_path: Path) -> None:
     overrides = {"pipeline": {f"{PREFIX}RATE_MIN": "9"}}
-    with pytest.raises(ConfigError, match=r"rate_min: 9\.0 is not allowed"):
+    with pytest.raises(ConfigError, match=r"^DL_PIPELINE__RATE_MIN: 9\.0 is not allowed"):
         load_settings({f"{PREFIX}RATE_MAX": "3"}, directory=tmp_path, overrides=overrides)
     assert load_settings({f"{PREFIX}RATE_MAX": "9"}, directory=tmp_path, overrides=overrides).pipeline.of_all == {
         "rate_min": 9.0,
