@@ -114,8 +114,8 @@ class Drain:
 
     def _stop_all(self) -> None:
         left = [run for run in self.runs if not run.body_ended]
-        if left:
-            log.info("draining: running jobs are stopped and go back to the queue", running=len(left))
+        if running := sum(run.why is None for run in left):
+            log.info("draining: running jobs are stopped and go back to the queue", running=running)
         for run in left:
             run.stop(Why.DRAIN)
 

@@ -119,7 +119,10 @@ async def _work(
 
 
 def _tell_of_migration(name: str) -> None:
-    log.info("the schema is brought up to date; indexes wait for older transactions", migration=name)
+    if name.endswith("indexes"):
+        log.info("indexes are made: they wait for every older transaction", migration=name)
+    else:
+        log.info("the schema is brought up to date", migration=name)
 
 
 async def _cut_off_after(parts: Parts, pause_s: float) -> None:
@@ -151,7 +154,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 if migrate:
                     applied = await migrations.migrate(parts.database, tell=_tell_of_migration)
                     if applied:
-                        log.info("the schema was brought up to date", applied=applied)
+                        log.info("the schema is up to date")
                 else:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())

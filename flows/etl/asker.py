@@ -14,7 +14,9 @@ from typing import Final
 
 import attrs
 import stamina
+import stamina.instrumentation
 import trio
+from stamina.instrumentation import RetryHook
 
 from dataloader.flows.etl.belt import Fetched, Shared
 from dataloader.flows.etl.load import Detail
@@ -26,6 +28,16 @@ RETRY_S: Final = (1.0, 30.0)
 """The first wait between two tries of a request, which doubles, and the longest."""
 MAX_REDIRECTS: Final = 5
 """How many a request may go through, each of them a request in a turn of its own."""
+
+
+def _unless_told(hook: RetryHook) -> RetryHook:
+    """What stamina says of a retry, but not of a request's: the line `request failed` has said it already."""
+    return lambda details: None if isinstance(details.caused_by, SourceError) else hook(details)
+
+
+stamina.instrumentation.set_on_retry_hooks(
+    [_unless_told(hook) for hook in stamina.instrumentation.get_on_retry_hooks()]
+)
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 import attrs
@@ -43,7 +43,8 @@ class PhaseTimes:
     def add(self, seconds: float) -> None:
         """It was at work for so long, until now."""
         self.ended_at = datetime.now(UTC)
-        self.began_at = self.began_at or self.ended_at
+        began_at = self.ended_at - timedelta(seconds=seconds)
+        self.began_at = began_at if self.began_at is None else min(self.began_at, began_at)
         self.busy_s += seconds
 
 

@@ -29,6 +29,8 @@ from dataloader.supervisor.settings import Settings, load_settings
 from dataloader.supervisor.supervisor import Supervisor
 
 COUNTS = ("inserted", "updated", "unchanged")
+ETL = "dataloader.flows.etl"
+"""The logger of loads, which say in four lines a year what the demo says in one."""
 
 
 @click.command()
@@ -54,8 +56,8 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     with screen:
         # Lines about what the bars show would bury them.
         configure_logging("console", "warning" if sys.stderr.isatty() else "info")
-        for client in ("httpx2", "httpcore2"):
-            logging.getLogger(client).setLevel(logging.WARNING)
+        for teller in ("httpx2", "httpcore2", ETL):
+            logging.getLogger(teller).setLevel(logging.WARNING)
 
         async def guest(supervisor: Supervisor) -> None:
             url = str(supervisor.url)
@@ -74,6 +76,7 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
             if keep and run.is_over:
                 screen.stop()
                 configure_logging("console", "info")
+                logging.getLogger(ETL).setLevel(logging.NOTSET)
                 _print_results(run, as_json=as_json)
                 _print_addresses(url, data_dir)
             else:

@@ -9,6 +9,7 @@ from etl.etl_tasks import BEARS_ALL, item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading, writer
+from dataloader.flows.etl.report import PhaseTimes
 from dataloader.store import etl_refused
 from dataloader.testing import run_task
 
@@ -348,6 +349,18 @@ async def test_a_detail_whose_request_can_not_be_made_is_its_own_affair(items, c
     assert (counts["details"], counts["details_failed"]) == (2, 1)
     told = "its request can't be made: ZeroDivisionError: integer division or modulo by zero"
     assert await failures() == [("detail", "0", told)]
+
+
+@pytest.mark.requirement("E9")
+def test_a_phase_has_begun_when_its_first_work_began():
+    times = PhaseTimes()
+    times.add(2.0)
+    assert times.began_at is not None
+    assert times.ended_at is not None
+    assert (times.ended_at - times.began_at).total_seconds() == 2
+    began_at = times.began_at
+    times.add(0.0)
+    assert times.began_at == began_at
 
 
 @pytest.mark.requirement("E9")

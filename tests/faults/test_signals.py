@@ -48,6 +48,7 @@ async def test_a_second_signal_stops_the_jobs_at_once(serve, add, row_when):
     await service.logged("signal: draining")
     service.signal(signal.SIGTERM)
     assert await service.exit_code(within_s=40) == 0
+    assert sum("are stopped and go back" in line["event"] for line in service.lines) == 1
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
 
 
