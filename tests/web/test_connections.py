@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
+import random
 import re
+import socket
 from contextlib import asynccontextmanager
 
 import h11
@@ -356,6 +359,44 @@ async def test_uploads_that_are_cut_off_are_counted_and_nothing_else(open_web, h
                     await stream.aclose()
             await refused(web, Refusal.CUT_BODY, 60)
         assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
+
+
+def upload_and_leave(address, chance):
+    """Send a part of a body, too long a one or a bad one, and end the connection in one way or another."""
+    announced = chance.choice([100, 5_000, 70_000, 900_000, 1_200_000, 3_000_000])
+    chunked = chance.random() < 0.5
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {announced}"
+    path = chance.choice(["/api/v1/jobs/trigger", "/api/v1/jobs/trigger/batch", "/health", "/nowhere"])
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as sock:
+        sock.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()
+        )
+        left = chance.randint(0, announced)
+        while left:
+            piece = b"x" * min(65_536, left)
+            sock.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
+            left -= len(piece)
+        if chunked and chance.random() < 0.3:
+            sock.sendall(b"zz\r\n")
+        if chance.random() < 0.3:
+            sock.shutdown(socket.SHUT_WR)
+        if chance.random() < 0.6:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+
+
+async def test_uploads_that_end_in_any_way_at_any_moment_leave_no_traceback_and_no_connection(open_web):
+    """An answer may be on its way when the connection is closed, which is no error of ours."""
+    async with open_web() as web:
+        host, port = web.url.removeprefix("http://").split(":")
+        with capture_logs() as lines, trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for seed in range(225):
+                    chance = random.Random(seed)
+                    nursery.start_soon(trio.to_thread.run_sync, upload_and_leave, (host, int(port)), chance)
+            await in_phase(web, Phase.RECEIVING, 0)
+            await in_phase(web, Phase.SENDING, 0)
+        assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
+        assert (web.services.receiving.held, web.services.sending.held, web.services.at_work.held) == (0, 0, 0)
 
 
 def test_what_we_rely_on_of_others_insides_is_there():
