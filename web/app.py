@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 
 import structlog
 from quart import Request as QuartRequest
-from quart import Response, Websocket, request
+from quart import Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
@@ -80,10 +80,6 @@ class App(QuartTrio):
             ms=round((perf_counter() - started_at) * 1000, 1),
         )
         return response
-
-    async def handle_websocket(self, websocket: Websocket) -> Response:
-        """Refuse a WebSocket: there is none at any address, and Quart's own refusal is made for requests."""
-        return problem_response(NotFound(), str(uuid7()), websocket.path)
 
 
 def create_app(services: Services) -> App:

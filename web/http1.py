@@ -21,7 +21,6 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
@@ -54,7 +53,7 @@ class Server:
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 that is never switched to HTTP/2, and in which nobody hides a request in another one's body."""
+    """HTTP/1.1 that is switched to nothing else, and in which nobody hides a request in another one's body."""
 
     def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -78,10 +77,13 @@ class Http1(H11Protocol):
             await self._send_error_response(400)
             await self.send(Closed())
             return
+        if b"upgrade" in names:
+            # Hypercorn would take what follows for a WebSocket's, of which there is none at any address.
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
         await super()._create_stream(request)
-        # After a handshake of a WebSocket was refused.
-        if isinstance(self.stream, WSStream) and self.stream.closed:
-            await self.send(Closed())
 
 
 class Tasks:

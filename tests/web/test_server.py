@@ -7,6 +7,7 @@ import socket
 import httpx2
 import pytest
 import trio
+from logged import capture_logs
 
 pytestmark = pytest.mark.requirement("Q5")
 
@@ -93,13 +94,21 @@ async def test_a_body_that_nobody_reads_is_answered_and_cut_off(open_web):
                 assert b" 413 " in await stream.receive_some(4096)
 
 
-async def test_a_websocket_is_refused(open_web):
-    async with open_web() as web:
-        host, port = web.url.removeprefix("http://").split(":")
-        with trio.fail_after(5):
-            async with await trio.open_tcp_stream(host, int(port)) as stream:
-                await stream.send_all(
-                    b"GET /health HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-                )
-                assert b" 404 " in await stream.receive_some(4096)
+@pytest.mark.parametrize("more", [b"", b"\xff" * 3_000], ids=["alone", "with frames"])
+@pytest.mark.parametrize(
+    "body",
+    [b"\r\n", b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n"],
+    ids=["no body", "a body", "an endless body"],
+)
+async def test_who_asks_for_a_websocket_is_answered_by_http_and_no_error_is_logged(open_web, body, more):
+    with capture_logs() as lines:
+        async with open_web() as web:
+            host, port = web.url.removeprefix("http://").split(":")
+            with trio.fail_after(5):
+                async with await trio.open_tcp_stream(host, int(port)) as stream:
+                    await stream.send_all(
+                        b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n" + body + more
+                    )
+                    assert b"HTTP/1.1 40" in await stream.receive_some(4096)
+    assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
