@@ -162,7 +162,11 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     assert done("cancel", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("retry", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("pause", "a/b ü")["paused"]
-    assert [(q["queue"], q["paused"]) for q in asked("queues")] == [("a/b ü", True), ("q", False)]
+    assert [(q["queue"], q["paused"]) for q in asked("queues")] == [
+        ("a/b ü", True),
+        ("default", False),
+        ("q", False),
+    ]
     done("resume", "a/b ü")
     assert [entry["actor"] for entry in asked("audit", "--limit", 2)] == ["ops", "ops"]
     assert len(asked("audit", "--before", 3)) == 2
