@@ -40,6 +40,9 @@ JSON: Final = "application/json"
 _encode: Final = msgspec.json.Encoder().encode
 _LONG_BODIES: Final = trio.CapacityLimiter(2)
 """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
+_LONGEST_BODIES: Final = trio.CapacityLimiter(1)
+"""Those of a megabyte and more, which is there five times on its way to the database."""
+_LONGEST: Final = 1 << 20
 LONG_ANSWERS: Final = trio.CapacityLimiter(2)
 """Likewise those whose rows may have megabytes; the others wait with nothing."""
 
@@ -130,7 +133,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
         if len(data) <= NOT_COUNTED:
             return await _decode_and_view(route, call, parts, data)
         with trio.fail_after(route.deadline_s):
-            async with _LONG_BODIES:
+            async with _LONG_BODIES if len(data) <= _LONGEST else _LONGEST_BODIES:
                 return await _decode_and_view(route, call, parts, data)
     finally:
         services.at_work.give(1)

@@ -45,6 +45,8 @@ class Service:
 
     def peak_mib(self) -> float:
         """The most memory that it has had since then."""
+        if (code := self.process.poll()) is not None:
+            sys.exit(f"the service has ended with {code}:\n{self.log.read_text()}")
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1_024
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import trio
+import trio.testing
 from conditions import until
 from prometheus_client import CollectorRegistry
 
@@ -192,6 +193,35 @@ async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_
             answer = await web.client.post(f"{TRIGGER}/batch", json={"jobs": jobs})
             assert answer.status_code == (201 if priority == 1 else 422)
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
+
+
+@pytest.mark.parametrize(("length", "most"), [(100, 8), (100 * KIB, 2), (1_100 * KIB, 1)])
+async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one(open_web, monkeypatch, length, most):
+    async with open_web() as web:
+        at_once, seen, enqueue = 0, [], web.services.enqueuer.enqueue
+
+        async def counting(jobs):
+            nonlocal at_once
+            at_once += 1
+            seen.append(at_once)
+            try:
+                # All who may are here now.
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                return await enqueue(jobs)
+            finally:
+                at_once -= 1
+
+        monkeypatch.setattr(web.services.enqueuer, "enqueue", counting)
+        batch = {"jobs": [BODY | {"args": {"text": "x" * length}}]}
+
+        async def post():
+            assert (await web.client.post(f"{TRIGGER}/batch", json=batch)).status_code == 201
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for _ in range(8):
+                    nursery.start_soon(post)
+        assert (len(seen), max(seen) <= most) == (8, True)
 
 
 async def test_long_answers_are_bounded_together_and_short_ones_go_out_all_the_same(open_web):
