@@ -7,11 +7,13 @@ nothing. The runner never touches the database itself; a body that returned befo
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
+from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, cast
 
 import attrs
@@ -40,6 +42,9 @@ T = TypeVar("T")
 
 MAX_LINE: Final = 8_192
 """Bytes kept of one log line."""
+_MAX_SUMMARY: Final = 2_100
+_CALLER: Final = re.compile(rf"{re.escape(__name__)}\Z|(?:trio|outcome)(?:\.|\Z)")
+"""The modules that stand between the runner and a handler, in its task or in a thread."""
 LogLevel = Literal["info", "warning", "error", "off"]
 
 
@@ -73,25 +78,34 @@ async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLi
     run.body_ended = True
     stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
     ending = None if run.committed else _safe_ending(run, task, value, error, stopped)
-    if error is not None and stopped is None:
-        _log_failure(error, ending)
-    elif stopped is not None:
-        log.info("the job was stopped", why=stopped.value)
-        if stopped in {Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST}:
-            workshop.telemetry.lease_lost()
+    _log_end(error, ending, stopped)
+    if stopped in {Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST}:
+        workshop.telemetry.lease_lost()
     outcome = "succeed" if run.committed else "void" if ending is None else ending.step.value
     workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
     workshop.to_recorder.send_nowait(Ended(run, ending))
 
 
-def _log_failure(error: BaseException, ending: Ending | None) -> None:
-    """One line, with the traceback unless the error is one of ours, which says all by itself."""
-    details = {"error": _summary(error), "next": None if ending is None else ending.step.value}
-    if not isinstance(error, DataloaderError):
-        # The ending mostly has it already; its making takes long.
-        text = (None if ending is None else ending.error) or error_text(error)
-        details["exception"] = text.partition("\n\n")[2]
-    log.warning("the job failed", **details)
+def _log_end(error: BaseException | None, ending: Ending | None, stopped: Why | None) -> None:
+    """One line about a run that failed or was stopped: a warning if it failed, or its attempt was in vain."""
+    step = None if ending is None else ending.step
+    in_vain = step is Step.FAIL or step is Step.RETRY
+    if stopped is not None and not in_vain:
+        log.info("the job was stopped", why=stopped.value)
+    elif stopped is not None:
+        log.warning("the job was stopped", why=stopped.value, **_failure(error, ending))
+    elif error is not None or step is Step.FAIL:
+        log.warning("the job failed", **_failure(error, ending))
+
+
+def _failure(error: BaseException | None, ending: Ending | None) -> dict[str, object]:
+    """What is said of a failure: with the traceback, unless the error is one of ours, which says all by itself."""
+    # The ending mostly has the error's text already; its making takes long.
+    text = (None if ending is None else ending.error) or ("" if error is None else error_text(error))
+    said, _, trace = (text, "", "") if error is None else text.partition("\n\n")
+    step = None if ending is None else ending.step.value
+    fields: dict[str, object] = {"error": storable_text(said, _MAX_SUMMARY), "next": step}
+    return fields | ({"exception": trace} if trace and not isinstance(error, DataloaderError) else {})
 
 
 async def _run_body(
@@ -200,10 +214,19 @@ def error_text(error: BaseException) -> str:
     """An exception as the job's error: its last line first, then the traceback; masked and bounded."""
     summary = _summary(error)
     try:
-        trace = "".join(traceback.format_exception(error, limit=-30))
+        frames = _users_frames(error.__traceback__)
+        trace = "".join(traceback.format_exception(type(error), error, frames, limit=-30))
     except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
         trace = ""
     return storable_text(f"{summary}\n\n{mask_text(trace[:200_000])}".rstrip())
+
+
+def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without what calls a handler: our own frames, and those of Trio's threads; all, if that is all."""
+    users = frames
+    while users is not None and _CALLER.match(users.tb_frame.f_globals.get("__name__", "")):
+        users = users.tb_next
+    return users or frames
 
 
 def _summary(error: BaseException) -> str:
@@ -212,7 +235,9 @@ def _summary(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - see above
         text = "(its text could not be made)"
     # Masked before it is cut: of a secret that a cut goes through, the beginning would stay.
-    return storable_text(mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), 2_100)
+    return storable_text(
+        mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), _MAX_SUMMARY
+    )
 
 
 def _log_line(level: Level, line: str) -> None:

@@ -60,8 +60,8 @@ async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked,
             told = {
                 name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
             }
-            log = RunLog.of(run.job, load.name)
-            (log.warning if status == "failed" else log.info)("ended", phase="run", **told)
+            # No warning if it has failed: that is the job's own, which fails with it.
+            RunLog.of(run.job, load.name).info("ended", phase="run", **told)
     return verdict
 
 

@@ -7,6 +7,7 @@ job runs at a time, by its lock_key.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -194,8 +195,9 @@ def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
     with provide_server(settings, create=True) as (provided, server):
         screen = open_screen(new.task, as_json=how.as_json)
         with screen:
-            # The job's own lines are kept with it.
-            configure_logging(settings.log_format, "warning")
+            # The job's own lines are kept with it, and how it ended is said by the summary, but for a traceback.
+            configure_logging("console" if settings.log_format == "auto" else settings.log_format, "warning")
+            logging.getLogger("dataloader.actors.runner").addFilter(_has_traceback)
             outcome = trio.run(
                 functools.partial(run_job, on_change=screen.changed, server=server), provided, tasks, new
             )
@@ -203,6 +205,11 @@ def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
         return INTERRUPTED
     code = _show_end(how, outcome.job)
     return INTERRUPTED if outcome.interrupted else code
+
+
+def _has_traceback(record: logging.LogRecord) -> bool:
+    line: Any = record.msg
+    return record.exc_info is not None or "exception" in line.fields
 
 
 def check_known(name: str, tasks: Tasks, where: str | None) -> None:

@@ -83,6 +83,19 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
             assert (what, ended.status) == (what, "failed")
             assert ended.error
             assert len(ended.error) <= 16_400
+            if what == "a group":
+                assert f'Traceback (most recent call last):\n  |   File "{__file__}", line ' in ended.error
+
+
+@pytest.mark.requirement("Q9")
+async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_called_it(open_worker):
+    tasks = Tasks()
+    tasks.task("no arguments", max_attempts=1)(lambda: None)
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.trigger("q", "no arguments")
+        ended = await supervisor.wait(job.job_id, timeout_s=10)
+    assert "takes 0 positional arguments" in ended.error
+    assert "in _call\n" in ended.error
 
 
 @pytest.mark.requirement("Q9")

@@ -59,6 +59,10 @@ days = Load(
 add_loads(tasks, people, days)
 add_flows(tasks, Flow(name="nightly", layers={"ods": [people], "dwd": [days]}))
 
+@tasks.task("broken")
+async def broken(job):
+    return 1 / 0
+
 @tasks.task("no load")
 async def no_load(job):
     return {"said": "hello"}
@@ -177,13 +181,24 @@ def test_as_json_the_job_is_all_that_is_printed(call):
 @pytest.mark.requirement("E10")
 def test_a_load_that_fails_ends_with_3_and_says_why_in_a_line(call, database):
     database.psql("DROP TABLE people")
-    code, stdout, _ = call("etl", "run", "people", *HERE)
+    code, stdout, stderr = call("etl", "run", "people", *HERE)
     assert code == 3
+    # The summary has said it: no line of the log says it again.
+    assert {line.split()[0] for line in stderr.splitlines()} == {"people"}
     shown = dict(line.split(maxsplit=1) for line in stdout.splitlines())
     assert shown["status"] == "failed"
     assert "there is no table people" in shown["error"]
     assert json.loads(call("etl", "status", "people", "--json")[1])["last_run"]["reason"] == shown["error"]
     assert "Traceback" not in stdout
+
+
+@pytest.mark.requirement("E9")
+def test_a_task_that_raises_here_shows_its_traceback_for_people_and_first_the_tasks_own_frame(call):
+    code, stdout, stderr = call("etl", "run", "broken", *HERE)
+    _, _, trace = stderr.partition("Traceback (most recent call last):\n")
+    first, *lines = trace.splitlines()
+    assert (code, "my_loads.py" in first, "ZeroDivisionError: division by zero" in lines) == (3, True, True), stderr
+    assert "ZeroDivisionError: division by zero" in stdout
 
 
 @pytest.mark.requirement("E10")
