@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
 
 import asyncpg
 import msgspec
 
-from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.jobs.errors import AccessDenied, ConfigError, StoreUnavailable
 from dataloader.jobs.masking import mask_text
 from dataloader.jobs.text import read_json
 
@@ -68,13 +69,15 @@ async def connect(
 
     Raises:
         AccessDenied: the server lets nobody in by this address.
+        StoreUnavailable: nobody answers there, or its host has no address.
         ConfigError: it is older than the versions that are supported.
     """
     timeout_ms = str(int(options.statement_timeout_s * 1000))
     setting = setting_of(options, direct=direct)
+    dsn = options.lock_dsn if direct and options.lock_dsn else options.dsn
     try:
         connection = await asyncpg.connect(
-            options.lock_dsn if direct and options.lock_dsn else options.dsn,
+            dsn,
             timeout=options.connect_timeout_s,
             # The server's is first: it keeps the connection.
             command_timeout=options.statement_timeout_s + 1,
@@ -98,6 +101,9 @@ async def connect(
             f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
             " that docs/operations.md lists"
         ) from error
+    except OSError as error:  # TimeoutError is one, too
+        reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
+        raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
     try:
         _check_version(connection.get_server_version().major, setting)
         # jsonb comes and goes as Python values.
@@ -122,6 +128,13 @@ def _check_version(major: int, setting: str) -> None:
 def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
     """The setting that the address comes from."""
     return "DL_LOCK_DSN" if direct and options.lock_dsn not in {None, options.dsn} else "DL_DB_DSN"
+
+
+def _hosts(dsn: str) -> str:
+    """Where an address leads to, without user and password, also where these have what no URL may."""
+    address, _, query = dsn.partition("://")[2].partition("?")
+    hosts = address.rpartition("@")[2].partition("/")[0]
+    return hosts or dict(parse_qsl(query)).get("host") or "the default socket"
 
 
 def _encode_instant(value: datetime) -> tuple[int]:

@@ -184,10 +184,12 @@ class HttpClient(Client):
         except msgspec.DecodeError:
             problem = {}
         detail = str(problem.get("detail") or f"{answer.status_code} {answer.reason_phrase}")
-        room = answer.request.url.path.removeprefix(self.connection.base_url.path).partition("/")[0]
+        room, _, name = answer.request.url.path.removeprefix(self.connection.base_url.path).partition("/")
         match answer.status_code:
-            case HTTPStatus.NOT_FOUND if room in _NOT_FOUND:
-                return _NOT_FOUND[room](detail.rstrip("."))
+            case HTTPStatus.NOT_FOUND if problem and room in _NOT_FOUND:
+                # Of several jobs, which one is missing: as the database says it.
+                is_job = room == "jobs"
+                return _NOT_FOUND[room](f"no job has the id {name.partition('/')[0]}" if is_job else detail.rstrip("."))
             case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
                 return ConfigError(f"--token: {self.shown_url} refuses it: {detail}")
             case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("errors"):

@@ -26,7 +26,7 @@ from dataloader.flows.etl.config import PREFIX, PipelineSettings
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.masking import MASKED
 from dataloader.supervisor import values
-from dataloader.supervisor.values import ApiToken, Kind, Refused, Worker, quoted
+from dataloader.supervisor.values import ApiToken, Kind, Missing, Refused, Worker, quoted
 
 __all__ = [
     "ApiToken",
@@ -39,6 +39,8 @@ __all__ = [
     "unknown_variables",
 ]
 
+CLIENT_VARIABLE: Final = "DL_TOKEN"
+"""What the command line takes for a token of its own, and no setting of a service."""
 FILES: Final = (".env", ".env.local")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -252,10 +254,12 @@ class Settings:
                 continue
             try:
                 object.__setattr__(self, field.name, field.metadata["kind"].read(value))
-            except Refused as refused:
-                problems.append(_refusal(field, value, refused))
-            except ValueError as error:  # the pipelines' own, which names the variable
-                problems.append(str(error))
+            except* Refused as several:
+                problems += [
+                    _refusal(field, value, refused) for refused in several.exceptions if isinstance(refused, Refused)
+                ]
+            except* ValueError as several:  # the pipelines' own, which name the variable
+                problems += map(str, several.exceptions)
         problems = problems or self._contradictions()
         if problems:
             raise ConfigError("\n".join(problems))
@@ -341,13 +345,14 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
 
     Names that begin with `DL_PIPELINE__` are checked when the settings are read. Arguments as `load_settings`.
     """
-    known = [field.metadata["name"] for field in attrs.fields(Settings)]
+    known = [*(field.metadata["name"] for field in attrs.fields(Settings)), CLIENT_VARIABLE]
     warnings = []
     for source, layer in _layers(env, directory):
         for name in layer:
             if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                warnings.append(f"{quoted(name)[1:-1]} ({source}) is no setting" + (f"; {near[0]} is" if near else ""))
+                hint = f"; did you mean {near[0]}?" if near else ""
+                warnings.append(f"{quoted(name)[1:-1]} ({source}) is no setting and has no effect{hint}")
     return warnings
 
 
@@ -364,6 +369,8 @@ def settings_table() -> str:
 
 def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> str:
     about = field.metadata
+    if isinstance(refused, Missing):
+        return f"{about['name']}: {refused.where} is missing; {refused.allowed}"
     if refused.shown is not None:
         shown = refused.shown
     elif about["secret"]:

@@ -2,8 +2,8 @@
 
 settings.py names a kind for each setting; the kind's `read` takes the text of an environment variable as well as the
 value itself (tests and embedders construct `Settings` directly), so there is one check and one message for both. `read`
-raises `Refused`, which settings.py turns into the line `NAME: 'value' is not allowed; what is`. Nothing here knows the
-settings' names.
+raises `Refused`, or a group of them for a list with several faults, which settings.py turns into lines such as
+`NAME: 'value' is not allowed; what is`. Nothing here knows the settings' names.
 
 Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which one line for a person
 would have to be pieced together again; the kinds are shorter than that.
@@ -33,6 +33,7 @@ _LONGEST_S: Final = 31_536_000
 _SHORTEST_S: Final = 0.001
 MOST_OF_POSTGRES_S: Final = 2_147_000
 """Timeouts that it is told of: milliseconds in 31 bits."""
+SHORTEST_TOKEN: Final = 16
 PLACEHOLDER: Final = "replace-me-by-a-random-one"
 """The token in `.env.example`, which is none."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -63,6 +64,10 @@ class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
         self.allowed = allowed
         self.where = where
         self.shown = shown
+
+
+class Missing(Refused):
+    """A part of a value is not there: `where` it should be, and what is `allowed`."""
 
 
 @attrs.frozen
@@ -197,8 +202,13 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _entries(value: object, fields: tuple[str, ...], allowed: str, *, secret: bool) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, each with exactly these fields."""
+def _read_list(
+    value: object, kinds: Mapping[str, Kind], allowed: str, *, once: Iterable[str], has_secret: bool
+) -> list[dict[str, Any]]:
+    """Return the objects of a JSON list, each with exactly these fields; those in `once` have a value of their own.
+
+    Raises `Refused` for what is no list, and for what is in it a group of all that is refused there.
+    """
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -207,51 +217,60 @@ def _entries(value: object, fields: tuple[str, ...], allowed: str, *, secret: bo
     if not isinstance(value, (list, tuple)):
         raise Refused(allowed)
     entries: list[dict[str, Any]] = []
+    wrong: list[Refused] = []
     for index, item in enumerate(cast("Iterable[object]", value)):
-        entry = attrs.asdict(item) if isinstance(item, (Worker, ApiToken)) else item
-        if not isinstance(entry, Mapping):
-            raise Refused(f"an object with {' and '.join(fields)}", f"[{index}]", MASKED if secret else None)
-        for name in entry:
-            if name not in fields:
-                raise Refused(f"only {', '.join(fields)}", f"[{index}]", MASKED if secret else str(name))
-        for name in fields:
-            if name not in entry:
-                missing = f"an object with {', '.join(fields)}; {name} is missing"
-                raise Refused(missing, f"[{index}]", MASKED if secret else msgspec.json.encode(entry).decode())
-        entries.append(dict(entry))
+        given = attrs.asdict(item) if isinstance(item, (Worker, ApiToken)) else item
+        entry = _read_entry(given, kinds, f"[{index}]", wrong, has_secret=has_secret)
+        for name in once:
+            if name in entry and any(other.get(name) == entry[name] for other in entries):
+                shown = _shown(name, entry[name], has_secret=has_secret)
+                wrong.append(Refused(f"each {name} once", f"[{index}].{name}", shown))
+        entries.append(entry)
+    if wrong:
+        raise ExceptionGroup("entries that are not allowed", wrong)
     return entries
 
 
-def _field(kind: Kind, entry: dict[str, Any], index: int, name: str, *, secret: bool = False) -> Any:
-    try:
-        return kind.read(entry[name])
-    except Refused as refused:
-        shown = refused.shown or (MASKED if secret else str(entry[name]))
-        raise Refused(refused.allowed, f"[{index}].{name}", shown) from None
+def _read_entry(
+    given: object, kinds: Mapping[str, Kind], where: str, wrong: list[Refused], *, has_secret: bool
+) -> dict[str, Any]:
+    """Return the fields of an object that are as they should be; what is not goes to `wrong`."""
+    fields = ", ".join(kinds)
+    if not isinstance(given, Mapping):
+        shown = MASKED if has_secret else msgspec.json.encode(given).decode()
+        wrong.append(Refused(f"an object with {fields}", where, shown))
+        return {}
+    others = [str(name) for name in given if name not in kinds]
+    wrong += [Refused(f"only {fields}", where, MASKED if has_secret else name) for name in others]
+    entry: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        if name not in given:
+            wrong.append(Missing(kind.allowed, f"{where}.{name}"))
+            continue
+        try:
+            entry[name] = kind.read(given[name])
+        except Refused as refused:
+            shown = refused.shown or _shown(name, given[name], has_secret=has_secret)
+            wrong.append(Refused(refused.allowed, f"{where}.{name}", shown))
+    return entry
+
+
+def _shown(name: str, value: object, *, has_secret: bool) -> str:
+    """A field in a message. Beside tokens none is shown that is long enough to be one in the wrong place."""
+    text = str(value)
+    return MASKED if has_secret and (name == "token" or len(text) >= SHORTEST_TOKEN) else text
 
 
 def _read_workers(value: object) -> tuple[Worker, ...]:
-    workers: list[Worker] = []
-    for index, entry in enumerate(_entries(value, ("queue", "concurrency"), WORKERS.allowed, secret=False)):
-        queue = _field(QUEUE, entry, index, "queue")
-        if any(worker.queue == queue for worker in workers):
-            raise Refused("each queue once", f"[{index}].queue", queue)
-        workers.append(Worker(queue, _field(CONCURRENCY, entry, index, "concurrency")))
-    return tuple(workers)
+    kinds = {"queue": QUEUE, "concurrency": CONCURRENCY}
+    entries = _read_list(value, kinds, WORKERS.allowed, once=("queue",), has_secret=False)
+    return tuple(Worker(**entry) for entry in entries)
 
 
 def _read_tokens(value: object) -> tuple[ApiToken, ...]:
-    tokens: list[ApiToken] = []
-    for index, entry in enumerate(_entries(value, ("name", "role", "token"), TOKENS.allowed, secret=True)):
-        name = _field(LINE, entry, index, "name", secret=True)
-        role = cast("Role", _field(choice(*ROLES), entry, index, "role", secret=True))
-        token = _field(TOKEN, entry, index, "token", secret=True)
-        if any(other.name == name for other in tokens):
-            raise Refused("each name once", f"[{index}].name", name)
-        if any(other.token == token for other in tokens):
-            raise Refused("each token once", f"[{index}].token", MASKED)
-        tokens.append(ApiToken(name, role, token))
-    return tuple(tokens)
+    kinds = {"name": LINE, "role": choice(*ROLES), "token": TOKEN}
+    entries = _read_list(value, kinds, TOKENS.allowed, once=("name", "token"), has_secret=True)
+    return tuple(ApiToken(**entry) for entry in entries)
 
 
 def _read_queue(value: object) -> str:
@@ -265,7 +284,7 @@ def _read_queue(value: object) -> str:
 
 
 def _read_token(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{16,1000}", value):
+    if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
         raise Refused(TOKEN.allowed)
     if value == PLACEHOLDER:
         raise Refused("a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example", shown=value)
@@ -304,7 +323,7 @@ DSN = Kind("the address of a database, for example postgresql://user:password@ho
 QUEUE = Kind("a queue's name: 1 to 200 characters, no control characters", _read_queue)
 CONCURRENCY = whole(1, 1000)
 WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
-TOKEN = Kind("16 to 1000 printable ASCII characters without spaces", _read_token)
+TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
 TOKENS = Kind(
     'a JSON list such as [{"name":"ci","role":"operate","token":"…"}], role one of read, operate, admin, '
     "token of 16 or more characters",

@@ -11,7 +11,7 @@ from uuid import UUID
 import attrs
 import click
 
-from dataloader.jobs.errors import Conflict, JobNotFound
+from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
 from dataloader.jobs.model import JobRecord
 from dataloader.store.reads import AuditRecord, JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs
@@ -82,15 +82,23 @@ def _change(
 
 
 def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, as_json: bool, force: bool) -> int:
-    async def question(client: Client) -> tuple[list[JobRecord], list[Exception]]:
+    async def question(client: Client) -> tuple[list[JobRecord], list[DataloaderError]]:
         change = client.cancel if action == "cancel" else partial(client.retry, force=force)
         changed: list[JobRecord] = []
-        refused: list[Exception] = []
-        for job_id in dict.fromkeys(job_ids):
+        refused: list[DataloaderError] = []
+        left = list(dict.fromkeys(job_ids))
+        while left:
+            job_id = left.pop(0)
             try:
                 changed.append(await change(job_id))
             except (JobNotFound, Conflict) as error:  # the others can still be changed
                 refused.append(error)
+            except DataloaderError as error:  # nor can they now, and what was done is to be told
+                if not changed and not refused:
+                    raise
+                refused.append(DataloaderError(f"job {job_id}: {error}"))
+                refused += [DataloaderError(f"job {other}: was not tried") for other in left]
+                break
         return changed, refused
 
     changed, refused = target.ask(question)

@@ -7,6 +7,7 @@ no traceback.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -109,7 +110,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         if not all(isinstance(leaf, DataloaderError) for leaf in errors):
             raise
-        return max(report(leaf) for leaf in errors)
+        code = max(report(leaf) for leaf in errors)
+        if any(isinstance(leaf, ConfigError) for leaf in errors):
+            _point_out_unknown_variables()
+        return code
     return code if isinstance(code, int) else 0
 
 
@@ -124,6 +128,15 @@ def report(error: BaseException) -> int:
             return NOT_FOUND
         case _:
             return FAILED
+
+
+def _point_out_unknown_variables() -> None:
+    """Where a setting is wrong or missing, the name of another may be mistyped."""
+    from dataloader.supervisor.settings import unknown_variables  # noqa: PLC0415
+
+    with contextlib.suppress(ConfigError):  # a file that can't be read has been told of
+        for sentence in unknown_variables():
+            click.echo(sentence, err=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

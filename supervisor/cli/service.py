@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +58,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
 
     configure_logging(settings.log_format, settings.log_level)
     log = get_logger(__name__)
-    for warning in _warnings():
+    for warning in unknown_variables():
         log.warning(warning)
     if not settings.workers:
         log.warning("no queues are served: this process only answers the HTTP API")
@@ -72,11 +71,6 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
         except* OSError as group:
             reason = str(next(leaves(group)))
             raise DataloaderError(f"the service can't start at {settings.host}:{settings.port}: {reason}") from None
-
-
-def _warnings() -> list[str]:
-    """A sentence for each DL_ variable that nothing reads; DL_TOKEN is the command line's own."""
-    return unknown_variables({name: value for name, value in os.environ.items() if name != "DL_TOKEN"})
 
 
 @click.command()
@@ -136,7 +130,7 @@ def config(*, data_dir: Path | None, as_json: bool) -> None:
             ((row.name, row.value, row.source) for row in rows),
             nothing="no settings",
         )
-    for warning in _warnings():
+    for warning in unknown_variables():
         click.echo(warning, err=True)
 
 

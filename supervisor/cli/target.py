@@ -19,7 +19,7 @@ import trio
 
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.client import Client
-from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings, load_settings
 
 if TYPE_CHECKING:
     from dataloader.store.embedded import EmbeddedPostgres
@@ -91,7 +91,9 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @json_option
     @data_dir_option
-    @click.option("--token", envvar="DL_TOKEN", help="The token for --url; better by the variable.  [env: DL_TOKEN]")
+    @click.option(
+        "--token", envvar=CLIENT_VARIABLE, help="The token for --url; better by the variable.  [env: DL_TOKEN]"
+    )
     @click.option("--url", help="Ask a running service, such as http://127.0.0.1:8080, instead of the database.")
     @functools.wraps(command)
     def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:

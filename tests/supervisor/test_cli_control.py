@@ -26,6 +26,22 @@ def test_several_jobs_are_canceled_though_one_is_missing(on_database, add, datab
 
 
 @pytest.mark.requirement("Q4")
+def test_when_the_database_refuses_one_of_several_jobs_the_fate_of_each_is_told(on_database, add, database):
+    first, second, third = add("q", "t"), add("q", "t"), add("q", "t")
+    database.psql(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise 'refused on purpose'; end $$;"
+        f"create trigger refuse before update on dl_jobs for each row when (old.job_id = '{second}')"
+        " execute function refuse()"
+    )
+    result = on_database("cancel", first, second, third)
+    assert (result.returncode, result.stdout) == (1, f"{first}  canceled\n")
+    refused, untried = result.stderr.splitlines()
+    assert refused.startswith(f"job {second}: ")
+    assert "refused on purpose" in refused
+    assert untried == f"job {third}: was not tried"
+
+
+@pytest.mark.requirement("Q4")
 def test_a_job_that_has_ended_is_left_as_it_is(on_database, add, database):
     job_id = add("q", "t")
     database.psql("update dl_jobs set status = 'succeeded', finished_at = now()")

@@ -40,6 +40,15 @@ def test_a_wrong_argument_ends_with_2(dataloader):
 
 
 @pytest.mark.requirement("Q13")
+def test_a_mistyped_variable_is_pointed_out_where_a_setting_is_wrong_or_missing(dataloader):
+    for settings, first in (({"DL_PORT": "x"}, "DL_PORT: 'x' is not allowed"), ({}, "DL_DB_DSN: is not set")):
+        result = dataloader("jobs", DL_DB_DNS="postgresql://u:sesame@h/d", DL_TOKEN="x", **settings)
+        wrong, mistyped = result.stderr.splitlines()
+        assert (result.returncode, wrong.startswith(first)) == (2, True)
+        assert mistyped == "DL_DB_DNS (environment) is no setting and has no effect; did you mean DL_DB_DSN?"
+
+
+@pytest.mark.requirement("Q13")
 def test_each_bad_setting_is_one_line_and_ends_with_2(dataloader):
     result = dataloader("jobs", DL_PORT="many", DL_POOL_SIZE="0")
     assert result.returncode == 2
@@ -56,9 +65,20 @@ def test_a_question_without_a_database_says_so_and_makes_none(dataloader, tmp_pa
 
 
 @pytest.mark.requirement("Q16")
-def test_a_database_that_does_not_answer_is_one_line_without_the_password(dataloader):
-    result = dataloader("queues", DL_DB_DSN="postgresql://me:sesame@127.0.0.1:1/none")
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("me:sesame@127.0.0.1:1/none", "127.0.0.1:1"),
+        ("me:sesame@no-such-host.invalid/none", "no-such-host.invalid"),
+        ("/none?user=me&password=sesame&host=/no/socket", "/no/socket"),
+    ],
+)
+def test_a_database_that_does_not_answer_is_one_line_with_its_host_and_setting_without_the_password(
+    dataloader, address, host
+):
+    result = dataloader("queues", DL_DB_DSN=f"postgresql://{address}")
     assert result.returncode == 1
+    assert result.stderr.startswith(f"DL_DB_DSN: the database at {host} can't be reached (")
     assert len(result.stderr.splitlines()) == 1
     assert "sesame" not in result.stderr
 

@@ -242,7 +242,7 @@ def test_a_failure_that_is_not_there_is_not_tried_again(call):
 def test_a_database_that_is_away_ends_a_run_with_1_in_one_line(call, where):
     code, stdout, stderr = call("etl", "run", "people", *where, DL_DB_DSN="postgresql://nobody@127.0.0.1:9/none")
     assert (code, stdout, len(stderr.splitlines())) == (1, "", 1)
-    assert stderr.startswith("the database can't serve us now (ConnectionRefusedError: ")
+    assert stderr.startswith("DL_DB_DSN: the database at 127.0.0.1:9 can't be reached (ConnectionRefusedError: ")
 
 
 @pytest.mark.requirement("E4")

@@ -174,13 +174,16 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
 
     for command in ("status", "cancel", "retry", "events"):
         result = dataloader(command, MISSING, "--url", url, DL_TOKEN="sixteen-characters")
-        assert result.returncode == 4, result
+        assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
     queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")
     assert (queued.returncode, "is queued" in queued.stderr) == (1, True)
     # One that is refused keeps no other from being done, and told of.
     done("cancel", other["job_id"])
-    several = dataloader("retry", job_id, other["job_id"], "--json", "--url", url, DL_TOKEN="sixteen-characters")
-    assert (several.returncode, "is queued" in several.stderr) == (1, True)
+    several = dataloader(
+        "retry", job_id, MISSING, other["job_id"], "--json", "--url", url, DL_TOKEN="sixteen-characters"
+    )
+    assert (several.returncode, "is queued" in several.stderr) == (4, True)
+    assert several.stderr.endswith(f"\nno job has the id {MISSING}\n")
     assert [job["job_id"] for job in json.loads(several.stdout)] == [other["job_id"]]
     assert dataloader("jobs", "--after", "x", "--url", url, DL_TOKEN="sixteen-characters").returncode == 2
     assert dataloader("queues", "--url", url).returncode == 2

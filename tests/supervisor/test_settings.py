@@ -149,12 +149,8 @@ BAD = [
     ("DL_DB_DSN", "postgresql://bob@db/etl#s3cr3t", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
     ("WORKERS_JSON", "{}", f"'{{}}' is not allowed; {WORKERS}"),
     ("WORKERS_JSON", "[{", f"'[{{' is not allowed; {WORKERS} (Input data was truncated)"),
-    ("WORKERS_JSON", "[1]", "[0] '[1]' is not allowed; an object with queue and concurrency"),
-    (
-        "WORKERS_JSON",
-        '[{"queue":"a"}]',
-        """[0] '{"queue":"a"}' is not allowed; an object with queue, concurrency; concurrency is missing""",
-    ),
+    ("WORKERS_JSON", "[1]", "[0] '1' is not allowed; an object with queue, concurrency"),
+    ("WORKERS_JSON", '[{"queue":"a"}]', "[0].concurrency is missing; a whole number from 1 to 1000"),
     ("WORKERS_JSON", '[{"queue":"a","concurrency":1,"x":2}]', "[0] 'x' is not allowed; only queue, concurrency"),
     (
         "WORKERS_JSON",
@@ -179,10 +175,24 @@ BAD = [
     ),
     (
         "DL_TOKENS",
-        '[{"name":"a","role":"s3cr3t","token":"s3cr3t"}]',
+        '[{"name":"a","role":"s3cr3t-0123456789","token":"another-0123456789"}]',
         "[0].role '***' is not allowed; one of read, operate, admin",
     ),
-    ("DL_TOKENS", "[" + ",".join(2 * [TOKENS[1:-1]]) + "]", "[1].name 'ci' is not allowed; each name once"),
+    (
+        "DL_TOKENS",
+        '[{"name":"a","role":"write","token":"s3cr3t-0123456789"}]',
+        "[0].role 'write' is not allowed; one of read, operate, admin",
+    ),
+    (
+        "DL_TOKENS",
+        f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('s3cr3t', 'other')}]",
+        "[1].name 'ci' is not allowed; each name once",
+    ),
+    (
+        "DL_TOKENS",
+        f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('ci', 'cd')}]",
+        "[1].token '***' is not allowed; each token once",
+    ),
     (
         "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
@@ -209,6 +219,24 @@ def test_a_malformed_secret_is_not_echoed(tmp_path: Path) -> None:
 def test_all_bad_values_are_named_at_once(tmp_path: Path) -> None:
     lines = refusals({"DL_PORT": "x", "DL_HEARTBEAT_SEC": "0", "WORKERS_JSON": "no"}, tmp_path)
     assert [line.split(":")[0] for line in lines] == ["WORKERS_JSON", "DL_HEARTBEAT_SEC", "DL_PORT"]
+
+
+def test_all_faults_of_a_list_are_named_at_once_each_with_its_place(tmp_path: Path) -> None:
+    workers = '[{"queue":"","concurrency":0},7,{"queue":"a","concurency":1},{"queue":"a","concurrency":2}]'
+    tokens = '[{"name":"","role":"write","token":"s3cr3t"},{"name":"b","role":"read"}]'
+    assert refusals({"WORKERS_JSON": workers, "DL_TOKENS": tokens, "DL_PORT": "x"}, tmp_path) == [
+        "WORKERS_JSON: [0].queue '' is not allowed; a queue's name: 1 to 200 characters, no control characters",
+        "WORKERS_JSON: [0].concurrency '0' is not allowed; a whole number from 1 to 1000",
+        "WORKERS_JSON: [1] '7' is not allowed; an object with queue, concurrency",
+        "WORKERS_JSON: [2] 'concurency' is not allowed; only queue, concurrency",
+        "WORKERS_JSON: [2].concurrency is missing; a whole number from 1 to 1000",
+        "WORKERS_JSON: [3].queue 'a' is not allowed; each queue once",
+        "DL_PORT: 'x' is not allowed; a whole number from 0 to 65535",
+        "DL_TOKENS: [0].name '' is not allowed; a text of 1 to 200 characters on one line",
+        "DL_TOKENS: [0].role 'write' is not allowed; one of read, operate, admin",
+        "DL_TOKENS: [0].token '***' is not allowed; 16 to 1000 printable ASCII characters without spaces",
+        "DL_TOKENS: [1].token is missing; 16 to 1000 printable ASCII characters without spaces",
+    ]
 
 
 def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
@@ -296,10 +324,10 @@ def test_no_secret_is_shown(dsn: str, shown: str, tmp_path: Path) -> None:
 
 def test_a_misspelt_variable_is_pointed_out_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DL_HEARTBEAT=5\nOTHER=1\n")
-    env = {"DL_XYZZY_PLUGH": "1", "DL_PIPELINE__RATE_MIN": "1", "DL_PORT": "1", "HOME": "/"}
+    env = {"DL_XYZZY_PLUGH": "1", "DL_TOKEN": "1", "DL_PIPELINE__RATE_MIN": "1", "DL_PORT": "1", "HOME": "/"}
     assert unknown_variables(env, directory=tmp_path) == [
-        "DL_HEARTBEAT (.env) is no setting; DL_HEARTBEAT_SEC is",
-        "DL_XYZZY_PLUGH (environment) is no setting",
+        "DL_HEARTBEAT (.env) is no setting and has no effect; did you mean DL_HEARTBEAT_SEC?",
+        "DL_XYZZY_PLUGH (environment) is no setting and has no effect",
     ]
 
 
