@@ -4,6 +4,10 @@ bin := env("VENV", ".venv") / "bin"
 versions := "18,16,15"
 rooms := "supervisor actors web flows store jobs src"
 
+# Tests start hundreds of processes. Where a machine forbids bytecode files, each of them would compile all anew.
+
+export PYTHONDONTWRITEBYTECODE := ""
+
 # ASYNC9 is optional (and this option replaces its default); ASYNC114 wants a list of all that nursery.start takes;
 # ASYNC124: an interface decides whether a function is async. In tests ASYNC110 too: another process can only be polled.
 
@@ -20,12 +24,13 @@ setup extra="dev":
         test "$done" -nt pyproject.toml && test "$done" -nt constraints.txt \
         || { {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]' && touch "$done"; }
 
+# Half of the time tests wait, so there are more of them at once than cores.
+
 # what every commit passes, in less than two minutes
 check: lint types imports
-    {{ bin }}/pytest -n 2 --dist worksteal -m "not slow and not packaging"
+    {{ bin }}/pytest -n 3 --dist worksteal -m "not slow and not packaging"
 
-# Half of the time tests wait, so there are more of them at once than cores. What fails in that crowd is run once more by
-# itself, and then counts; but for tests of what must never happen.
+# What fails in that crowd is run once more by itself, and then counts; but for tests of what must never happen.
 
 # all tests but the longest faults, those of the SQL on each PostgreSQL that is supported: two are in the embedded package
 test *args: _servers
