@@ -16,7 +16,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 4
+NUMBER: Final = 5
 OLDEST: Final = 0
 """The number of the oldest program that can work with this set: it finds all its functions there."""
 FILES: Final = ("shape", "notifications", "triggers", "claim", "keys", "sources")

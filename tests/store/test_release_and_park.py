@@ -100,6 +100,19 @@ async def test_a_parked_job_that_somebody_has_locked_for_a_moment_is_woken_all_t
     assert await row_of(second, "waits_for") is None
 
 
+async def test_who_readies_a_keys_next_job_looks_five_times_at_a_locked_row_and_pauses_only_between(held, other, raw):
+    _worker, _job, second = held
+    [park] = await other.fetch(CLAIM)
+    source = await raw.fetchval("SELECT pg_get_functiondef('dl_ready_next'::regproc)")
+    await raw.execute("CREATE TABLE pauses (attempt int)")
+    await raw.execute(source.replace(PAUSE, "INSERT INTO public.pauses VALUES (attempt)"))
+    await other.execute("BEGIN")
+    await other.execute("UPDATE dl_jobs SET watched = true WHERE job_id = $1", second)
+    assert await raw.fetchval("SELECT dl_ready_next($1)", [park["lock_hash"]]) == 0
+    await other.execute("COMMIT")
+    assert [row["attempt"] for row in await raw.fetch("SELECT * FROM pauses")] == [1, 2, 3, 4]
+
+
 @pytest.mark.requirement("Q7")
 async def test_the_holders_end_notifies_the_queue_of_the_next_job(database, held, start_worker, other):
     worker, job, _second = held

@@ -45,7 +45,7 @@ BEGIN
            (SELECT count(*) FROM readied)
     INTO v_left, v_now;
     v_count := v_count + v_now;
-    EXIT WHEN cardinality(v_left) = 0;
+    EXIT WHEN cardinality(v_left) = 0 OR attempt = 5;
     PERFORM pg_sleep(0.001 * 2 ^ attempt);
   END LOOP;
   RETURN v_count;
