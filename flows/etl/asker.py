@@ -9,35 +9,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import partial
 from typing import Final
 
 import attrs
-import stamina
-import stamina.instrumentation
 import trio
-from stamina.instrumentation import RetryHook
 
 from dataloader.flows.etl.belt import Fetched, Shared
 from dataloader.flows.etl.load import Detail
 from dataloader.flows.etl.plan import Part, Segment
+from dataloader.flows.etl.sender import Sender, wait_s
 from dataloader.flows.etl.sources.base import Connection, Request, Response, SourceError
-from dataloader.flows.etl.turnstile import Slot, Turnstile
+from dataloader.flows.etl.turnstile import Slot
 
-RETRY_S: Final = (1.0, 30.0)
-"""The first wait between two tries of a request, which doubles, and the longest."""
 MAX_REDIRECTS: Final = 5
 """How many a request may go through, each of them a request in a turn of its own."""
-
-
-def _unless_told(hook: RetryHook) -> RetryHook:
-    """What stamina says of a retry, but not of a request's: the line `request failed` has said it already."""
-    return lambda details: None if isinstance(details.caused_by, SourceError) else hook(details)
-
-
-stamina.instrumentation.set_on_retry_hooks(
-    [_unless_told(hook) for hook in stamina.instrumentation.get_on_retry_hooks()]
-)
 
 
 @attrs.define(eq=False)
@@ -45,7 +30,7 @@ class Asker:
     """Asks what the segments take, in their order."""
 
     shared: Shared
-    turnstile: Turnstile
+    sender: Sender
     _connections: dict[int, Connection] = attrs.field(init=False, factory=dict)
     _was_full: bool = attrs.field(init=False, default=False)
 
@@ -113,7 +98,7 @@ class Asker:
                 self.shared.log.warning(
                     "an answer can't be read: it is asked for again", phase="requests", error=str(error), tries=tries
                 )
-                await trio.sleep(min(RETRY_S[0] * 2 ** (tries - 1), RETRY_S[1]))
+                await trio.sleep(wait_s(tries))
                 tries += 1
                 try:
                     await self._try(part, request, tries)
@@ -135,21 +120,17 @@ class Asker:
     async def _ask(self, part: Part, request: Request) -> Request | None:
         """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
         source = part.table.source
-        tries = stamina.retry_context(
-            on=_is_passing,
-            attempts=self.shared.config.attempts,
-            timeout=None,
-            wait_initial=RETRY_S[0],
-            wait_max=RETRY_S[1],
-        )
+
+        async def once(tries: int) -> Fetched:
+            fetched = await self._try(part, request, tries)
+            if source.needs_answer:
+                await fetched.is_read.wait()
+                if fetched.error is not None:
+                    raise fetched.error
+            return fetched
+
         try:
-            async for attempt in tries:
-                with attempt:
-                    fetched = await self._try(part, request, attempt.num)
-                    if source.needs_answer:
-                        await fetched.is_read.wait()
-                        if fetched.error is not None:
-                            raise fetched.error
+            fetched = await self.sender.tried(once)
         except SourceError as error:
             self.shared.request_failed(part, request, error)
             return None if error.ends_walk else source.after_failure(request)
@@ -162,7 +143,7 @@ class Asker:
         asked = request
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                async with self.turnstile.turn(part.table.source.name) as slot:
+                async with self.sender.turn(part.table.source) as slot:
                     response = await self._fetch(slot, part, asked)
                     hop = part.table.source.redirected(response)
                     if hop is None:
@@ -174,7 +155,7 @@ class Asker:
                         self.shared.to_workers.send_nowait(fetched)
                         is_handed_on = True
                         self.shared.report.queued += 1
-                    self._tell(asked, response)
+                    self.sender.answered(asked.endpoint, response.status, response.took_s)
                     if hop is None:
                         return fetched
                     asked = hop
@@ -185,31 +166,16 @@ class Asker:
 
     async def _fetch(self, slot: Slot, part: Part, request: Request) -> Response:
         """Send one request in its turn, and have the answer."""
-        source, report, began = part.table.source, self.shared.report, trio.current_time()
+        source = part.table.source
         connection = self._connections[id(source)]
-        timeout_s = slot.within(self.shared.config.request_timeout)
-        try:
-            response = await slot.send(partial(connection.fetch, request, timeout_s=timeout_s))
-        except SourceError as error:
-            slot.hint_s = error.retry_after_s or 0.0
-            self.shared.log.warning(
-                "request failed", phase="requests", endpoint=_shown(request), status=error.status, error=str(error)
-            )
-            raise
-        finally:
-            report.phases["requests"].add(trio.current_time() - began)
+
+        async def ask(timeout_s: float) -> Response:
+            part.sent += 1
+            return await connection.fetch(request, timeout_s=timeout_s)
+
+        response = await self.sender.send(slot, request.endpoint, ask)
         slot.hint_s = source.hint_s(response)
         return response
-
-    def _tell(self, request: Request, response: Response) -> None:
-        self.shared.report.count(requests=1)
-        self.shared.log.info(
-            "request",
-            phase="requests",
-            endpoint=_shown(request),
-            status=response.status,
-            took_s=round(response.took_s, 3),
-        )
 
     async def _take_place(self) -> None:
         room = self.shared.room
@@ -228,12 +194,3 @@ class Asker:
             await room.take_place()
         finally:
             self.shared.report.waiting = None
-
-
-def _shown(request: Request) -> str:
-    """What the log says was asked for: the address of a redirect may be signed."""
-    return request.endpoint.partition("?")[0]
-
-
-def _is_passing(error: Exception) -> bool:
-    return isinstance(error, SourceError) and error.is_passing

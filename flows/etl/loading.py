@@ -24,6 +24,7 @@ from dataloader.flows.etl.report import FAILED, Report
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
+from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
 from dataloader.flows.etl.verdict import Verdict, judge
 from dataloader.jobs.errors import BadRequest
@@ -83,7 +84,8 @@ class _Loading:
         run = self.run_of_job
         retried: list[int] = []
         async with self._tables() as tables:
-            end = await self._shown(self._pipeline(state), self._segments(state, tables, retried))
+            pipeline = self._pipeline(state)
+            end = await self._shown(pipeline, self._segments(state, tables, retried, pipeline.sender))
         match end:
             case "canceled":
                 return CANCELED
@@ -100,27 +102,29 @@ class _Loading:
 
     def _pipeline(self, state: RunState) -> Pipeline:
         run, config = self.run_of_job, self.config
+        shared = Shared(
+            run_id=run.claimed.job_id,
+            token=run.claimed.token,
+            last_failure=state.last_failure,
+            load=self.load.name,
+            config=config,
+            report=self.report,
+            log=RunLog.of(run.job, self.load.name),
+        )
+        turnstile = Turnstile(
+            database=run.database,
+            holder=run.claimed.token,
+            report=self.report,
+            rate_min=config.rate_min,
+            rate_max=config.rate_max,
+            lease_s=config.request_timeout + LEASE_MARGIN_S,
+            linger_s=partial(run.drain_s, LINGER_S),
+            budgets=self.load.budgets,
+            draw=random.Random(),  # noqa: S311 - pauses, not secrets
+        )
         return Pipeline(
-            shared=Shared(
-                run_id=run.claimed.job_id,
-                token=run.claimed.token,
-                last_failure=state.last_failure,
-                load=self.load.name,
-                config=config,
-                report=self.report,
-                log=RunLog.of(run.job, self.load.name),
-            ),
-            turnstile=Turnstile(
-                database=run.database,
-                holder=run.claimed.token,
-                report=self.report,
-                rate_min=config.rate_min,
-                rate_max=config.rate_max,
-                lease_s=config.request_timeout + LEASE_MARGIN_S,
-                linger_s=partial(run.drain_s, LINGER_S),
-                budgets=self.load.budgets,
-                draw=random.Random(),  # noqa: S311 - pauses, not secrets
-            ),
+            shared=shared,
+            sender=Sender(shared, turnstile),
             database=run.database,
             transactions=run.transactions,
             cancel=run.cancel,
@@ -152,7 +156,7 @@ class _Loading:
             await trio.sleep(SHOW_S)
 
     async def _segments(
-        self, state: RunState, tables: list[Table], retried: list[int]
+        self, state: RunState, tables: list[Table], retried: list[int], sender: Sender
     ) -> AsyncGenerator[Segment, None]:
         """What is to be done, in order, without what this run has committed before.
 
@@ -166,6 +170,10 @@ class _Loading:
             self.report.counts.update({**counts, "segments": 1})
         for phase, times in state.failed.get(load.name, {}).items():
             self.report.counts.update({FAILED[phase]: times} if phase in FAILED else {})
+        # What was sent was sent, though nothing may have come of it that is on record.
+        sent = ((state.summaries.get(load.name) or {}).get("counts") or {}).get("requests", 0)
+        on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
+        self.report.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
         if self.asked.failures is not None:
             if not load.target.key:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
@@ -179,7 +187,7 @@ class _Loading:
             if moved_by == run.claimed.job_id:
                 # The run goes on behind what it has done, which has been looked back from already.
                 load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
-            segments = new_segments(load, self.asked, tables, cursor=cursor, now=state.started_at)
+            segments = new_segments(load, self.asked, tables, sender.listed, cursor=cursor, now=state.started_at)
         number = 0
         async with aclosing(segments), aclosing(self._not_behind(segments, tables[0])) as wanted:
             async for segment in wanted:

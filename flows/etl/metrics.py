@@ -14,7 +14,7 @@ class EtlMetrics:
         """Register with `registry`, where `/metrics` finds it."""
         self._counts = Counter(
             "dataloader_etl",
-            "What pipelines have done: requests, records, rows inserted, updated and so on, and what failed.",
+            "What pipelines have done: requests sent, records, rows inserted, updated and so on, and what failed.",
             ("load", "count"),
             registry=registry,
         )

@@ -17,8 +17,8 @@ import trio
 from dataloader.flows.etl.asker import Asker
 from dataloader.flows.etl.belt import Shared
 from dataloader.flows.etl.plan import Segment
+from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.token import CancellationToken
-from dataloader.flows.etl.turnstile import Turnstile
 from dataloader.flows.etl.workers import Workers
 from dataloader.flows.etl.writer import Writer
 from dataloader.store.database import Database
@@ -35,7 +35,7 @@ class Pipeline:
     """
 
     shared: Shared
-    turnstile: Turnstile
+    sender: Sender
     database: Database
     transactions: Transactions
     cancel: CancellationToken
@@ -63,7 +63,7 @@ class Pipeline:
                 try:
                     async with shared.to_workers:
                         with self.cancel.scope() as scope:
-                            await Asker(shared, self.turnstile).run(segments)
+                            await Asker(shared, self.sender).run(segments)
                         if scope.cancelled_caught:
                             self._stop_soon(shared.config.drain_timeout)
                     await self._is_written.wait()

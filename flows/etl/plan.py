@@ -84,7 +84,8 @@ class Segment:
 class Part:
     """The rows of a segment for one table, as far as they have come.
 
-    `lacks_records` when some could not be made rows. `answers` have come, which gives each its number.
+    `lacks_records` when some could not be made rows. `sent` requests are not among the `counts` yet. `answers` have
+    come, which gives each its number.
     `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
     their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, `arrivals` which of
     them have come in; `counts` are what was done and is not on record, `kept_at` is when details were merged last.
@@ -93,6 +94,7 @@ class Part:
     segment: Segment
     table: Table
     ends_segment: bool
+    sent: int = 0
     answers: int = 0
     open: int = 0
     is_asked: bool = False
@@ -115,6 +117,11 @@ class Part:
         target = self.table.target
         is_plain = target.history is None and target.delete_missing is None
         return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
+
+    def count_sent(self) -> None:
+        """Have the requests that were sent by now among the counts."""
+        self.counts["requests"] += self.sent
+        self.sent = 0
 
     def staged_as(self, token: int) -> Staged:
         """How the part's rows are known in the stage."""

@@ -12,7 +12,7 @@ import attrs
 
 from dataloader.flows.etl.load import Load
 from dataloader.flows.etl.plan import Segment, Table
-from dataloader.flows.etl.sources.base import Request, Window
+from dataloader.flows.etl.sources.base import AskForList, Request, Window, ask_at_once
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
 
@@ -68,9 +68,9 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
 
 
 async def new_segments(
-    load: Load, asked: Asked, tables: list[Table], *, cursor: datetime | None, now: datetime
+    load: Load, asked: Asked, tables: list[Table], ask: AskForList, *, cursor: datetime | None, now: datetime
 ) -> AsyncGenerator[Segment, None]:
-    """What is new since `cursor`, until `now`, or what was asked for, in order."""
+    """What is new since `cursor`, until `now`, or what was asked for, in order. `ask` sends requests for lists."""
     if load.windows is None:
         windows, moves = [Window()], False
     else:
@@ -79,7 +79,7 @@ async def new_segments(
         loaded_to = cursor or load.windows.begin()
         moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
     if load.source.walks_are_segments:
-        async with aclosing(single_walks(load, windows)) as walks:
+        async with aclosing(single_walks(load, windows, ask)) as walks:
             async for window, request in walks:
                 name = storable_text(f"{request.endpoint} {request.key}".strip())
                 made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
@@ -90,13 +90,15 @@ async def new_segments(
             name=str(window),
             window=window,
             tables=tables,
-            requests=partial(load.source.requests, window),
+            requests=partial(load.source.listed, window, ask),
             moves_cursor=moves,
             planned=len(windows),
         )
 
 
-async def single_walks(load: Load, windows: Sequence[Window]) -> AsyncGenerator[tuple[Window, Request], None]:
+async def single_walks(
+    load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once
+) -> AsyncGenerator[tuple[Window, Request], None]:
     """The requests of a source whose walks are segments, such as files, each once, with the windows they belong to.
 
     Of a load with windows they come in the order of their own ones: a snapshot never goes before an older one.
@@ -104,7 +106,7 @@ async def single_walks(load: Load, windows: Sequence[Window]) -> AsyncGenerator[
     if not windows:
         return
     span = Window(windows[0].start, windows[-1].end)
-    async with aclosing(load.source.requests(span)) as requests:
+    async with aclosing(load.source.listed(span, ask)) as requests:
         if load.windows is None:
             async for request in requests:
                 yield span, request  # noqa: ASYNC119 - who iterates closes us

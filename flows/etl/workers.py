@@ -114,7 +114,6 @@ class Workers:
         report.unwritten += made.rows
         self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
         self._look_at_the_writer()
-        counts["requests"] = 1
         rows = Rows(part, fetched.request, fetched.number, made.rows, made.lines, counts)
         await self.shared.to_writer.send(rows)
 

@@ -179,6 +179,7 @@ class Writer:
         self._unkept.discard(part)
         segment, began = part.segment, trio.current_time()
         part.kept_at = began
+        part.count_sent()
         failures = self.shared.report.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
@@ -231,6 +232,7 @@ class Writer:
 
     async def _commit(self, part: Part, *, is_done: bool) -> None:
         segment, began = part.segment, trio.current_time()
+        part.count_sent()
         # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
         has_history = part.table.target.history is not None and segment.window.start is not None
         waits = has_history and not self._is_whole_so_far

@@ -13,7 +13,7 @@ from etl.source_app import Answer, open_source_app
 from etl.sources.data_sets import DATA
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
-from dataloader.flows.etl import add_loads, asker, loading
+from dataloader.flows.etl import add_loads, loading, sender
 from dataloader.testing import run_task
 
 
@@ -110,7 +110,7 @@ def table(raw):
 @pytest.fixture
 def soon(monkeypatch):
     """Tries again at once, and shows its progress all the time."""
-    monkeypatch.setattr(asker, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(sender, "RETRY_S", (0.001, 0.001))
     monkeypatch.setattr(loading, "SHOW_S", 0.01)
 
 

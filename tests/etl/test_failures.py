@@ -33,7 +33,7 @@ async def test_a_request_is_tried_three_times_and_the_rest_goes_on(items, counts
     items.service.misbehave("from=2026-01-02", times=None, status=503)
     counts = await counts_of_failed(items_load(items.service.url), to="2026-01-04")
     assert items.asked() == ["2026-01-01", *["2026-01-02"] * 3, "2026-01-03"]
-    assert (counts["requests_failed"], counts["requests"], counts["inserted"]) == (1, 2, 2)
+    assert (counts["requests_failed"], counts["requests"], counts["inserted"]) == (1, 5, 2)
     [(phase, key, error, segment, sample, requests)] = await failures(
         "phase, key, error, left(segment, 10), sample, requests"
     )
@@ -48,7 +48,7 @@ async def test_a_request_that_succeeds_at_its_third_try_is_no_failure(items, cou
     items.records = [item(1)]
     items.service.misbehave(times=2, cut_at=5)
     counts = await counts_of(items_load(items.service.url, windows=None))
-    assert (counts["requests"], counts["inserted"], len(items.service.requests)) == (1, 1, 3)
+    assert (counts["requests"], counts["inserted"], len(items.service.requests)) == (3, 1, 3)
     assert await failures() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import trio
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Budget, add_loads, asker, loading
+from dataloader.flows.etl import Budget, add_loads, loading, sender
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E1")]
@@ -203,15 +204,12 @@ async def test_each_request_is_logged_with_endpoint_status_and_time(items, outco
 
 
 async def test_the_waits_between_tries_double(items, outcome_of, monkeypatch):
-    monkeypatch.setattr(asker, "RETRY_S", (0.2, 30.0))
-    monkeypatch.setattr(asker.stamina, "retry_context", _without_jitter(asker.stamina.retry_context))
+    monkeypatch.setattr(sender, "RETRY_S", (0.2, 30.0))
+    without_jitter = partial(sender.stamina.AsyncRetryingCaller, wait_jitter=0)
+    monkeypatch.setattr(sender.stamina, "AsyncRetryingCaller", without_jitter)
     items.service.misbehave(status=500, times=2)
     assert (await outcome_of(items_load(items.service.url, windows=None))).status == "succeeded"
     began_at = [seen.began_at for seen in items.service.requests]
     waits = [after - before for before, after in itertools.pairwise(began_at)]
     assert waits[0] >= 0.2
     assert waits[1] >= 0.4
-
-
-def _without_jitter(context):
-    return lambda **options: context(**options, wait_jitter=0)

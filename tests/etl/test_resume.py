@@ -109,6 +109,8 @@ async def test_a_segment_that_was_not_whole_is_asked_for_again_and_not_passed_ov
     items.service.misbehave(f"from={day(1)}", status=404)
     first, second = await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 5)
     assert (first["requests_failed"], first["inserted"]) == (1, 1)
+    # All that were sent, also those of which nothing is on record.
+    assert (first["requests"], second["requests"]) == (3, 6)
     assert items.asked() == [day(number) for number in (1, 2, 3, 1, 3, 4)]
     assert second["inserted"] == 4
     assert await table("id") == ["1", "2", "3", "4"]
@@ -129,7 +131,8 @@ async def test_what_an_earlier_attempt_has_done_is_counted_once_in_the_metrics(i
     monkeypatch.setattr(EtlMetrics, "count", lambda _self, _load, counts: counted.update(counts))
     items.records = [item(number, number) for number in range(1, 6)]
     await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 6)
-    assert (counted["inserted"], counted["segments"], counted["requests"]) == (5, 5, 5)
+    # The request that the first attempt ended in was sent twice.
+    assert (counted["inserted"], counted["segments"], counted["requests"]) == (5, 5, 6)
 
 
 async def test_rows_that_were_staged_when_an_attempt_ended_are_not_merged_twice(items, two_attempts_of, table):
@@ -167,7 +170,9 @@ async def test_after_a_kill_another_process_goes_on_and_the_table_is_complete(
     assert row["attempt"] == 2
     assert items.asked() == [day(number) for number in (*range(1, 17), *range(16, 31))]
     assert await table("id") == sorted(map(str, range(600)))
-    assert json.loads(row["result"])["counts"].items() >= {"segments": 30, "inserted": 600}.items()
+    # Of the requests that were sent the killed process has put no more on record than those of its segments.
+    counts = {"segments": 30, "inserted": 600, "requests": 30}
+    assert json.loads(row["result"])["counts"].items() >= counts.items()
     assert await cursor() == day(31)
     assert await raw.fetchval("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl_stage%'") == 0
 
@@ -197,6 +202,7 @@ async def test_details_that_have_come_in_are_not_asked_for_again(items, details,
     assert details() == [*range(26), *range(25, 40)]
     counts = json.loads(row["result"])["counts"]
     assert (counts["details"], counts["segments"], counts.get("details_failed")) == (40, 1, None)
+    assert how == "SIGKILL" or counts["requests"] == len(items.service.requests)
     assert await raw.fetchval("SELECT count(*) FROM detail") == 40
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_details") == 0
 

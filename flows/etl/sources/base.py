@@ -7,11 +7,11 @@ take its time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 
@@ -29,6 +29,11 @@ def _sample(text: str) -> str:
 
 SAMPLE: Final = 200
 """How many characters of something broken are kept."""
+
+LIST_S: Final = 60.0
+"""Seconds for a list outside of runs."""
+
+T = TypeVar("T")
 
 Param = str | int | float | bool
 """What a parameter of a request may be: what JSON and a query can both hold."""
@@ -154,6 +159,22 @@ class Connection(Protocol):
         """
 
 
+class AskForList(Protocol):
+    """Sends a request for a list of what there is to ask for: a run's does so in the source's turn, and counts it."""
+
+    async def __call__(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+        """The answer of `ask`, which is told how many seconds it has. `endpoint` is what the log says of it.
+
+        Raises `SourceError` when `ask` has failed for good.
+        """
+
+
+async def ask_at_once(source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+    """Send it without a turn, once: outside of runs. Raises what `ask` raises."""
+    del source, endpoint
+    return await ask(LIST_S)
+
+
 class Source(Protocol):
     """Where records come from. A source of one's own inherits from it what it does not say itself."""
 
@@ -188,6 +209,11 @@ class Source(Protocol):
         Who iterates it closes it, too (`contextlib.aclosing`). Raises `SourceError` meanwhile, for example when a
         folder can't be listed.
         """
+
+    def listed(self, window: Window, ask: AskForList) -> AsyncGenerator[Request, None]:
+        """As `requests`, in a run. What has to be sent to learn of them, such as a bucket's list, is sent by `ask`."""
+        del ask
+        return self.requests(window)
 
     def redirected(self, response: Response) -> Request | None:
         """The request to send instead, if the answer says that what was asked for is elsewhere.

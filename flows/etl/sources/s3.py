@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -22,7 +23,16 @@ import attrs
 import trio
 
 from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import Page, Request, Response, Source, SourceError, Window
+from dataloader.flows.etl.sources.base import (
+    AskForList,
+    Page,
+    Request,
+    Response,
+    Source,
+    SourceError,
+    Window,
+    ask_at_once,
+)
 from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
 from dataloader.flows.etl.sources.files import page_of
@@ -42,8 +52,6 @@ THREADS: Final = 4
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
 """Seconds of silence after which a connection is given up; the time for all of an object is `fetch`'s."""
-LISTING_S: Final = 60.0
-"""Seconds for one page of a bucket's list, a thousand names."""
 _PIECE: Final = 256 * 1024
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _PASSING_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
@@ -67,7 +75,7 @@ class S3(Source):
         pattern: which of them, by a pattern with `*` and `?` for the whole name.
         window_of: to which window an object belongs, by its name; None reads all in each run. See `WindowOf`.
         record_source: adds to each record `source_file`, the object's name.
-        name: whose turn it is; None if nobody need wait between objects.
+        name: whose turn it is, for objects and for the pages of the bucket's list; None if nobody need wait.
         max_body_bytes: an object with more is an error.
         options: for boto3's client, such as endpoint_url, region_name, aws_access_key_id. Without them, all comes from
             where boto3 looks for it: environment, files, the machine's role.
@@ -97,13 +105,19 @@ class S3(Source):
         finally:
             connection.client.close()
 
-    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+    def requests(self, window: Window) -> AsyncGenerator[Request, None]:
         """One for each object of the window. Raises `SourceError` if the bucket can't be listed."""
+        return self.listed(window, ask_at_once)
+
+    async def listed(self, window: Window, ask: AskForList) -> AsyncGenerator[Request, None]:
+        """The same; each page of the bucket's list, a thousand names, is a request of its own."""
         connection = await self._connect()
         try:
             following: str | None = ""
             while following is not None:
-                names, following = await connection.names(following)
+                names, following = await ask(
+                    self, f"s3://{self.bucket}/{self.prefix}", partial(connection.names, following)
+                )
                 for name in names:
                     if is_wanted(name, self.window_of, window):
                         yield Request(endpoint=name)
@@ -144,10 +158,13 @@ class S3Connection:
         took_s = trio.current_time() - began_at
         return Response(request=request, url=what, status=HTTPStatus.OK, headers={}, body=body, took_s=took_s)
 
-    async def names(self, following: str) -> tuple[list[str], str | None]:
-        """A page of the names that are wanted, and how to ask for the next page; None at the end."""
+    async def names(self, following: str, timeout_s: float) -> tuple[list[str], str | None]:
+        """A page of the names that are wanted, and how to ask for the next page; None at the end.
+
+        Raises `SourceError` as `fetch` does.
+        """
         what = f"s3://{self.source.bucket}/{self.source.prefix}"
-        return await self._in_thread(what, LISTING_S, self._list, following)
+        return await self._in_thread(what, timeout_s, self._list, following)
 
     async def _in_thread(self, what: str, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
         try:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import httpx2
 import pytest
 import trio
+from etl.etl_tasks import item
 from etl.source_app import Answer
 from etl.sources.walking import ask, records, requests, walk
 
@@ -21,6 +22,7 @@ moto_server = pytest.importorskip(
     "moto.server", reason="moto[s3] and flask-cors, which serve S3 here, are not installed"
 )
 
+from dataloader.flows.etl import Budget, Load, Target  # noqa: E402 - after what it needs
 from dataloader.flows.etl.sources.base import Request, SourceError, Window  # noqa: E402 - after what it needs
 from dataloader.flows.etl.sources.formats import Csv, JsonLines  # noqa: E402
 from dataloader.flows.etl.sources.packed import Compressed  # noqa: E402
@@ -90,7 +92,7 @@ async def test_a_list_of_more_than_a_page_is_whole(bucket, options):
             connection.client.meta.events.register("provide-client-params.s3.ListObjectsV2", small)
             names, following, pages = [], "", 0
             while following is not None:
-                page, following = await connection.names(following)
+                page, following = await connection.names(following, 60)
                 names += page
                 pages += 1
     assert names == [f"{number:02}.csv" for number in range(25)]
@@ -217,6 +219,36 @@ async def test_nobody_there_is_an_error_that_passes(service):
     with pytest.raises(SourceError, match="EndpointConnectionError") as caught:
         await ask(source, OBJECT)
     assert caught.value.is_passing
+
+
+FOLLOWED = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
+
+
+def listed(seen) -> Answer:
+    """A bucket of two objects whose list comes in two pages."""
+    name, followed = ("b", "") if "continuation-token" in seen.query else ("a", FOLLOWED)
+    contents = f"<Contents><Key>{name}.jsonl</Key></Contents>"
+    return Answer(f"<ListBucketResult>{followed}{contents}</ListBucketResult>".encode(), "application/xml")
+
+
+@pytest.mark.requirement("E1", "S4")
+async def test_each_page_of_a_bucket_s_list_is_a_request_in_its_turn(items, outcome_of, raw, soon):
+    service = items.service
+    service.put("/bucket", listed)
+    for number, name in enumerate("ab"):
+        service.put(f"/bucket/{name}.jsonl", Answer(json.dumps(item(number)).encode()))
+    service.misbehave("continuation-token", status=503, body=refusal("SlowDown"))
+    source = S3("bucket", format=JsonLines(), name="shop", options={"endpoint_url": service.url, **KEYS})
+    paused = {"rate_min": 0.15, "rate_max": 0.15}
+    budgets = (Budget(1_000, 3_600),)
+    load = Load(name="s3", source=source, target=Target(table="item", key=("id",)), pipeline=paused, budgets=budgets)
+    outcome = await outcome_of(load)
+    assert outcome.result["counts"].items() >= {"requests": 5, "inserted": 2, "segments": 2}.items()
+    assert len(service.requests) == await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 5
+    assert min(service.pauses()) >= 0.15
+    told = [(line.message, line.fields["endpoint"]) for line in outcome.log if line.message.startswith("request")]
+    assert told.count(("request", "s3://bucket/")) == 2
+    assert told.count(("request failed", "s3://bucket/")) == 1
 
 
 @pytest.mark.requirement("Q16")
