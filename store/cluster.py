@@ -39,6 +39,7 @@ START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 ORPHANS_TIMEOUT_S: Final = 10.0
 LOG_LIMIT_BYTES: Final = 10_000_000
+LOG_TAIL_BYTES: Final = 10_000
 # sockaddr_un holds 108 bytes, the last of which is NUL.
 SOCKET_PATH_LIMIT_BYTES: Final = 107
 PORT: Final = "5432"
@@ -183,14 +184,21 @@ class Cluster:
         sync_directory(self.data_dir)
 
     def ensure_running(self, extra_settings: Mapping[str, str]) -> None:
-        """Start the server, or wait for it if it starts or recovers already, until it takes connections."""
+        """Start the server, or wait for it if it starts or recovers already, until it takes connections.
+
+        It is started once: one that ends again at once is an error of its own each time.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
+        started = False
         while (state := self.state()) != "ready":
             if time.monotonic() > deadline:
                 raise self._error(f"PostgreSQL did not become ready in {START_TIMEOUT_S:.0f} s and still starts")
             if state == "busy":
                 time.sleep(0.05)
+            elif started:
+                raise self._error("PostgreSQL ended as soon as it was started")
             else:
+                started = True
                 self._start(extra_settings, deadline)
 
     def state(self) -> Literal["ready", "busy", "absent"]:
@@ -405,12 +413,17 @@ class Cluster:
         except subprocess.TimeoutExpired as error:
             raise self._error(f"{command[0]} did not end in {error.timeout:.0f} s for {self.data_dir}") from error
 
-    def _error(self, message: str) -> EmbeddedDatabaseError:
+    def log_tail(self, lines: int) -> list[str]:
+        """The last lines that the server has written."""
         try:
-            tail = self.log_path.read_text(errors="replace").splitlines()[-20:]
+            with self.log_path.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
+                return log.read().decode(errors="replace").splitlines()[-lines:]
         except OSError:
-            tail = []
-        return EmbeddedDatabaseError("\n".join([message, *tail]))
+            return []
+
+    def _error(self, message: str) -> EmbeddedDatabaseError:
+        return EmbeddedDatabaseError("\n".join([message, *self.log_tail(20)]))
 
 
 def _bin_dir(version: int) -> Path:

@@ -27,6 +27,7 @@ from dataloader.jobs.errors import EmbeddedDatabaseError
 from dataloader.store.cluster import PORT, START_TIMEOUT_S, Cluster, versions_in
 
 DATABASE: Final = "dataloader"
+LAST_LINES: Final = 3
 
 
 @attrs.frozen
@@ -80,6 +81,15 @@ class EmbeddedPostgres:
     def is_running(self) -> bool:
         """False when the server has ended. Blocks for some seconds if it does not answer."""
         return self._cluster.state() != "absent"
+
+    def how_it_ended(self) -> str:
+        """Whether it was stopped or killed, and its last words. It is no child of ours: its exit code is not told."""
+        tail = self._cluster.log_tail(LAST_LINES)
+        stopped = any("database system is shut down" in line for line in tail)
+        how = (
+            "it was shut down" if stopped else "it was killed (SIGKILL, as of the out-of-memory killer) or has crashed"
+        )
+        return "\n".join([f"{how}; the end of {self.log_path}:", *tail])
 
     def is_visible(self) -> bool:
         """Whether `pid` is a process of the server that is seen from here; in another container it is none."""

@@ -31,7 +31,8 @@ async def keep_server(server: EmbeddedPostgres) -> None:
             f"the embedded PostgreSQL has another address now, {running.masked_dsn}: start this process again"
         )
     await _wait_for_end(running)
-    raise EmbeddedDatabaseError(f"the embedded PostgreSQL (process {running.pid}) has ended")
+    how = await trio.to_thread.run_sync(running.how_it_ended, abandon_on_cancel=True)
+    raise EmbeddedDatabaseError(f"the embedded PostgreSQL (process {running.pid}) has ended: {how}")
 
 
 async def _wait_for_end(server: EmbeddedPostgres) -> None:

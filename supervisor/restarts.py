@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from dataloader.jobs.errors import ActorGaveUp, StoreUnavailable
+from dataloader.jobs.errors import ActorGaveUp, EmbeddedDatabaseError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 
 log = get_logger(__name__)
@@ -50,6 +50,10 @@ async def keep_running(
         except* StoreUnavailable as group:
             error = leaf(group)
             log.debug("a part waits for the database", part=name, error=str(error))
+        except* EmbeddedDatabaseError as group:
+            error = group
+            # What has ended it is all that matters; where we learned of it does not.
+            log.error("a part failed and is started again", part=name, budget=str(budget), cause=str(leaf(group)))  # noqa: TRY400
         except* Exception as group:
             error = group
             log.exception("a part failed and is started again", part=name, budget=str(budget))
