@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -27,12 +28,13 @@ TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
 
 @attrs.define
 class Web:
-    """A running server and a client of it. `change` sets fields of the process's state."""
+    """A running server and a client of it, and its listening socket. `change` sets fields of the process's state."""
 
     client: httpx2.AsyncClient
     url: str
     app: App
     services: Services
+    sock: socket.socket
     telemetry: Telemetry
     stop: trio.Event
     stopped: trio.Event
@@ -96,5 +98,5 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
         [url] = await nursery.start(serve)
         with sock:
             async with httpx2.AsyncClient(base_url=url, timeout=20, verify=False) as client:
-                yield Web(client, url, app, services, telemetry, stop, stopped, state)
+                yield Web(client, url, app, services, sock, telemetry, stop, stopped, state)
         stop.set()

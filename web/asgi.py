@@ -18,6 +18,7 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.web.bodies import Body
+from dataloader.web.connections import Client
 
 if TYPE_CHECKING:
     from dataloader.web.app import App
@@ -31,8 +32,9 @@ class Request(TrioRequest):
     """A request with the id under which it is logged and answered, and what it holds in memory."""
 
     request_id = ""
+    client: Client
+    """The connection on which it came."""
     received: Body
-    sent_bytes = 0
     is_text = True
     """Whether its address is text: UTF-8, whatever is escaped in it."""
 
@@ -51,7 +53,7 @@ class Connection(TrioASGIHTTPConnection):
                 nursery.start_soon(self.handle_request, nursery, request, send)
         finally:
             request.received.drop()
-            self.app.services.sending.give(request.sent_bytes)
+            self.app.services.sending.give(request)
 
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         """A target that is no path, as `GET ?x`, is nowhere: Quart would fail on it."""
@@ -64,6 +66,7 @@ class Connection(TrioASGIHTTPConnection):
             self.scope["path"] = path if path.startswith("/") else f"/{path}"
         request = cast("Request", super()._create_request_from_scope(send))
         services = self.app.services
+        request.client = self.scope["state"]["client"]
         request.received = Body(request.content_length, services.receiving, services.refusals)
         request.body = cast("Any", request.received)
         request.is_text = _is_text(self.scope["raw_path"]) and _is_text(self.scope["query_string"])

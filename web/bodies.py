@@ -1,7 +1,8 @@
 """Receives a request's body within the limit of its route, and bounds what all requests hold in memory together.
 
 The limit is kept while the body comes: what is longer is refused at its first byte too many, and nothing of it is kept.
-Bodies and answers of a few kilobytes are not counted, so that a flood of long ones keeps no ordinary request out.
+Bodies and answers of a few kilobytes are not counted, so that a flood of long ones keeps no ordinary request out. Nor
+do slow clients keep long bodies out: when there is no room, the body that has been coming for longest gives way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ BODY_S: Final = 30.0
 """What a body may take to come."""
 NOT_COUNTED: Final = 16 << 10
 """So many bytes of a body, or of an answer, are not counted."""
+YOUNG_S: Final = 1.0
+"""A body that has been coming for less does not give way to others yet."""
 BEFORE_ITS_ROUTE: Final = 128 << 10
 """What may have come before it is known how much may."""
 MOST_RECEIVED: Final = 32 << 20
@@ -49,10 +52,10 @@ class Bound:
 class Body:
     """What has come of a request's body. In the place of Quart's, which knows one limit for all routes."""
 
-    def __init__(self, announced: int | None, bytes_held: Bound, refusals: Refusals) -> None:
+    def __init__(self, announced: int | None, long_bodies: LongBodies, refusals: Refusals) -> None:
         """`announced` is its Content-Length, if it has one."""
         self._announced = announced
-        self._bytes_held = bytes_held
+        self._long_bodies = long_bodies
         self._refusals = refusals
         self._limit = BEFORE_ITS_ROUTE
         self._data = bytearray()
@@ -68,16 +71,21 @@ class Body:
         more = max(0, length - NOT_COUNTED) - self._taken
         if length > self._limit:
             self._refuse_as_long()
-        elif not self._bytes_held.take(more):
-            self._refusals.count(Refusal.BODIES)
-            self._refuse(too_busy("Too many long bodies come at the same time; send it again.", headers=_CLOSE))
+        elif not self._long_bodies.take_for(self, more):
+            self.give_way()
         else:
             self._taken += more
             self._data += data
 
     def set_complete(self) -> None:
         """All of it has come."""
+        self._long_bodies.has_come(self)
         self._ended.set()
+
+    def give_way(self) -> None:
+        """Refuse it, because others need the room."""
+        self._refusals.count(Refusal.BODIES)
+        self._refuse(too_busy("Too many long bodies come at the same time; send it again.", headers=_CLOSE))
 
     async def read(self, limit: int) -> bytearray:
         """All of it, as soon as it has come. Raises `ProblemError`: 413 over `limit`, 408 if it is late, 503."""
@@ -98,7 +106,8 @@ class Body:
         """Forget it, and all that may still come."""
         self._limit = 0
         self._data = bytearray()
-        self._bytes_held.give(self._taken)
+        self._long_bodies.has_come(self)
+        self._long_bodies.give(self._taken)
         self._taken = 0
 
     def _refuse_as_long(self) -> None:
@@ -110,3 +119,25 @@ class Body:
         self._refused = problem
         self.drop()
         self._ended.set()
+
+
+@attrs.define(eq=False)
+class LongBodies(Bound):
+    """What long bodies hold. While they come, the oldest of them makes room for the others."""
+
+    _coming: dict[Body, float] = attrs.field(factory=dict)
+
+    def take_for(self, body: Body, number: int) -> bool:
+        """Whether there is room for `number` more bytes of a body, which are taken then."""
+        if number:
+            self._coming.setdefault(body, trio.current_time())
+        while not self.take(number):
+            oldest, began = next(iter(self._coming.items()))
+            if oldest is body or trio.current_time() < began + YOUNG_S:
+                return False
+            oldest.give_way()
+        return True
+
+    def has_come(self, body: Body) -> None:
+        """No more of it is awaited: it is complete, or was refused."""
+        self._coming.pop(body, None)

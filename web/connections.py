@@ -4,6 +4,11 @@ A process has a bounded number of files. If connections took all of them, no pro
 reached; so there are fewer of them, and the one that has been idle for longest is closed when another one comes. A
 connection whose request is being worked on never gives way, and fewer requests than connections are worked on at a
 time, so that there is always one that can.
+
+Memory is bounded, too: when long answers hold all that they may, the slowest of their readers gives way to the next
+answer. However many slow readers there are, and however often they come again, they can't keep an answer from a
+client that is faster than they are. Rejected: a deadline for each answer, which slow readers would fill anew, and which
+would cut off an honest client with a poor line when nobody else needs the room.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import enum
 import math
 import resource
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 import trio
@@ -96,11 +102,18 @@ class Connections:
         phase = next((phase for phase in _GIVING_WAY if self._due_s(phase) <= 0), None)
         if phase is None:
             return False
-        oldest = next(iter(self._order[phase]))
-        self.leave(oldest)
-        oldest.give_way()
-        self._refusals.count(Refusal.GAVE_WAY)
+        self.end(next(self.oldest(phase)), Refusal.GAVE_WAY)
         return True
+
+    def oldest(self, phase: Phase) -> Iterator[Client]:
+        """Those in `phase`, first the one that has been in it for longest."""
+        return iter(self._order[phase])
+
+    def end(self, client: Client, why: Refusal) -> None:
+        """Let a connection go."""
+        self.leave(client)
+        client.give_way()
+        self._refusals.count(why)
 
     def _due_s(self, phase: Phase) -> float:
         """In how many seconds the oldest one of a phase may give way."""
@@ -137,3 +150,44 @@ class Connections:
         for client in [*self._order[Phase.IDLE]]:
             self.leave(client)
             client.give_way()
+
+
+class Answer(Protocol):
+    """A long answer on its way."""
+
+    client: Client
+    """Who takes it."""
+
+
+class LongAnswers:
+    """What long answers on their way hold, `most` bytes in all. The slowest readers make room for other answers."""
+
+    def __init__(self, most: int, connections: Connections) -> None:
+        """`connections` are those on which they are sent."""
+        self.most = most
+        self._connections = connections
+        self._lengths: dict[Answer, int] = {}
+
+    @property
+    def held(self) -> int:
+        """How many bytes are on their way."""
+        return sum(self._lengths.values())
+
+    def take(self, answer: Answer, length: int) -> bool:
+        """Whether there is room for an answer of `length` bytes, which is taken then.
+
+        As long as there is none, the reader is ended that has waited for longest to take the piece that is sent to it.
+        """
+        while self.held + length > self.most:
+            by_reader = {other.client: other for other in self._lengths}
+            slowest = next(filter(by_reader.__contains__, self._connections.oldest(Phase.SENDING)), None)
+            if slowest is None:
+                return False
+            self.give(by_reader[slowest])
+            self._connections.end(slowest, Refusal.SLOW_READER)
+        self._lengths[answer] = length
+        return True
+
+    def give(self, answer: Answer) -> None:
+        """The answer is sent, or will not be; one that held nothing gives nothing back."""
+        self._lengths.pop(answer, None)

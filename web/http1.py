@@ -167,7 +167,7 @@ class Connection:
                 self._server.config,
                 self._server.context,
                 Tasks(nursery, self._received),
-                ConnectionState({}),
+                ConnectionState({"client": self}),
                 ssl=False,
                 client=peer,
                 server=here,

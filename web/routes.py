@@ -171,10 +171,9 @@ def _count(response: Response, services: Services, request: Request) -> None:
     length = response.content_length or 0
     if length <= NOT_COUNTED:
         return
-    if not services.sending.take(length):
+    if not services.sending.take(request, length):
         services.refusals.count(Refusal.ANSWERS)
-        raise too_busy("Too many long answers are on their way to slow readers; ask again.")
-    request.sent_bytes = length
+        raise too_busy("Too many long answers are on their way; ask again.")
 
 
 def problem_response(error: Exception, request_id: str, path: str) -> Response:

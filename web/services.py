@@ -17,8 +17,8 @@ from dataloader.store.enqueue import Enqueuer
 from dataloader.store.queue_states import ServedQueues
 from dataloader.store.waits import Waits
 from dataloader.web.auth import Token
-from dataloader.web.bodies import MOST_RECEIVED, MOST_SENT, Bound
-from dataloader.web.connections import Connections, most_connections
+from dataloader.web.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
+from dataloader.web.connections import Connections, LongAnswers, most_connections
 from dataloader.web.depths import QueueDepths
 from dataloader.web.refusals import Refusals
 from dataloader.web.waiting import Waiting
@@ -71,9 +71,9 @@ class Services:
     served_queues: ServedQueues = attrs.field(init=False)
     refusals: Refusals = attrs.field(init=False)
     waiting: Waiting = attrs.field(init=False)
-    receiving: Bound = attrs.field(init=False)
-    sending: Bound = attrs.field(init=False, factory=lambda: Bound(MOST_SENT))
+    receiving: LongBodies = attrs.field(init=False)
     connections: Connections = attrs.field(init=False)
+    sending: LongAnswers = attrs.field(init=False)
     at_work: Bound = attrs.field(init=False)
 
     @depths.default
@@ -85,12 +85,16 @@ class Services:
         return ServedQueues(self.database)
 
     @receiving.default
-    def _receiving_two_batches_at_least(self) -> Bound:
-        return Bound(max(MOST_RECEIVED, 2 * self.settings.max_batch_body_bytes))
+    def _receiving_two_batches_at_least(self) -> LongBodies:
+        return LongBodies(max(MOST_RECEIVED, 2 * self.settings.max_batch_body_bytes))
 
     @connections.default
     def _connections_within_the_files(self) -> Connections:
         return Connections(most_connections(self.settings.max_connections), self.refusals)
+
+    @sending.default
+    def _sending_on_the_connections(self) -> LongAnswers:
+        return LongAnswers(MOST_SENT, self.connections)
 
     @at_work.default
     def _at_work_of_the_connections(self) -> Bound:

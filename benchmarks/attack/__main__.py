@@ -3,7 +3,8 @@
     python -m benchmarks.attack [--only NAME …] [--seconds 10]
 
 Each attack meets a `dataloader serve` of its own, with 1,024 files and an embedded PostgreSQL in a temporary folder, on
-loopback. Meanwhile another process asks for /health, on a new connection each time, as a probe does. The table has a
+loopback. Meanwhile another process asks for /health, on a new connection each time, as a probe does, and where clients
+are to be kept from something, for that. The table has a
 line for each attack; the exit status is 1 when one of them has missed a bound. All of it takes some three minutes.
 """
 
@@ -48,7 +49,7 @@ def measure(name: str, attack: Attack, directory: Path, seconds: float) -> Row:
         target = Target(service.host, service.port)
         kept = trio.run(attack.prepare, target) if attack.prepare else None
         service.settle()
-        with service.probed() as probed:
+        with service.probed(attack.also_asked(kept) if attack.also_asked else None) as probed:
             trio.run(_for_a_while, attack, target, kept, seconds)
         return Row(
             name=name,

@@ -58,10 +58,14 @@ class Target:
 
 @attrs.frozen
 class Attack:
-    """What is prepared in peace, and the attack itself, which gets what was prepared."""
+    """What is prepared in peace, and the attack itself, which gets what was prepared.
+
+    `also_asked`: an address that must be answered meanwhile, as `/health` must, but may take its time.
+    """
 
     run: Callable[[Target, Any], Awaitable[None]]
     prepare: Callable[[Target], Awaitable[Any]] | None = None
+    also_asked: Callable[[Any], str] | None = None
 
 
 def request(path: str, *headers: str, body: bytes | None = None) -> bytes:
@@ -177,15 +181,35 @@ async def a_large_job(target: Target) -> str:
 
 
 async def slow_readers(target: Target, job_id: str) -> None:
-    async def client() -> None:
-        async with await target.connect(receive_buffer=4 * KIB) as stream:
-            await stream.send_all(request(f"/api/v1/jobs/{job_id}").replace(b"Connection: close\r\n", b"") * 20)
-            part = b"-"
-            while part:
-                part = await stream.receive_some(512)
-                await trio.sleep(1)
+    ask = request(f"/api/v1/jobs/{job_id}").replace(b"Connection: close\r\n", b"")
+    await _together(12, partial(_slow_reader, target, ask * 20, length=512))
 
-    await _together(12, client)
+
+async def two_jobs(target: Target) -> list[str]:
+    """A large one, and a smaller one, which is still counted."""
+    smaller = await target.ask_well(TRIGGER, JOB | {"args": {"list": ["ab" * 50] * 3_000}})
+    return [await a_large_job(target), smaller["job_id"]]
+
+
+async def slow_readers_who_come_again(target: Target, job_ids: list[str]) -> None:
+    """What they hold together would be all that answers may hold."""
+
+    async def client() -> None:
+        while True:
+            with suppress(*GONE):
+                await _slow_reader(target, request(f"/api/v1/jobs/{job_ids[0]}"), length=12 * KIB)
+
+    await _together(60, client)
+
+
+async def _slow_reader(target: Target, ask: bytes, *, length: int) -> None:
+    """Ask, and take so many bytes of what comes a second."""
+    async with await target.connect(receive_buffer=4 * KIB) as stream:
+        await stream.send_all(ask)
+        part = b"-"
+        while part:
+            part = await stream.receive_some(length)
+            await trio.sleep(1)
 
 
 async def some_jobs(target: Target, number: int = 200) -> list[str]:
@@ -230,6 +254,9 @@ ATTACKS: dict[str, Attack] = {
     "batches as long as they may be": Attack(full_batches),
     "1,000 jobs, one of them invalid": Attack(invalid_jobs),
     "12 readers at 512 B/s": Attack(slow_readers, a_large_job),
+    "60 readers at 12 KiB/s, again": Attack(
+        slow_readers_who_come_again, two_jobs, also_asked=lambda job_ids: f"/api/v1/jobs/{job_ids[1]}"
+    ),
     "2,000 waits": Attack(waits, some_jobs),
     "10,000 queue names, 20 scrapes": Attack(scrapes, many_queues),
 }

@@ -67,9 +67,11 @@ class Service:
         ]
 
     @contextmanager
-    def probed(self) -> Iterator[Probed]:
-        """Let a probe ask for /health meanwhile; what it saw is known at the end of the block."""
+    def probed(self, also_asked: str | None = None) -> Iterator[Probed]:
+        """Let a probe ask for /health, and another address, meanwhile; what it saw is known at the end of the block."""
         command = [sys.executable, "-m", "benchmarks.attack.probe", self.host, str(self.port)]
+        if also_asked is not None:
+            command.append(also_asked)
         probed = Probed()
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
             try:

@@ -90,6 +90,21 @@ async def refused(web, kind, number=1):
     return await until(count, lambda count: count >= number)
 
 
+async def a_long_answer(web):
+    """What to send for an answer of 900 kB and some; one that is not taken stands in the server, not in buffers."""
+    web.sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 32_768)
+    web.sock.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_USER_TIMEOUT, 30_000)
+    job_id = await web.trigger(args={"text": "x" * 900_000})
+    return f"GET /api/v1/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+async def a_slow_reader(web):
+    """A connection whose client takes nothing by itself."""
+    stream = await connect(web)
+    stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
+    return stream
+
+
 @asynccontextmanager
 async def filled(web, number, head=b""):
     """So many connections that have sent `head`, and are known to the server."""
@@ -254,20 +269,41 @@ async def test_an_idle_connection_is_kept_for_its_time_and_then_closed_without_b
 
 
 async def test_a_client_that_does_not_take_a_piece_of_its_answer_is_ended(open_web, monkeypatch):
-    monkeypatch.setattr(http1, "TAKEN_S", 0.3)
-    async with open_web(max_body_bytes=8 << 20) as web:
-        job_id = await web.trigger(args={"text": "x" * 1_900_000})
-        ask = f"GET /api/v1/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    monkeypatch.setattr(http1, "TAKEN_S", 0.1)
+    async with open_web() as web:
+        ask = await a_long_answer(web)
         with trio.fail_after(30):
-            async with await connect(web) as stream:
-                stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
-                await stream.send_all(ask * 8)
+            async with await a_slow_reader(web) as stream:
+                await stream.send_all(ask)
                 await refused(web, Refusal.SLOW_READER)
 
             async def held():
                 return web.services.sending.held
 
             assert await until(held, lambda held: held == 0) == 0
+
+
+async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_goes_first(open_web):
+    async with open_web() as web:
+        ask = await a_long_answer(web)
+        web.services.sending.most = 2_000_000
+        with trio.fail_after(30):
+            async with await a_slow_reader(web) as slowest, await a_slow_reader(web) as slow:
+                for number, stream in enumerate((slowest, slow), 1):
+                    await stream.send_all(ask)
+                    await in_phase(web, Phase.SENDING, number)
+                # It takes a piece, and more, so that the other one has waited for longest.
+                taken = len(await slow.receive_some(1))
+                while taken < 200_000:
+                    taken += len(await slow.receive_some(65_536))
+                async with await connect(web) as honest:
+                    await honest.send_all(ask.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+                    head, _, body = (await rest(honest)).partition(b"\r\n\r\n")
+                    assert (head[9:12], len(body) > 900_000) == (b"200", True)
+                assert web.services.refusals.counts == {Refusal.SLOW_READER: 1}
+                assert len(await rest(slowest)) < 900_000
+                while taken < 900_000:
+                    taken += len(await slow.receive_some(65_536))
 
 
 async def test_a_process_without_files_says_so_once_and_lets_idle_connections_go(open_web, monkeypatch):
