@@ -13,6 +13,7 @@ however long it has not answered, no second one is started on the same files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -31,7 +32,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store.file_lock import lock_alone
 from dataloader.store.server_account import open_binaries, open_path, package_utils, system_user
 
@@ -43,6 +44,8 @@ LOG_TAIL_BYTES: Final = 10_000
 # sockaddr_un holds 108 bytes, the last of which is NUL.
 SOCKET_PATH_LIMIT_BYTES: Final = 107
 PORT: Final = "5432"
+VERSION: Final = 18
+"""The major version of PostgreSQL that a new data directory gets."""
 
 
 @attrs.frozen
@@ -67,9 +70,8 @@ class Cluster:
     @classmethod
     def in_directory(cls, data_dir: Path, version: int, bin_dir: Path | None = None) -> Cluster:
         """Find the binaries and the user for a cluster in `data_dir`, and make the directory if it is missing."""
-        bin_dir = bin_dir or _bin_dir(version)
-        data_dir = data_dir.expanduser().resolve()
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        bin_dir = bin_dir or programs_of(version)
+        data_dir = _make_writable(data_dir.expanduser())
         _check_own(data_dir)
         other_versions = [found for found in versions_in(data_dir) if found != version]
         if other_versions:
@@ -426,7 +428,8 @@ class Cluster:
         return EmbeddedDatabaseError("\n".join([message, *self.log_tail(20)]))
 
 
-def _bin_dir(version: int) -> Path:
+def programs_of(version: int) -> Path:
+    """The folder of PostgreSQL's programs. Raises `EmbeddedDatabaseError` without the extra, or for another version."""
     try:
         found: dict[int, Path] = package_utils().POSTGRES_VERSIONS
     except ImportError as error:
@@ -444,6 +447,24 @@ def _bin_dir(version: int) -> Path:
 def versions_in(data_dir: Path) -> list[int]:
     """The major versions of the clusters in a data directory."""
     return [int(file.read_text()) for file in data_dir.glob("postgres-[0-9][0-9]/PG_VERSION")]
+
+
+def _make_writable(data_dir: Path) -> Path:
+    """Make the directory if it is missing; its real path comes back.
+
+    Raises `ConfigError` if it can't be made, or nothing can be written there.
+    """
+    try:
+        found = data_dir.resolve()
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it can't be written to")
+    except (OSError, RuntimeError) as error:  # the latter for links that lead in a circle, before Python 3.13
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"DL_DATA_DIR: '{data_dir}' is not allowed ({reason}); a directory that this user can write to"
+        ) from error
+    return found
 
 
 def _check_own(data_dir: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 import attrs
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
-from dataloader.store.cluster import PORT, START_TIMEOUT_S, Cluster, versions_in
+from dataloader.store.cluster import PORT, START_TIMEOUT_S, VERSION, Cluster, versions_in
 
 DATABASE: Final = "dataloader"
 LAST_LINES: Final = 3
@@ -119,7 +119,7 @@ class EmbeddedPostgres:
 def embedded_postgres(
     data_dir: Path,
     *,
-    version: int = 18,
+    version: int = VERSION,
     extra_settings: Mapping[str, str] = MappingProxyType({}),
     bin_dir: Path | None = None,
 ) -> Iterator[EmbeddedPostgres]:
@@ -134,6 +134,7 @@ def embedded_postgres(
         bin_dir: the folder of the programs of that version, where another PostgreSQL than the package's is to run.
 
     Raises:
+        ConfigError: the directory can't be made or written to.
         EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
             did not start; then with the last lines of its log.
     """

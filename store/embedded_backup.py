@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
-from dataloader.store.cluster import sync_directory
+from dataloader.store.cluster import VERSION, programs_of, sync_directory
 from dataloader.store.embedded import DATABASE, EmbeddedPostgres
 from dataloader.store.file_lock import lock_alone
 
@@ -54,25 +54,68 @@ def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object])
         ConfigError: there is such a file, or it can't be written.
         EmbeddedDatabaseError: the database can't be read.
     """
-    if file.exists():
-        raise ConfigError(f"FILE: {file} exists already; choose another name, or remove it")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    _check_free(file)
+    part = file.with_name(f".{file.name}.part")
     options = ("--format=custom", "--verbose", f"--exclude-table={_STAGES}", f"--lock-wait-timeout={LOCK_TIMEOUT_S}s")
     dump = server.program("pg_dump", *options)
     try:
-        with part.open("xb") as output:
-            part.chmod(0o600)
-            _run(dump, tell, output)
-            os.fsync(output.fileno())
-        size = part.stat().st_size
-        part.rename(file)
+        with _open_alone(part, file) as output:
+            try:
+                _check_free(file)
+                _run(dump, tell, output)
+                os.fsync(output.fileno())
+                part.rename(file)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+            size = os.fstat(output.fileno()).st_size
         sync_directory(file.parent)
     except OSError as error:
         raise ConfigError(f"FILE: {file} can't be written: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
     return size
+
+
+def _check_free(file: Path) -> None:
+    if file.exists():
+        raise ConfigError(f"FILE: {file} exists already; choose another name, or remove it")
+
+
+def _open_alone(part: Path, file: Path) -> IO[bytes]:
+    """The part of a backup, empty, and locked while we or our pg_dump have it open; one of the dead is used again."""
+    while True:
+        output = os.fdopen(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+        with contextlib.ExitStack() as unless_ours:
+            unless_ours.callback(output.close)
+            try:
+                lock_alone(output.fileno(), 0)
+            except TimeoutError:
+                raise ConfigError(f"FILE: another backup to {file} goes on; wait for its end") from None
+            found = os.fstat(output.fileno())
+            if found.st_uid != os.geteuid():
+                raise ConfigError(f"FILE: {part} belongs to somebody else; remove it, or choose another name")
+            # Else another backup has come to its end meanwhile: this file has the backup's name by now, or none.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(found, part.lstat()):
+                    output.truncate(0)
+                    unless_ours.pop_all()
+                    return output
+
+
+def check_backup(file: Path) -> None:
+    """Read all of a backup, without a server. Raises `ConfigError` if it is none, is broken, or holds no queue."""
+    try:
+        listed = _read(file, "--list")
+        _read(file, "--file=/dev/null")
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
+        raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {VERSION} can read ({reason})") from error
+    if _JOBS.search(listed) is None:
+        raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
+
+
+def _read(file: Path, how: str) -> str:
+    command = [str(programs_of(VERSION) / "pg_restore"), how, str(file)]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout  # noqa: S603
 
 
 def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
@@ -80,12 +123,12 @@ def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object],
 
     Args:
         server: the running server, of the version that wrote the file or a newer one.
-        file: a backup.
+        file: a backup, in which `check_backup` has found no fault.
         tell: hears the name of each table when its turn has come.
         replace: whether what the database holds may go.
 
     Raises:
-        ConfigError: the file is no backup, or the database is not empty and may not be replaced.
+        ConfigError: the database is not empty and may not be replaced.
         EmbeddedDatabaseError: somebody uses the database, or the backup can't be restored; then all is as before.
     """
     # Of two at once, one would put what the other has just begun in the place of the database.
@@ -108,7 +151,6 @@ def _alone(server: EmbeddedPostgres) -> Iterator[None]:
 
 
 def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
-    _check(server, file)
     if not replace and _psql(server, DATABASE, _NOT_EMPTY):
         raise ConfigError(
             f"--replace: is needed, since the database in {server.data_dir} is not empty; all that it holds would go"
@@ -134,16 +176,6 @@ def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]
             raise _in_use(server, "somebody") from error
     finally:
         _psql(server, "postgres", drop)
-
-
-def _check(server: EmbeddedPostgres, file: Path) -> None:
-    command, environment = server.program("pg_restore", "--list", str(file))
-    listed = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
-    if listed.returncode != 0:
-        reason = listed.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
-        raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {server.version} can read ({reason})")
-    if _JOBS.search(listed.stdout) is None:
-        raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
 
 
 def _in_use(server: EmbeddedPostgres, users: str) -> EmbeddedDatabaseError:

@@ -156,7 +156,10 @@ def _read_line(value: object) -> str:
 def _read_directory(value: object) -> Path:
     if not isinstance(value, (str, Path)) or _CONTROL.search(str(value)):
         raise Refused(DIRECTORY.allowed)
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise Refused(f"{DIRECTORY.allowed} (there is no such user)") from None
 
 
 def _read_host(value: object) -> str:

@@ -10,7 +10,7 @@ import click
 from dataloader.jobs.errors import ConfigError
 from dataloader.store.cluster import versions_in
 from dataloader.store.embedded import embedded_postgres
-from dataloader.store.embedded_backup import back_up
+from dataloader.store.embedded_backup import back_up, check_backup
 from dataloader.store.embedded_backup import restore as restore_database
 from dataloader.supervisor.cli.output import print_json
 from dataloader.supervisor.cli.target import data_dir_option, json_option
@@ -54,6 +54,7 @@ def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) 
     """
     directory = _directory(data_dir)
     began = time.monotonic()
+    check_backup(file)
     with embedded_postgres(directory) as server:
         restore_database(server, file, _tell, replace=replace)
     seconds = round(time.monotonic() - began, 1)

@@ -142,6 +142,9 @@ def _embedded_address(settings: Settings) -> str | None:
         return None
     try:
         server = running_server(settings.data_dir)
-    except EmbeddedDatabaseError:  # somebody else's, or without the extra: what shows the settings shows them still
+    except (
+        EmbeddedDatabaseError,
+        ConfigError,
+    ):  # somebody else's, or without the extra: what shows the settings shows them still
         return None
     return None if server is None else server.masked_dsn

@@ -23,7 +23,7 @@ import attrs
 import pytest
 from databases import raw_connection
 
-from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store import cluster as cluster_module
 from dataloader.store.cluster import Cluster
 from dataloader.store.embedded import embedded_postgres, psql_command
@@ -417,7 +417,10 @@ def test_a_server_that_does_not_start_says_why_with_its_log(data_dir):
 
 def test_a_data_directory_that_can_not_be_made_is_one_clear_error(data_dir):
     (data_dir / "file").touch()
-    with pytest.raises(EmbeddedDatabaseError, match="can't be used"), embedded_postgres(data_dir / "file" / "data"):
+    with (
+        pytest.raises(ConfigError, match=r"^DL_DATA_DIR: .* \(Not a directory\)"),
+        embedded_postgres(data_dir / "file" / "x"),
+    ):
         pass
 
 

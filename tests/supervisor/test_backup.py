@@ -162,24 +162,45 @@ def test_a_database_in_use_is_not_replaced(dataloader, serving, data_dirs, tmp_p
     assert service.wait(timeout=60) == 0
 
 
-def test_a_backup_that_fails_leaves_no_file(start, data_dirs, tmp_path):
+def test_a_backup_that_fails_leaves_no_file_nor_one_that_was_killed_once_another_is_made(
+    start, dataloader, data_dirs, tmp_path
+):
     first, _ = data_dirs
     sql(first, "CREATE TABLE t AS SELECT 1 AS x")
     with embedded_postgres(first) as server:
         command, environment = server.psql("-Xqc", "BEGIN; LOCK TABLE t; SELECT pg_sleep(120)")
         with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as holder:
             holds = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass"
+            end_dump = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pg_dump'"
             wait_until(lambda: sql(first, holds) == "1")
+            killed = start("backup", tmp_path / "b", "--data-dir", first)
+            wait_until(lambda: sql(first, holds) == "2")
+            killed.kill()
+            killed.wait(timeout=60)
+            # Its pg_dump still writes.
+            refused = dataloader("backup", tmp_path / "b", "--data-dir", first)
+            assert (refused.returncode, refused.stderr) == (
+                WRONG_USE,
+                f"FILE: another backup to {tmp_path / 'b'} goes on; wait for its end\n",
+            )
+            sql(first, end_dump)
+            wait_until(lambda: sql(first, holds) == "1")
+            with (tmp_path / ".b.part").open() as part:
+                fcntl.flock(part, fcntl.LOCK_EX)
+
             backup = start("backup", tmp_path / "b", "--data-dir", first)
             wait_until(lambda: sql(first, holds) == "2")
             assert not (tmp_path / "b").exists()
-            sql(first, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pg_dump'")
+            sql(first, end_dump)
             _, errors = backup.communicate(timeout=60)
+            (tmp_path / ".b.part").write_text("longer than what comes next" * 1_000)
             holder.kill()
     assert backup.returncode == FAILED
     assert errors.splitlines()[0] == "pg_dump failed"
     assert "terminating connection" in errors
-    assert list(tmp_path.iterdir()) == []
+    assert dataloader("backup", tmp_path / "b", "--data-dir", first).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert not (tmp_path / "b").read_bytes().endswith(b"next")
 
 
 def test_a_backup_does_not_wait_for_the_stages_of_loads(dataloader, data_dirs, tmp_path):
@@ -226,17 +247,24 @@ def test_of_two_restores_at_once_the_second_is_refused_and_harms_nothing(dataloa
     assert sql(first, "SELECT n FROM dl_jobs") == "1"
 
 
-def test_what_is_no_backup_is_refused(dataloader, data_dirs, tmp_path):
-    first, _ = data_dirs
+def test_what_is_no_backup_or_a_part_of_one_is_refused_and_nothing_is_made_for_it(dataloader, data_dirs, tmp_path):
+    first, second = data_dirs
     (tmp_path / "text").write_text("not a backup")
     refused = dataloader("restore", tmp_path / "text", "--data-dir", first)
     assert refused.returncode == WRONG_USE
     assert refused.stderr.startswith(f"FILE: {tmp_path / 'text'} is no backup that PostgreSQL 18 can read (")
+    assert not first.exists()
     sql(first, "CREATE TABLE t AS SELECT 1 AS x")
     assert dataloader("backup", tmp_path / "b", "--data-dir", first).returncode == 0
     refused = dataloader("restore", tmp_path / "b", "--replace", "--data-dir", first)
     assert refused.returncode == WRONG_USE
     assert refused.stderr == f"FILE: {tmp_path / 'b'} is the backup of another database: it has no table dl_jobs\n"
+    sql(first, "CREATE TABLE dl_jobs AS SELECT gen_random_uuid() FROM generate_series(1, 9999)")
+    assert dataloader("backup", tmp_path / "whole", "--data-dir", first).returncode == 0
+    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-10_000])
+    refused = dataloader("restore", tmp_path / "cut", "--data-dir", second)
+    assert (refused.returncode, "is no backup that PostgreSQL 18 can read (" in refused.stderr) == (WRONG_USE, True)
+    assert not second.exists()
 
 
 def test_a_file_that_is_there_or_can_not_be_made_is_told(dataloader, data_dirs, tmp_path):

@@ -64,6 +64,21 @@ def test_a_question_without_a_database_says_so_and_makes_none(dataloader, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_data_directory_that_can_not_be_one_is_one_line(dataloader, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (
+        ("file", "File exists"),
+        ("file/below", "Not a directory"),
+        ("loop", "Symlink loop" if sys.version_info < (3, 13) else "Too many"),
+    ):
+        path = tmp_path / name
+        result = dataloader("migrate", DL_DATA_DIR=str(path))
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+        assert result.stderr.startswith(f"DL_DATA_DIR: '{path}' is not allowed ({reason}")
+    assert dataloader("config", DL_DATA_DIR=str(tmp_path / "file")).returncode == 0
+
+
 @pytest.mark.requirement("Q16")
 @pytest.mark.parametrize(
     ("address", "host"),

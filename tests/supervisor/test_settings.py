@@ -140,6 +140,11 @@ BAD = [
         "127.0.0.1:80",
         "'127.0.0.1:80' is not allowed; an IP address or host name, without a port, for example 127.0.0.1",
     ),
+    (
+        "DL_DATA_DIR",
+        "~nobody-at-all/x",
+        "'~nobody-at-all/x' is not allowed; the path of a directory (there is no such user)",
+    ),
     ("DL_INSTANCE", "a\nb", r"'a\nb' is not allowed; a text of 1 to 200 characters on one line"),
     ("DL_DB_DSN", "mysql://bob:s3cr3t@db/etl", f"'mysql://***' is not allowed; {DSN_LIKE}"),
     ("DL_DB_DSN", "s3cr3t", f"'***' is not allowed; {DSN_LIKE}"),
