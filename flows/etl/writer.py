@@ -20,7 +20,7 @@ from dataloader.flows.etl.plan import Part
 from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.sources.base import Request
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
-from dataloader.store.etl_refused import Apart, aio_stage_apart
+from dataloader.store.etl_refused import RefusedSearch
 from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl_tables import Lines, aio_stage
 from dataloader.store.transaction import Transactions
@@ -115,16 +115,21 @@ class Writer:
 
     async def _stage(self, part: Part, batch: Batch) -> None:
         began = trio.current_time()
-        number, staged_as = batch.number, part.staged_as(self.shared.token)
+        number = left = batch.number
+        staged_as = part.staged_as(self.shared.token)
         try:
             try:
                 if number:
                     await self.transactions.run(aio_stage, staged_as, batch.lines)
             except Unstorable:
-                most_in_a_row = self.shared.config.max_failures
-                apart = await self.transactions.run(aio_stage_apart, staged_as, batch.lines, most_in_a_row)
-                part.staged += apart.staged
-                self._refused(part, batch, apart)
+                search = RefusedSearch(staged_as, batch.lines, self.shared.config.max_failures)
+                try:
+                    while not search.is_over:
+                        search.staged += await self.transactions.run(search.aio_go_on)
+                finally:
+                    left -= search.staged + len(search.refused)
+                    part.staged += search.staged
+                    self._refused(part, batch, search)
             else:
                 part.staged += number
                 if number:
@@ -139,12 +144,12 @@ class Writer:
             for request in batch.requests:
                 part.arrivals.failed(request.key)
             self.shared.log.warning(
-                "a batch was refused and is rolled back", phase="writing", rows=number, error=str(error)
+                "a batch was refused and is rolled back", phase="writing", rows=left, error=str(error)
             )
-            key = f"{number} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
+            key = f"{left} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
             sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
             failure = self.shared.failure(
-                part, "batch", key, str(error), sample=sample, requests=batch.requests, times=number
+                part, "batch", key, str(error), sample=sample, requests=batch.requests, times=left
             )
             self.shared.report.failed(failure)
         finally:
@@ -152,12 +157,12 @@ class Writer:
             self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
 
-    def _refused(self, part: Part, batch: Batch, apart: Apart) -> None:
+    def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
         """Rows that the database refused are failures of their own; the others of their batch are staged."""
         # One of them may be what a row that the table has already has become.
-        part.lacks_records |= bool(apart.refused)
+        part.lacks_records |= bool(search.refused)
         following = 0
-        for row in apart.refused:
+        for row in search.refused:
             if row.place > following:
                 self.shared.report.worked()
             following = row.place + 1
@@ -168,10 +173,10 @@ class Writer:
                 part, "row", key or f"row {following}", row.error, sample=sample, requests=[batch.requests[row.piece]]
             )
             self.shared.report.failed(failure)
-        if following < batch.number and not apart.is_given_up:
+        if following < batch.number and not search.is_given_up:
             self.shared.report.worked()
-        for first in apart.refused[:1]:
-            told = {"rows": len(apart.refused), "staged": apart.staged, "error": first.error}
+        for first in search.refused[:1]:
+            told = {"rows": len(search.refused), "staged": search.staged, "error": first.error}
             self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
 
     async def _keep(self, part: Part) -> None:

@@ -189,8 +189,8 @@ async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(it
 
 
 async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, outcome_of, failures, monkeypatch, raw):
-    apart = []
-    monkeypatch.setattr(writer, "aio_stage_apart", lambda *args: apart.append(args))
+    searches = []
+    monkeypatch.setattr(writer, "RefusedSearch", lambda *args: searches.append(args))
     stage = writer.aio_stage
 
     async def aio_stage(connection, segment, pieces):
@@ -202,7 +202,31 @@ async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, 
     items.records = [item(number) for number in range(5)]
     outcome = await outcome_of(items_load(items.service.url, windows=None))
     assert "the database can't serve us now (QueryCanceledError" in outcome.error
-    assert (apart, await failures()) == ([], [])
+    assert (searches, await failures()) == ([], [])
+
+
+async def test_what_a_search_for_refused_rows_had_staged_when_it_was_refused_itself_is_written(
+    items, outcome_of, failures, raw, table
+):
+    await raw.execute("""
+        CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
+        BEGIN
+          IF id = 150 THEN RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = 'not this table'; END IF;
+          RETURN id > 100 OR id % 2 = 0;
+        END $$;
+        ALTER TABLE item ADD CHECK (look(id))""")
+    items.records = [item(number) for number in range(200)]
+    pipeline = BEARS_ALL | {"batch_size": 200}
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=pipeline))
+    counts = outcome.result["counts"]
+    # Up to the last transaction of the search that was committed, in the order of the rows.
+    written = int(counts["inserted"])
+    assert 0 < written < 50
+    assert sorted(map(int, await table("id"))) == [*range(0, 2 * written, 2)]
+    assert counts["rows_failed"] == 200 - written
+    [*rows, (phase, key, error)] = await failures()
+    assert (len(rows), phase, key) == (50, "batch", f"{150 - written} rows of /items")
+    assert "not this table" in error
 
 
 async def test_a_row_may_lack_columns_that_others_have(items, counts_of, failures, raw, table):

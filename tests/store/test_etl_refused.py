@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 from etl_loads import STAGE, open_load
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store import etl_refused
-from dataloader.store.etl_refused import aio_stage_apart
+from dataloader.store.etl_refused import RefusedSearch
 from dataloader.store.etl_tables import Lines, quote
 from dataloader.store.transaction import Transactions
 
 pytestmark = pytest.mark.requirement("E10")
 NEVER = 1_000_000
+SUBTRANSACTIONS = 64
+"""Of a transaction, that a server keeps in memory for all sessions (PGPROC_MAX_CACHED_SUBXIDS)."""
 
 
 @pytest.fixture
@@ -27,15 +30,17 @@ async def transactions(store):
 
 @pytest.fixture
 def tries(monkeypatch):
-    """How many rows each COPY had."""
-    spans, stage = [], etl_refused.aio_stage
+    """How many rows each COPY had; no transaction has more of them than it may."""
+    spans, transactions, stage = [], Counter(), etl_refused.aio_stage
 
     async def aio_stage(connection, segment, pieces):
         spans.append(len(pieces))
+        transactions[await connection.fetchval("SELECT pg_current_xact_id()::text")] += 1
         return await stage(connection, segment, pieces)
 
     monkeypatch.setattr(etl_refused, "aio_stage", aio_stage)
-    return spans
+    yield spans
+    assert max(transactions.values()) <= etl_refused.MAX_TRIES < SUBTRANSACTIONS
 
 
 @pytest.fixture
@@ -54,7 +59,9 @@ def apart(transactions, raw):
             for request, part in enumerate((cells[:half], cells[half:]), 1)
             if part
         ]
-        found = await transactions.run(aio_stage_apart, load.segment, pieces, most_in_a_row)
+        found = RefusedSearch(load.segment, pieces, most_in_a_row)
+        while not found.is_over:
+            found.staged += await transactions.run(found.aio_go_on)
         staged = await raw.fetchval(f"SELECT array_agg(id ORDER BY id) FROM {quote(STAGE)}")
         await raw.execute("DROP TABLE target")
         return found, staged or []
