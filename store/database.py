@@ -60,7 +60,7 @@ _UNSTORABLE = (
     asyncpg.ProgramLimitExceededError,
     UnicodeEncodeError,
 )
-_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
+MISSING: Final = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 _RIGHTS: Final = {
     "schema": "USAGE, CREATE",
@@ -106,7 +106,7 @@ def said(error: BaseException) -> str:
 def translate(error: BaseException) -> StoreError | None:
     """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
     text = said(error)
-    if isinstance(error, _SCHEMA):
+    if isinstance(error, MISSING):
         return SchemaError(
             f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or, if that finds nothing to "
             "do, the output of `dataloader migrate --sql` by psql"

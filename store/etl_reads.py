@@ -23,6 +23,7 @@ from dataloader.store import etl_runs
 from dataloader.store.connection import PLANNER_OF_USERS
 from dataloader.store.database import Database, set_local
 from dataloader.store.reads import MAX_PAGE, Cursor
+from dataloader.store.transaction import told_of_users
 
 MAX_LOADS: Final = 200
 """The most loads that one call lists: each has its last run and its failures looked up."""
@@ -318,7 +319,8 @@ async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[
     try:
         async with connection.transaction(readonly=True):
             await connection.execute(set_local(PLANNER_OF_USERS))
-            return [dict(row) for row in await connection.fetch(sql, *values)]
+            with told_of_users(connection):
+                return [dict(row) for row in await connection.fetch(sql, *values)]
     except asyncpg.ReadOnlySQLTransactionError as error:
         # Our own doing, not a server that has become a standby, which will pass.
         raise StoreError(f"only reading is allowed here: {error}") from error

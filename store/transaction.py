@@ -11,18 +11,19 @@ begin: then the connection is ended, and the fence decides what a commit that wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 import attrs
 import trio
 
-from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.store.connection import PLANNER_OF_USERS, connect
 from dataloader.store.database import (
+    MISSING,
     Database,
     DatabaseOptions,
     aio_close,
@@ -67,16 +68,11 @@ class JobTransaction:
         return int(tag.rpartition(" ")[2])
 
     async def _run(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await self._database.crossing.run(method, *args, **kwargs)
-        except SchemaError as error:
-            # The SQL is the handler's, and so are the tables.
-            raise StoreError(said(error.__cause__ or error)) from error.__cause__
-        except StoreUnavailable as error:
-            # So is the use of the driver, such as the number of arguments.
-            if isinstance(error.__cause__, asyncpg.InterfaceError) and not self._connection.is_closed():
-                raise StoreError(said(error.__cause__)) from error.__cause__
-            raise
+        async def aio_told() -> T:
+            with told_of_users(self._connection):
+                return await method(*args, **kwargs)
+
+        return await self._database.crossing.run(aio_told)
 
 
 class Transactions:
@@ -137,7 +133,7 @@ class Transactions:
         connection = await self._aio_begin()
         try:
             result = await operation(connection)
-            await connection.execute("COMMIT")
+            await _aio_commit(connection)
         except BaseException:
             # With a word to the server: a statement that goes on there keeps its locks.
             await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
@@ -193,6 +189,22 @@ class Transactions:
         raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
 
 
+@contextmanager
+def told_of_users(connection: Any) -> Iterator[None]:
+    """Inside, statements are a user's own: so are the tables that they miss, and the arguments that they count wrong.
+
+    Raises `StoreError` for what would be taken for the queue's tables, or for a database that is away.
+    """
+    try:
+        yield
+    except MISSING as error:
+        raise StoreError(said(error)) from error
+    except asyncpg.InterfaceError as error:
+        if connection.is_closed():
+            raise
+        raise StoreError(said(error)) from error
+
+
 def _begin_with(options: DatabaseOptions) -> str:
     """What begins a transaction. Behind a pooler, which ignores what a connection asks for, with the settings in it."""
     if options.lock_dsn in {None, options.dsn}:
@@ -221,7 +233,13 @@ async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
     if ending.token not in finished.written:
         message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
         raise LeaseLost(message)
-    await connection.execute("COMMIT")
+    await _aio_commit(connection)
+
+
+async def _aio_commit(connection: Any) -> None:
+    # What is deferred until now are constraints and triggers of users' tables.
+    with told_of_users(connection):
+        await connection.execute("COMMIT")
 
 
 async def _aio_committed(connection: Any, ending: Ending) -> bool:

@@ -91,6 +91,20 @@ async def test_nothing_can_be_written(items, counts_of_failed, raw, names, befor
     assert await raw.fetchval("SELECT count(*) FROM name") == 2
 
 
+@pytest.mark.parametrize(
+    ("sql", "args", "said"),
+    [("SELECT 1 FROM nowhere", (), '"nowhere" does not exist'), ("SELECT 1", (1,), "expects 0 arguments")],
+)
+async def test_a_statement_that_can_not_be_run_is_its_record_s_failure(items, outcome_of, raw, sql, args, said):
+    items.records = [item(1)]
+    load = items_load(items.service.url, windows=None, transform=lambda _, reader: reader.fetch(sql, *args), reads=True)
+    await outcome_of(load)
+    [failure] = await raw.fetch("SELECT phase, error FROM dl_etl_failures")
+    assert failure["phase"] == "record"
+    assert said in failure["error"]
+    assert "queue" not in failure["error"]
+
+
 async def test_a_connection_that_is_lost_is_no_record_s_failure(items, outcome_of, raw):
     items.records = [item(number) for number in range(20)]
 

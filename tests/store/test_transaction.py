@@ -156,13 +156,27 @@ async def test_a_swallowed_failure_does_not_pass_for_a_success(transactions, run
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, run, raw, row_of):
+@pytest.mark.parametrize(
+    ("deferred", "said"),
+    [
+        ("ALTER TABLE target ADD CONSTRAINT u UNIQUE (t) DEFERRABLE INITIALLY DEFERRED", 'unique constraint "u"'),
+        (
+            """
+            CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO notes VALUES (1); END $$;
+            CREATE CONSTRAINT TRIGGER note AFTER INSERT ON target DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION note()""",
+            'relation "notes" does not exist',
+        ),
+    ],
+)
+async def test_a_failure_that_only_the_commit_finds_is_no_success(transactions, run, raw, row_of, deferred, said):
     _worker, job, success = run
-    await raw.execute("ALTER TABLE target ADD CONSTRAINT u UNIQUE (t) DEFERRABLE INITIALLY DEFERRED")
-    with pytest.raises(StoreError):
+    await raw.execute(deferred)
+    with pytest.raises(StoreError, match=said) as raised:
         async with transactions.open(success) as transaction:
             await transaction.execute("INSERT INTO target VALUES (1, 'same'), (2, 'same')")
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (0, "running")
+    assert not isinstance(raised.value, SchemaError)
 
 
 @pytest.mark.requirement("Q12")
