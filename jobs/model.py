@@ -123,7 +123,8 @@ class NewJob:
 class Enqueued:
     """The answer to a request: the job that stands for it, and whether this request made it.
 
-    `queue_state` is filled in by those who look after it, which `enqueue` does not: the HTTP API and its clients.
+    `queue_state`, what keeps the queue of a queued job from taking it, is filled in by a supervisor, the HTTP API and
+    the command line; where `store.enqueue` alone has added the job it is None.
     """
 
     job_id: UUID

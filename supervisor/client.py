@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
+from dataloader.store.job_logs import Level, LogPage
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 
 BULK: Final = 1_000
@@ -41,6 +43,11 @@ class Client(Protocol):
 
     async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         """The job's journal, oldest first, from behind the event `after`."""
+
+    async def logs(
+        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+    ) -> LogPage:
+        """What the job has logged, oldest line first, from behind the event `after`; `store.job_logs` says the rest."""
 
     async def cancel(self, job_id: UUID) -> JobRecord:
         """Cancel a queued job, ask a running one to end, leave an ended one as it is."""
@@ -87,6 +94,8 @@ class Client(Protocol):
 
 AWAY_S: Final = 1.0
 """How long a database, or a service, that is away is left alone."""
+MOST_AWAY_S: Final = 600.0
+"""How long those who wait for a job wait for an answer. A restart or a failover takes less."""
 
 
 MANY_AGAIN: Final = BULK // 2
@@ -106,14 +115,49 @@ async def repeat_bulk(change: Callable[[], Awaitable[int]], *, least: int) -> in
             return count
 
 
-async def job_that_was_added(client: Client, job_id: UUID, *, timeout_s: float) -> JobRecord:
+@attrs.define
+class Patience:
+    """Outlasts a database, or a service, that is away while somebody waits for a job; `tell` hears when, and its end.
+
+    The job goes on meanwhile, and so does the wait: nothing but reading is repeated.
+    """
+
+    job_id: UUID
+    tell: Callable[[str], Any]
+    _gives_up_at: float | None = attrs.field(default=None, init=False)
+
+    async def outlast(self, error: StoreUnavailable) -> None:
+        """Return when it is time to ask again. Raises `StoreUnavailable` after `MOST_AWAY_S` without an answer."""
+        minutes = f"{MOST_AWAY_S / 60:g} minutes"
+        if self._gives_up_at is None:
+            self._gives_up_at = trio.current_time() + MOST_AWAY_S
+            self.tell(f"{error}; waiting for it for {minutes} at most")
+        elif trio.current_time() >= self._gives_up_at:
+            todo = f"ask for the job later by `dataloader status {self.job_id}`"
+            raise StoreUnavailable(f"gave up after {minutes} without an answer: {error}; {todo}") from error
+        await trio.sleep(AWAY_S)
+
+    def answered(self) -> None:
+        """An outage, if there was one, is over."""
+        if self._gives_up_at is not None:
+            self._gives_up_at = None
+            self.tell("it answers again")
+
+
+async def job_that_was_added(
+    client: Client, job_id: UUID, *, timeout_s: float, tell: Callable[[str], Any]
+) -> JobRecord:
     """The job, as soon as its database, or the service, answers; asked a last time after `timeout_s` seconds."""
+    patience = Patience(job_id, tell)
     with trio.move_on_after(timeout_s):
         while True:
             try:
-                return await client.job(job_id)
-            except StoreUnavailable:
-                await trio.sleep(AWAY_S)
+                job = await client.job(job_id)
+            except StoreUnavailable as error:
+                await patience.outlast(error)
+            else:
+                patience.answered()
+                return job
     try:
         return await client.job(job_id)
     except StoreUnavailable as error:
@@ -121,17 +165,27 @@ async def job_that_was_added(client: Client, job_id: UUID, *, timeout_s: float) 
 
 
 async def wait_for_end(
-    client: Client, job: JobRecord, *, timeout_s: float, on_change: Callable[[JobRecord], Any]
+    client: Client,
+    job: JobRecord,
+    *,
+    timeout_s: float,
+    on_change: Callable[[JobRecord], Any],
+    tell: Callable[[str], Any] = lambda _said: None,
 ) -> JobRecord:
-    """Wait until the job has ended, or `timeout_s` seconds; how it stands then comes back."""
+    """Wait until the job has ended, or `timeout_s` seconds; how it stands then comes back.
+
+    `tell` hears of outages, where no supervisor in the process logs them. Raises `StoreUnavailable` after `MOST_AWAY_S`
+    without an answer.
+    """
+    patience = Patience(job.job_id, tell)
     with trio.move_on_after(timeout_s):
         while not job.status.is_final:
             try:
                 now = await client.change(job)
-            except StoreUnavailable:
-                # The job goes on, and so does the wait: nothing but reading is repeated.
-                await trio.sleep(AWAY_S)
+            except StoreUnavailable as error:
+                await patience.outlast(error)
                 continue
+            patience.answered()
             if _shown(now) != _shown(job):
                 on_change(now)
             job = now

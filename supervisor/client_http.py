@@ -23,6 +23,7 @@ from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.states import Status
 from dataloader.store.etl_reads import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
+from dataloader.store.job_logs import Level, LogPage
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.values import is_loopback
@@ -98,6 +99,13 @@ class HttpClient(Client):
     async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         page = {"after": after, "limit": limit}
         return await self._list(JobEvent, "events", f"/jobs/{job_id}/events", params=page)
+
+    async def logs(
+        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+    ) -> LogPage:
+        wanted = {"after": after, "limit": limit, "level": level, "load": load}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return await self._ask(LogPage, "GET", f"/jobs/{job_id}/logs", params=given)
 
     async def cancel(self, job_id: UUID) -> JobRecord:
         await self._ask(dict, "POST", f"/jobs/{job_id}/cancel")

@@ -26,6 +26,7 @@ from dataloader.store.control import Actor
 from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
+from dataloader.store.job_logs import Level, LogPage, list_log
 from dataloader.store.queue_states import ServedQueues
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
 from dataloader.store.workers import ALIVE_WITHIN_S
@@ -93,6 +94,11 @@ class StoreClient(Client):
 
     async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         return await reads.list_events(self.database, job_id, after=after, limit=limit)
+
+    async def logs(
+        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+    ) -> LogPage:
+        return await list_log(self.database, job_id, after=after, limit=limit, level=level, load=load)
 
     async def cancel(self, job_id: UUID) -> JobRecord:
         return await control.cancel(self.database, job_id, self.actor)

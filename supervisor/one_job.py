@@ -8,6 +8,7 @@ The first SIGINT or SIGTERM cancels the job, and its end is waited for; the seco
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
@@ -52,8 +54,8 @@ async def run_job(
 
     `server` is the embedded one that they lead to: it is started again, should it end.
 
-    Raises what a supervisor raises that can't start, and `StoreUnavailable` if the database does not answer: a service
-    waits for it, but who has typed a command wants to know.
+    Raises what a supervisor raises that can't start, and `StoreUnavailable` if the database does not answer at the
+    start, or later for `MOST_AWAY_S`: a service waits for it, but who has typed a command wants to know.
     """
     await _ask_database(settings)
     queue = f"one job {uuid7()}"
@@ -77,7 +79,7 @@ async def run_job(
                     outcome.job = await wait_for_end(client, outcome.job, timeout_s=math.inf, on_change=on_change)
                 except BaseException:
                     # Else it would go back to a queue that nobody serves.
-                    with trio.move_on_after(LAST_WORD_S, shield=True):
+                    with trio.move_on_after(LAST_WORD_S, shield=True), contextlib.suppress(StoreError):
                         outcome.job = await client.cancel(enqueued.job_id)
                     raise
             nursery.cancel_scope.cancel()

@@ -34,6 +34,7 @@ _FILES: Final = MappingProxyType(
         "status": "jobs",
         "jobs": "jobs",
         "events": "jobs",
+        "logs": "jobs",
         "cancel": "control",
         "retry": "control",
         "audit": "control",

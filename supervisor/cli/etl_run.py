@@ -24,7 +24,7 @@ from dataloader.supervisor.cli.arguments import day_or_instant
 from dataloader.supervisor.cli.entry import INTERRUPTED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.etl_screen import Screen, open_screen, print_summary
 from dataloader.supervisor.cli.loading import load_tasks
-from dataloader.supervisor.cli.output import print_json
+from dataloader.supervisor.cli.output import print_json, tell
 from dataloader.supervisor.cli.pipeline import pipeline_options
 from dataloader.supervisor.cli.target import Target, asks_queue, provide_server
 from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
@@ -168,9 +168,9 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
     if reason := await _unserved(client, new.queue):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
     added.append(await client.trigger(new))
-    job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf)
+    job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf, tell=tell)
     screen.changed(job)
-    return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed)
+    return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed, tell=tell)
 
 
 async def _unserved(client: Client, queue: str) -> str | None:

@@ -1,18 +1,21 @@
-"""Commands for single jobs: add one, look at one, list them, read a journal."""
+"""Commands for single jobs: add one, look at one, list them, read a journal or a log."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from uuid import UUID
 
 import click
 import trio
 
+from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
-from dataloader.store.reads import JobFilter
+from dataloader.store.job_logs import LEVELS, Level, LogPage
+from dataloader.store.reads import MAX_PAGE, JobFilter
 from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.output import (
@@ -23,11 +26,15 @@ from dataloader.supervisor.cli.output import (
     print_json,
     print_table,
     state_of,
+    tell,
     why_not_taken,
     why_waits,
 )
 from dataloader.supervisor.cli.target import Target, asks_queue
-from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
+from dataloader.supervisor.client import Client, Patience, job_that_was_added, wait_for_end
+
+FOLLOW_S: Final = 1.0
+"""Between two looks at the log that is followed; a process writes its lines within a second."""
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
@@ -71,10 +78,10 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
         if not wait:
             return enqueued, None
         until = trio.current_time() + timeout_s
-        job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s)
+        job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s, tell=tell)
         changes.show(job)
         left_s = max(until - trio.current_time(), 0)
-        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=changes.show)
+        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=changes.show, tell=tell)
 
     enqueued, job = target.ask(question)
     if job is not None:
@@ -102,7 +109,7 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
             return job
         changes = _Changes()
         changes.show(job)
-        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show)
+        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show, tell=tell)
 
     job = target.ask(question)
     if wait:
@@ -143,6 +150,74 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
         ((event.event_id, event.ts, event.kind, _short_first(event.payload)) for event in journal),
         nothing="no events",
     )
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--follow", is_flag=True, help="Go on with what is logged from now on, until the job has ended.")
+@click.option("--level", type=click.Choice(LEVELS), help="Only lines that are as serious as that, or more.")
+@click.option("--load", help="Only lines about this load of a flow.")
+@click.option("--limit", type=click.IntRange(1, 1000), help="Lines at most, without --follow.  [default: 1000]")
+@click.option("--after", type=NUMBER, default=0, help="Only those behind the line with this number.")
+@asks_queue
+def logs(
+    target: Target,
+    *,
+    job_id: UUID,
+    follow: bool,
+    level: Level | None,
+    load: str | None,
+    limit: int | None,
+    after: int,
+    as_json: bool,
+) -> None:
+    """Read what a job has logged, oldest line first.
+
+    These are the lines of `job.log`, and those that a load logs by itself.
+    """
+    if follow and (as_json or limit is not None):
+        raise click.UsageError("--follow goes without --json and --limit")
+
+    def read(client: Client, behind: int) -> Awaitable[LogPage]:
+        return client.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
+
+    if follow:
+        target.ask(lambda client: _follow(client, job_id, read, after))
+        return
+    page = target.ask(lambda client: read(client, after))
+    if as_json:
+        print_json(page)
+        return
+    _print_lines(page)
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+    elif not page.lines:
+        click.echo("no lines", err=True)
+
+
+async def _follow(client: Client, job_id: UUID, read: Callable[[Client, int], Awaitable[LogPage]], after: int) -> None:
+    """Print what the job logs until it has ended."""
+    patience = Patience(job_id, tell)
+    while True:
+        try:
+            has_ended = (await client.job(job_id)).status.is_final
+            page = await read(client, after)  # what was logged before the end is there when the end is
+        except StoreUnavailable as error:
+            await patience.outlast(error)
+            continue
+        patience.answered()
+        _print_lines(page)
+        after = page.next or max((line.event_id for line in page.lines), default=after)
+        if page.next is None:
+            if has_ended:
+                return
+            await trio.sleep(FOLLOW_S)
+
+
+def _print_lines(page: LogPage) -> None:
+    for line in page.lines:
+        parts = (cell(line.ts), f"{cell(line.level):7}", cell(line.message), cell(line.fields))
+        click.echo("  ".join(filter(None, parts)))
 
 
 def _short_first(payload: object) -> object:

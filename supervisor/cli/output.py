@@ -24,6 +24,11 @@ from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.visible import visible, visible_json
 
 
+def tell(said: str) -> None:
+    """Print a line for whoever watches on stderr: what is printed on stdout is the answer alone."""
+    click.echo(visible(said), err=True)
+
+
 def print_json(value: object, *, is_masked: bool = False) -> None:
     """Print one JSON document: a record, or a list or dictionary of them; secrets masked, unless they are already."""
     plain = msgspec.to_builtins(value)

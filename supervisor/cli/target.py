@@ -18,6 +18,7 @@ import click
 import trio
 
 from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.cli.entry import leaves
 from dataloader.supervisor.client import Client
 from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings, load_settings
 
@@ -60,7 +61,13 @@ def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
 
     Raised where it strikes, it would strike within the driver's C code too, which then waits for ever, or crashes.
     """
-    results = trio.run(_until_interrupted, operation, *args)
+    try:
+        results = trio.run(_until_interrupted, operation, *args)
+    except BaseExceptionGroup as group:
+        for error in leaves(group):
+            if isinstance(error, BrokenPipeError):  # who read our output has left: click knows it by this error alone
+                raise error from None
+        raise
     if not results:
         raise click.Abort from KeyboardInterrupt()
     return results[0]

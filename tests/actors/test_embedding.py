@@ -38,14 +38,19 @@ async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
 
 
 @pytest.mark.requirement("Q2")
-async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job(open_worker, raw):
+async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one_that_nobody_takes_says_so(
+    open_worker, raw
+):
     async with open_worker(greeting_tasks()) as supervisor:
         new = NewJob(queue="q", task="greet")
         [first], [second] = [await supervisor.trigger_many([new]) for _ in range(2)]
         assert (first.created, second.created, second.job_id) == (True, False, new.job_id)
+        # As by HTTP and by the command line.
+        other = [NewJob(queue=queue, task="greet") for queue in ("nobody serves it", "q")]
+        assert [added.queue_state for added in await supervisor.trigger_many(other)] == ["no_worker", None]
         assert (await supervisor.wait(new.job_id, timeout_s=10)).status == "succeeded"
         assert [added.created for added in await supervisor.trigger_many([new])] == [False]
-    assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", new.job_id) == 1
 
 
 async def test_a_host_that_is_cancelled_as_it_begins_leaves_none_behind(open_worker, raw):

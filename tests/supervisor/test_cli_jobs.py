@@ -92,7 +92,7 @@ def test_status_shows_how_a_job_stands_to_people_and_to_machines(on_database, ad
     assert sorted(names) == sorted(fields)
 
 
-@pytest.mark.parametrize("command", ["status", "events", "cancel", "retry"])
+@pytest.mark.parametrize("command", ["status", "events", "logs", "cancel", "retry"])
 def test_a_job_that_is_not_there_ends_with_4(on_database, command):
     result = on_database(command, MISSING)
     assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
@@ -263,6 +263,49 @@ def test_events_are_listed_from_the_oldest_on(on_database, add):
     assert [event["kind"] for event in events] == ["queued", "canceled"]
     lines = on_database("events", job_id, "--after", events[0]["event_id"]).stdout.splitlines()
     assert [line.split()[3] for line in lines[1:]] == ["canceled"]
+
+
+def say(database, job_id, level, message, **fields):
+    """Log a line of a job, as a worker does."""
+    line = json.dumps({"level": level, "message": message, "fields": fields})
+    database.psql(
+        "insert into dl_job_events (job_id, queue, kind, payload)"
+        f" select job_id, queue, 'log', $${line}$$ from dl_jobs where job_id = '{job_id}'"
+    )
+
+
+@pytest.mark.requirement("E11")
+def test_what_a_job_has_logged_is_read_line_by_line_masked_and_in_pages(on_database, add, database):
+    job_id = add("q", "t")
+    assert on_database("logs", job_id).stderr == "no lines\n"
+    say(database, job_id, "info", "read", rows=3, load="a")
+    say(database, job_id, "error", "token=sesame\nbroken")
+    lines = on_database("logs", job_id).stdout.splitlines()
+    assert [line.split("Z  ")[1] for line in lines] == [
+        'info     read  {"load":"a","rows":3}',
+        r"error    token=***\nbroken",
+    ]
+    assert on_database("logs", job_id, "--level", "error").stdout.splitlines() == lines[1:]
+    assert on_database("logs", job_id, "--load", "a").stdout.splitlines() == lines[:1]
+    first = on_database("logs", job_id, "--limit", 1)
+    assert on_database("logs", job_id, *first.stderr.removeprefix("more: ").split()).stdout.splitlines() == lines[1:]
+    page = json.loads(on_database("logs", job_id, "--json").stdout)
+    assert ([line["message"] for line in page["lines"]], page["next"]) == (["read", "token=***\nbroken"], None)
+    assert on_database("logs", job_id, "--follow", "--json").returncode == 2
+
+
+@pytest.mark.requirement("E11")
+def test_a_log_is_followed_until_the_job_has_ended(start, add, database):
+    job_id = add("q", "t")
+    say(database, job_id, "info", "first")
+    following = start("logs", job_id, "--follow", DL_DB_DSN=database.dsn)
+    assert following.stdout.readline().rstrip().endswith("info     first")
+    say(database, job_id, "info", "second")
+    assert following.stdout.readline().rstrip().endswith("info     second")
+    say(database, job_id, "info", "last")
+    end(database, job_id, "failed")
+    stdout, stderr = following.communicate(timeout=20)
+    assert (following.returncode, stdout.count("\n"), stdout.rstrip()[-4:], stderr) == (0, 1, "last", "")
 
 
 def test_what_is_long_comes_last_in_a_line_of_the_journal(on_database, add, database):

@@ -159,6 +159,11 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     assert done("cancel", job_id)[0]["status"] == "canceled"
     assert done("retry", job_id)[0]["status"] == "queued"
     assert [event["kind"] for event in asked("events", job_id)] == ["queued", "canceled", "requeue"]
+    database.psql(
+        f"insert into dl_job_events (job_id, queue, kind, payload) values ('{job_id}', 'a/b ü', 'log',"
+        """ '{"level": "info", "message": "password=x", "fields": {"rows": 3}}')"""
+    )
+    assert [line["message"] for line in asked("logs", job_id, "--level", "info")["lines"]] == ["password=***"]
     assert done("cancel", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("retry", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("pause", "a/b ü")["paused"]
@@ -172,7 +177,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     assert len(asked("audit", "--before", 3)) == 2
     assert len(asked("workers")) == 1
 
-    for command in ("status", "cancel", "retry", "events"):
+    for command in ("status", "cancel", "retry", "events", "logs"):
         result = dataloader(command, MISSING, "--url", url, DL_TOKEN="sixteen-characters")
         assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
     queued = dataloader("retry", job_id, "--url", url, DL_TOKEN="sixteen-characters")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import trio
 from conditions import until
@@ -19,12 +22,13 @@ from dataloader.supervisor.client_store import StoreClient
 
 
 @pytest.mark.requirement("Q12")
-async def test_a_wait_goes_on_when_the_database_is_back(database, monkeypatch):
+async def test_a_wait_goes_on_when_the_database_is_back_and_says_so_and_ends_when_it_stays_away(database, monkeypatch):
     monkeypatch.setattr(client, "AWAY_S", 0.05)
-    job_id, ended = uuid7(), []
+    job_id, ended, told = uuid7(), [], []
 
     async def wait(queue, job):
-        ended.append(await client.wait_for_end(queue, job, timeout_s=30, on_change=lambda _job: None))
+        waiting = client.wait_for_end(queue, job, timeout_s=30, on_change=lambda _job: None, tell=told.append)
+        ended.append(await waiting)
 
     async with (
         raw_connection(database.dsn) as raw,
@@ -40,7 +44,21 @@ async def test_a_wait_goes_on_when_the_database_is_back(database, monkeypatch):
             await trio.sleep(1)
             await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = $1", job_id)
             proxy.mend()
+        proxy.cut()
+        monkeypatch.setattr(client, "MOST_AWAY_S", 0.6)
+        for wait_for in (
+            partial(client.wait_for_end, job=job, on_change=lambda _job: None),
+            partial(client.job_that_was_added, job_id=job_id),
+        ):
+            with trio.fail_after(30), pytest.raises(StoreUnavailable) as gave_up:
+                await wait_for(StoreClient(store, None, Settings()), timeout_s=math.inf, tell=str)
+            said = str(gave_up.value)
+            assert said.startswith("gave up after 0.01 minutes without an answer: ")
+            assert said.endswith(f"; ask for the job later by `dataloader status {job_id}`")
     assert [job.status for job in ended] == [Status.SUCCEEDED]
+    away, back = told
+    assert away.endswith("; waiting for it for 10 minutes at most")
+    assert back == "it answers again"
 
 
 async def _refused(store):
@@ -62,4 +80,4 @@ async def test_a_job_that_was_added_is_not_asked_for_longer_than_one_waits():
             raise StoreUnavailable("gone")
 
     with trio.fail_after(20), pytest.raises(StoreUnavailable):
-        await client.job_that_was_added(Away(), uuid7(), timeout_s=0.1)
+        await client.job_that_was_added(Away(), uuid7(), timeout_s=0.1, tell=str)
