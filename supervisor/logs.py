@@ -6,8 +6,9 @@ ours. All other code says `log = get_logger(__name__)` (`dataloader.jobs.logger`
 logger, as do those of Hypercorn, Quart, asyncio, asyncpg and `warnings`; those of tasks do, or come through structlog.
 Lines for people on a terminal, one JSON object a line otherwise.
 
-A log call must never raise because of what is logged or because stderr is gone, and never show a secret: the whole line
-is masked, the rendered exception too. Rejected: structlog's rich tracebacks, which print local variables.
+A log call must never raise because of what is logged or because stderr is gone, never wait for long for whoever reads
+the log (log_stream.py), and never show a secret: the whole line is masked, the rendered exception too. Rejected:
+structlog's rich tracebacks, which print local variables.
 """
 
 import io
@@ -27,6 +28,7 @@ from dataloader.jobs.logger import Line
 from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.jobs.visible import visible, visible_json
+from dataloader.supervisor.log_stream import LogStream
 
 LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
@@ -40,17 +42,13 @@ _EventDict = MutableMapping[str, Any]
 
 @attrs.frozen
 class _Lines:
-    """The end of the chain: writes whole lines to a stream, and gives up on a line rather than raise."""
+    """The end of the chain, as structlog wants it."""
 
     name: str
-    stream: TextIO
+    stream: LogStream
 
     def write(self, line: str) -> None:
-        try:
-            self.stream.write(f"{line}\n")
-            self.stream.flush()
-        except (OSError, ValueError):
-            return  # the pipe or the terminal is gone, or the stream is closed; there is nowhere left to say it
+        self.stream.write(line)
 
     msg = debug = info = warning = warn = error = critical = fatal = exception = log = failure = write
 
@@ -102,15 +100,21 @@ def configure_logging(
         _render_exception,
         _masked(render),
     ]
+
+    def notice(dropped: int) -> str:
+        said = {"event": "log lines were dropped: the log was not read", "lines": dropped, "logger": __name__}
+        return render({**_stamp(None, "warning", said)})
+
+    lines = LogStream(to, notice)
     structlog.configure(
         processors=[*chain],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda name="", *_: _Lines(str(name), to),
+        logger_factory=lambda name="", *_: _Lines(str(name), lines),
         # Not cached: a logger made before this call, or before a second one, follows it all the same.
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(
-        handlers=[_RootHandler(chain, _Lines("", to))],
+        handlers=[_RootHandler(chain, _Lines("", lines))],
         level=level.upper(),
         force=True,
     )

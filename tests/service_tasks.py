@@ -85,14 +85,27 @@ class Ledger:
 LEDGER = Ledger()
 
 
+class Chat:
+    """Whose text is there when so many long lines are written."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+
+    def __str__(self) -> str:
+        for _ in range(self._lines):
+            sys.stderr.write("x" * 1_000 + "\n")
+            sys.stderr.flush()
+        return "all is said"
+
+
 @tasks.task("visit", retry=RetryPolicy(base_s=0))
 async def visit(job: Job) -> int:
     """Stays for `s` seconds, `block` more of them without letting go of the event loop; the ledger tells when.
 
     Also until there is a file, whose path is `until`, or `block_until` without letting go of the loop.
 
-    With `native` it never returns from a call into native code, which no signal interrupts. It writes `chat` long lines
-    to stderr.
+    With `native` it never returns from a call into native code, which no signal interrupts. While it logs a line it
+    writes `chat` long lines to stderr.
 
     Its first attempts, as many as `fails` says, fail.
     """
@@ -103,9 +116,8 @@ async def visit(job: Job) -> int:
         time.sleep(job.args.get("block", 0))  # noqa: ASYNC251 - what is to be tested
         while "block_until" in job.args and not os.path.exists(job.args["block_until"]):  # noqa: ASYNC240, PTH110
             time.sleep(0.05)  # noqa: ASYNC251 - as above
-        for _ in range(job.args.get("chat", 0)):
-            sys.stderr.write("x" * 1_000 + "\n")
-            sys.stderr.flush()
+        if "chat" in job.args:
+            logging.getLogger("handler").warning("%s", Chat(job.args["chat"]))
         if job.args.get("native"):
             endless = "WITH RECURSIVE r (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
             sqlite3.connect(":memory:").execute(endless).fetchone()

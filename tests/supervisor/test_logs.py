@@ -1,12 +1,17 @@
 """Log lines as they leave the process: one chain for structlog and stdlib, masked, never raising (Q16)."""
 
+import fcntl
 import io
 import json
 import logging
+import os
 import re
+import select
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +175,58 @@ def test_a_stream_that_is_gone_makes_no_call_raise(out: io.StringIO, format_: An
     out.close()
     structlog.get_logger().info("x")
     logging.getLogger("a").warning("x")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[io.FileIO, io.TextIOWrapper]]:
+    """A pipe that is full, but for a page: its reader, and its writer."""
+    descriptors = os.pipe()
+    reader, writer = os.fdopen(descriptors[0], "rb", 0), os.fdopen(descriptors[1], "w")
+    os.set_blocking(reader.fileno(), False)
+    room = fcntl.fcntl(writer.fileno(), fcntl.F_GETPIPE_SZ)
+    os.write(writer.fileno(), b"x" * (room - select.PIPE_BUF - 1) + b"\n")
+    with reader, writer:
+        yield reader, writer
+
+
+def test_a_log_that_nobody_reads_costs_one_wait_and_then_lines_which_are_counted(
+    out: io.StringIO, pipe: tuple[io.FileIO, io.TextIOWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = pipe
+    monkeypatch.setattr("dataloader.supervisor.log_stream.WAIT_S", 0.2)
+    configure_logging("json", "info", writer)
+    log = get_logger("dataloader.x")
+    began = time.monotonic()
+    log.info("begun", text="y" * 10_000)  # goes on when there is room again
+    for number in range(1_000):
+        log.info("dropped", number=number)
+    assert 0.2 <= time.monotonic() - began < 100 * 0.2
+    read = reader.read()
+    log.info("read again")
+    read += reader.read()
+    full, begun, notice, again = read.splitlines()
+    assert {*full} == {ord("x")}
+    assert json.loads(begun)["text"] == "y" * 10_000
+    said = json.loads(notice)
+    assert (said["event"], said["level"]) == ("log lines were dropped: the log was not read", "warning")
+    assert (said["lines"], said["logger"]) == (1_000, "dataloader.supervisor.logs")
+    assert json.loads(again)["event"] == "read again"
+
+
+def test_a_log_whose_reader_takes_his_time_loses_no_line(
+    out: io.StringIO, pipe: tuple[io.FileIO, io.TextIOWrapper]
+) -> None:
+    reader, writer = pipe
+    os.set_blocking(reader.fileno(), True)
+    configure_logging("json", "info", writer)
+    read: list[bytes] = []
+    thread = threading.Thread(target=lambda: read.extend(reader))
+    thread.start()
+    for number in range(3_000):
+        get_logger("dataloader.x").info("a line", number=number)
+    writer.close()
+    thread.join(60)
+    assert [json.loads(line)["number"] for line in read[1:]] == [*range(3_000)]
 
 
 def test_people_get_plain_lines_on_a_terminal_and_machines_json(
