@@ -25,6 +25,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.masking import mask_text
 from dataloader.web import etl, jobs, queues, system
 from dataloader.web.asgi import Connection, Request
+from dataloader.web.headers import HEADERS, NO_PAGE, REQUEST_ID
 from dataloader.web.openapi import description_routes
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
@@ -37,12 +38,6 @@ ROUTES: Final = (*_WORK, *description_routes(_WORK))
 """All there is."""
 
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
-_HEADERS: Final = (
-    ("X-Content-Type-Options", "nosniff"),
-    ("Cache-Control", "no-store"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Referrer-Policy", "no-referrer"),
-)
 
 
 class App(QuartTrio):
@@ -56,7 +51,7 @@ class App(QuartTrio):
         """Serve a request; Quart calls this for each, also for those that no route fits."""
         started_at = perf_counter()
         here = cast("Request", request)
-        given = request.headers.get("X-Request-ID", "")
+        given = request.headers.get(REQUEST_ID, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else str(uuid7())
         structlog.contextvars.bind_contextvars(request_id=request_id)
         here.request_id = request_id
@@ -68,8 +63,8 @@ class App(QuartTrio):
         else:
             response = await super().handle_request(request)
         here.received.drop()
-        response.headers.extend((*_HEADERS, ("X-Request-ID", request_id)))
-        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+        response.headers.extend((*HEADERS, (REQUEST_ID, request_id)))
+        response.headers.setdefault(*NO_PAGE)
         status = response.status_code
         # Of those who are too many, the refusals tell.
         (log.debug if status < 400 or status == HTTPStatus.TOO_MANY_REQUESTS else log.info)(

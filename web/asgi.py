@@ -66,8 +66,9 @@ class Connection(TrioASGIHTTPConnection):
             self.scope["path"] = path if path.startswith("/") else f"/{path}"
         request = cast("Request", super()._create_request_from_scope(send))
         services = self.app.services
-        request.client = self.scope["state"]["client"]
-        request.received = Body(request.content_length, services.receiving, services.refusals)
+        client = self.scope["state"]["client"]
+        request.client = client
+        request.received = Body(request.content_length, services.receiving, services.refusals, client.ask_for_body)
         request.body = cast("Any", request.received)
         request.is_text = _is_text(self.scope["raw_path"]) and _is_text(self.scope["query_string"])
         return request

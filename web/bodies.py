@@ -7,6 +7,7 @@ do slow clients keep long bodies out: when there is no room, the body that has b
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -52,9 +53,16 @@ class Bound:
 class Body:
     """What has come of a request's body. In the place of Quart's, which knows one limit for all routes."""
 
-    def __init__(self, announced: int | None, long_bodies: LongBodies, refusals: Refusals) -> None:
-        """`announced` is its Content-Length, if it has one."""
+    def __init__(
+        self,
+        announced: int | None,
+        long_bodies: LongBodies,
+        refusals: Refusals,
+        ask: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
+        """`announced` is its Content-Length, if it has one; `ask` asks a client for it that waits for that."""
         self._announced = announced
+        self._ask = ask
         self._long_bodies = long_bodies
         self._refusals = refusals
         self._limit = BEFORE_ITS_ROUTE
@@ -93,6 +101,8 @@ class Body:
         if max(self._announced or 0, len(self._data)) > limit:
             self._refuse_as_long()
         with trio.move_on_after(BODY_S) as waiting:
+            if not self._ended.is_set():
+                await self._ask()
             await self._ended.wait()
         if waiting.cancelled_caught:
             self._refusals.count(Refusal.LATE_BODY)

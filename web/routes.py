@@ -37,6 +37,8 @@ log = get_logger(__name__)
 DEADLINE_S: Final = 15.0
 """How long a request may take, what it waits for on purpose not counted; then it is a 503."""
 JSON: Final = "application/json"
+IDENTITY: Final = "identity"
+"""The name of no encoding."""
 _encode: Final = msgspec.json.Encoder().encode
 _LONG_BODIES: Final = trio.CapacityLimiter(2)
 """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
@@ -162,6 +164,12 @@ async def _body(route: Route, services: Services, request: Request) -> bytearray
         return bytearray()
     if request.mimetype != JSON:
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Send a body with `Content-Type: {JSON}`.")
+    if request.headers.get("Content-Encoding", IDENTITY).lower() != IDENTITY:
+        raise ProblemError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "Send the body as it is, without a `Content-Encoding`.",
+            headers={"Accept-Encoding": IDENTITY},
+        )
     limit = services.settings.max_batch_body_bytes if route.large else services.settings.max_body_bytes
     return await request.received.read(limit)
 

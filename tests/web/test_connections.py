@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
+import json
 import random
 import re
 import socket
@@ -103,6 +104,17 @@ async def a_slow_reader(web):
     stream = await connect(web)
     stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
     return stream
+
+
+async def all_of(web, sent):
+    """Send it, and only then look at what has come: the head of the first answer, and the rest.
+
+    Raises `trio.BrokenResourceError` when the connection is reset: many a client would not look at all then.
+    """
+    async with await connect(web) as stream:
+        await stream.send_all(sent)
+        head, _, body = b"".join([part async for part in stream]).partition(b"\r\n\r\n")
+        return head, body
 
 
 @asynccontextmanager
@@ -371,14 +383,94 @@ async def test_a_request_with_two_ends_is_refused_and_what_follows_it_does_not_r
         assert web.services.refusals.counts[Refusal.BAD_FRAMING] == 1
 
 
-async def test_a_chunked_body_of_http_1_0_is_refused(open_web):
+UPLOAD = b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+UNREADABLE = {
+    b"nonsense\r\n\r\n": 400,
+    b"GET /health HTTP/1.1\r\n\r\n": 400,
+    b"GET /health HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
+    b"HEAD /health HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
+    UPLOAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n": 400,
+    HEALTH[:-2] + b"a:\r\n" * 100 + b"\r\n": 431,
+    HEALTH[:-2] + b"a:\r\n" * 15_000 + b"\r\n": 431,
+    HEALTH[:-2] + b"a: " + b"b" * 16_384 + b"\r\n\r\n": 431,
+    HEALTH[:-2] + b"a: " + b"b" * 500_000: 431,
+    UPLOAD + b"Transfer-Encoding: gzip\r\n\r\n": 501,
+}
+
+
+async def test_what_can_not_be_read_is_answered_by_a_problem_too(open_web, monkeypatch):
+    monkeypatch.setattr(http1, "CLOSE_S", 20)
+    async with open_web() as web:
+        with capture_logs() as lines, trio.fail_after(30):
+            for sent, status in UNREADABLE.items():
+                head, body = await all_of(web, sent)
+                assert head.startswith(b"HTTP/1.1 %d " % status), (sent[:50], head)
+                headers = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:])
+                assert headers[b"content-type"] == b"application/problem+json"
+                assert (headers[b"connection"], headers[b"x-content-type-options"]) == (b"close", b"nosniff")
+                if sent.startswith(b"HEAD"):
+                    assert body == b""
+                    continue
+                problem = json.loads(body)
+                assert (problem["status"], problem["request_id"].encode()) == (status, headers[b"x-request-id"])
+            assert (await all_of(web, HEALTH[:-2] + b"a:\r\n" * 98 + b"Connection: close\r\n\r\n"))[
+                1
+            ] == b'{"status":"ok"}'
+        assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (UPLOAD.replace(b"application/json", b"text/plain") + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}", 415),
+        (
+            UPLOAD + b"Connection: close\r\nContent-Length: 40\r\n\r\n" + b'{"queue":"q","task":"t","lock_key":"kk"}',
+            201,
+        ),
+        (HEALTH[:-2] + b"Content-Length: 2\r\n\r\n{}", 413),
+        (UPLOAD + b"Content-Length: 2000000\r\n\r\n" + b"x" * 2_000_000, 413),
+        (UPLOAD + b"Transfer-Encoding: chunked\r\n\r\n200000\r\n" + b"x" * 0x200000 + b"\r\nzz\r\n", 413),
+    ],
+    ids=["the client's close", "its close behind work", "our close", "unread", "broken at its end"],
+)
+async def test_an_answer_reaches_a_client_that_sends_more_than_is_read_and_looks_afterwards(
+    open_web, monkeypatch, sent, status
+):
+    monkeypatch.setattr(http1, "CLOSE_S", 20)
+    async with open_web() as web:
+        with trio.fail_after(30):
+            for _ in range(5):
+                head, _ = await all_of(web, sent + HEALTH * 20)
+                assert head[9:12] == b"%d" % status, head
+
+            async def left():
+                return len(web.services.connections)
+
+            await until(left, lambda left: left == 0)
+
+
+async def test_a_client_that_goes_on_sending_after_a_refusal_has_a_moment_for_it(open_web, monkeypatch):
+    monkeypatch.setattr(http1, "CLOSE_S", 0.1)
     async with open_web() as web:
         with trio.fail_after(20):
             async with await connect(web) as stream:
-                await stream.send_all(
-                    b"GET /health HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-                )
-                assert b" 400 " in await rest(stream)
+                with contextlib.suppress(trio.BrokenResourceError):
+                    while True:
+                        await stream.send_all(b"nonsense\r\n\r\n")
+
+
+async def test_a_body_that_is_refused_by_its_length_is_not_asked_for(open_web):
+    async with open_web() as web:
+        ask = UPLOAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        with trio.fail_after(20):
+            head, _ = await all_of(web, ask % 2_000_000)
+            assert head[9:12] == b"413"
+            for path in (b"/api/v1/jobs/trigger", b"/nowhere"):
+                async with await connect(web) as stream:
+                    await stream.send_all(ask.replace(b"/api/v1/jobs/trigger", path) % 2)
+                    first = await stream.receive_some(65_536)
+                    await stream.send_all(b"{}")
+                    assert (first + await rest(stream)).count(b" 100 ") == (path != b"/nowhere")
 
 
 @pytest.mark.parametrize("how", ["reset", "closed"])
@@ -445,7 +537,9 @@ def test_what_we_rely_on_of_others_insides_is_there():
     assert "self.send(Updated(idle=False))" in source
     assert "self.send(Updated(idle=True))" in source
     assert "self.task_group.spawn_app(" in inspect.getsource(HTTPStream)
-    assert h11.Connection(h11.SERVER).their_state is h11.IDLE
+    parser = h11.Connection(h11.SERVER)
+    assert (parser.their_state, parser.client_is_waiting_for_100_continue) == (h11.IDLE, False)
+    assert "self.connection.they_are_waiting_for_100_continue" in source
     for name in ("__call__", "handle_messages", "handle_request", "_create_request_from_scope", "_send_response"):
         assert hasattr(TrioASGIHTTPConnection, name), name
     assert "request.body.append(" in inspect.getsource(TrioASGIHTTPConnection.__mro__[1])

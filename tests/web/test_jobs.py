@@ -360,12 +360,22 @@ async def test_a_body_that_is_too_long_is_refused_announced_or_not(open_web):
         assert (await web.client.post(f"{TRIGGER}/batch", json={"jobs": [long] * 3})).status_code == 413
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
-async def test_only_json_is_taken(open_web, content_type):
+async def test_only_json_is_taken_and_as_it_is(open_web):
+    json_type = {"Content-Type": "application/json"}
     async with open_web() as web:
-        headers = {} if content_type is None else {"Content-Type": content_type}
-        answer = await web.client.post(TRIGGER, content=b"{}", headers=headers)
-        assert answer.status_code == 415
+        for headers in (
+            {},
+            {"Content-Type": "text/plain"},
+            {"Content-Type": "application/x-www-form-urlencoded"},
+            json_type | {"Content-Encoding": "gzip"},
+            json_type | {"Content-Encoding": "identity, br"},
+        ):
+            answer = await web.client.post(TRIGGER, content=json.dumps(BODY).encode(), headers=headers)
+            assert answer.status_code == 415, headers
+            assert answer.headers["Content-Type"] == "application/problem+json"
+            assert ("Accept-Encoding" in answer.headers) == ("Content-Encoding" in headers)
+        answer = await web.client.post(TRIGGER, json=BODY, headers=json_type | {"Content-Encoding": "identity"})
+        assert answer.status_code == 201
 
 
 async def test_a_draining_process_takes_no_jobs_and_still_answers(open_web):
