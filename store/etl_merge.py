@@ -96,7 +96,10 @@ class Merge:
             self._demand(bool(self.key), "an upsert needs a key")
         if self.deleted is not None:
             kind = self.table.column(self.deleted).type
-            self._demand(kind == "boolean" or kind.startswith(("timestamp", "date")), "no mark of what is gone")
+            self._demand(
+                kind == "boolean" or kind.startswith(("timestamp", "date")),
+                f"column {self.deleted} is of type {kind}; what is gone is marked by a boolean, a date or a timestamp",
+            )
             self._demand(self.deleted not in self.columns, f"the load brings {self.deleted} itself")
             self._demand(self.mode is Mode.UPSERT, "rows are marked as gone only by an upsert")
         if self.scope is not None:

@@ -196,11 +196,11 @@ async def aio_describe(connection: Any, table: str) -> TableInfo:
     try:
         found = await connection.fetchrow(_TABLE, table)
     except (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError) as error:
-        raise TargetError(f"{table!r} is no table's name ({error.args[0]})") from error
+        raise TargetError(f"{table!r} is not a table's name ({error.args[0]})") from error
     if found is None:
         raise TargetError(f"there is no table {table}; create it first, or name its schema")
     if found["kind"] not in {"r", "p"}:
-        raise TargetError(f"{table} is no table")
+        raise TargetError(f"{table} is a view or the like; rows are loaded into tables")
     columns = [Column(**record) for record in await connection.fetch(_COLUMNS, found["oid"])]
     keys = [tuple(record["key"]) for record in await connection.fetch(_KEYS, found["oid"])]
     return TableInfo(found["schema"], found["name"], tuple(columns), tuple(keys))

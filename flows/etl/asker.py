@@ -96,7 +96,10 @@ class Asker:
             is_asked = False
             while not is_asked and error.is_passing and tries < self.shared.config.attempts:
                 self.shared.log.warning(
-                    "an answer can't be read: it is asked for again", phase="requests", error=str(error), tries=tries
+                    "an answer can't be read: its request is sent again",
+                    phase="requests",
+                    error=str(error),
+                    tries=tries,
                 )
                 await trio.sleep(wait_s(tries))
                 tries += 1

@@ -26,7 +26,7 @@ from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
 from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
-from dataloader.flows.etl.verdict import Verdict, judge
+from dataloader.flows.etl.verdict import Verdict, give_up, judge
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl_history import aio_snapshots_behind, instant_of
 from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
@@ -90,12 +90,7 @@ class _Loading:
             case "canceled":
                 return CANCELED
             case "failed":
-                last = self.report.last
-                row = f"{self.config.max_failures + 1} failures in a row"
-                return Verdict(
-                    end="failed",
-                    reason=row if last is None else f"{row}; the last one was {last.phase} {last.key}: {last.error}",
-                )
+                return give_up(self.report, self.config)
         if retried:
             await run.transactions.run(aio_solve, run.claimed.job_id, run.claimed.token, retried)
         return judge(self.report, self.config)
@@ -212,7 +207,7 @@ class _Loading:
             else:
                 yield segment  # noqa: ASYNC119 - who iterates closes us
         if left_out:
-            told = "snapshots before the last one were taken in earlier and are left out"
+            told = "snapshots older than the last one are left out: the table has taken them in before"
             RunLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager

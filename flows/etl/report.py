@@ -103,7 +103,8 @@ class Report:
             self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
         if processed.more_refused:
             more = f"{processed.more_refused} more records"
-            failure = self._of_record(segment, requests, more, "as those before", "")
+            why = "their errors are not kept: too many records of one answer failed"
+            failure = self._of_record(segment, requests, more, why, "")
             self.failed(attrs.evolve(failure, times=processed.more_refused))
         elif following < processed.records:
             self.worked()

@@ -129,13 +129,15 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 def check_failures(asked: Sequence[int], kept: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
     """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
     if unknown := [number for number in asked if number not in kept]:
-        told = (
-            f"{', '.join(map(str, unknown))}: not an open failure of this load; `dataloader etl failures` lists those"
-        )
+        told = f"the load has no open failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
         raise BadRequest("args.failures", told)
     if whole := [number for number in asked if not kept[number]]:
-        told = f"{', '.join(map(str, whole))}: a whole segment failed, which can't be tried alone; run the load again"
+        told = f"a whole segment failed ({_listed(whole)}), which can't be tried alone; run the load again"
         raise BadRequest("args.failures", told)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 async def retried_segments(

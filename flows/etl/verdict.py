@@ -13,7 +13,7 @@ import attrs
 
 from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.report import Report
-from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES
+from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES, Failure
 
 RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
 
@@ -32,12 +32,24 @@ def judge(report: Report, config: PipelineConfig) -> Verdict:
     reasons = list(_too_many(counts, config))
     if reasons:
         first = report.first
-        told = "" if first is None else f"; the first failure was {first.phase} {first.key}: {first.error}"
+        told = "" if first is None else f"; the first failure was {_named(first)}"
         return Verdict(end="failed", reason="; ".join(reasons) + told)
     failed = [f"{name.replace('_', ' ')}: {number:,}" for name, number in sorted(counts.items()) if _is_failure(name)]
     if failed:
         return Verdict(end=SUCCEEDED_WITH_FAILURES, reason=", ".join(failed))
     return Verdict(end="succeeded")
+
+
+def give_up(report: Report, config: PipelineConfig) -> Verdict:
+    """How a run ended in which too many things in a row have failed."""
+    row = f"{config.max_failures + 1} failures in a row"
+    return Verdict(
+        end="failed", reason=row if report.last is None else f"{row}; the last one was {_named(report.last)}"
+    )
+
+
+def _named(failure: Failure) -> str:
+    return f"a {failure.phase} ({failure.key}): {failure.error}"
 
 
 def _is_failure(name: str) -> bool:

@@ -97,7 +97,9 @@ class Windows:
         for window in self._cut(begin, end):
             windows.append(window)
             if len(windows) > MOST_SEGMENTS:
-                raise BadRequest("from", f"more than {MOST_SEGMENTS:,} segments ({self.segment}) are to be loaded")
+                raise BadRequest(
+                    "from", f"more than {MOST_SEGMENTS:,} segments ({self.segment}) would have to be loaded"
+                )
         return windows
 
     def _cut(self, begin: datetime, end: datetime) -> Iterator[Window]:

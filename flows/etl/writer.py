@@ -144,7 +144,7 @@ class Writer:
             for request in batch.requests:
                 part.arrivals.failed(request.key)
             self.shared.log.warning(
-                "a batch was refused and is rolled back", phase="writing", rows=left, error=str(error)
+                "rows of a batch were refused together and are left out", phase="writing", rows=left, error=str(error)
             )
             key = f"{left} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
             sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
@@ -170,7 +170,12 @@ class Writer:
             key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
             sample = brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))
             failure = self.shared.failure(
-                part, "row", key or f"row {following}", row.error, sample=sample, requests=[batch.requests[row.piece]]
+                part,
+                "row",
+                key or f"number {following} of its batch",
+                row.error,
+                sample=sample,
+                requests=[batch.requests[row.piece]],
             )
             self.shared.report.failed(failure)
         if following < batch.number and not search.is_given_up:

@@ -172,14 +172,24 @@ def _long_wait(job: JobRecord) -> str:
     return f"{waiting.get('for')} {waiting.get('source')}" if is_long else ""
 
 
+_AT_SOURCE: Final = {
+    "request": "another run's request to",
+    "pause": "the pause of",
+    "retry-after": "the Retry-After of",
+    "budget": "the budget of",
+}
+"""What a run waits for at a source, in words."""
+
+
 def _waiting(job: JobRecord) -> str:
     """What a run waits for, and until when; the empty text if it does not."""
     waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
     if job.status is not Status.RUNNING or not isinstance(waiting, dict):
         return ""
-    words = f"waits for {cell(waiting.get('for'))}"
-    if waiting.get("source"):
-        words += f" of {cell(waiting['source'])}"
+    reason, source = waiting.get("for"), waiting.get("source")
+    words = f"waits for {cell(_AT_SOURCE.get(reason, reason) if isinstance(reason, str) else reason)}"
+    if source:
+        words += f" {cell(source)}"
     try:
         return f"{words} until {cell(datetime.fromisoformat(waiting['until'])).partition(' ')[2]}"
     except (KeyError, TypeError, ValueError):

@@ -133,7 +133,7 @@ async def test_a_row_that_the_database_refuses_is_a_failure_and_the_others_of_it
     outcome = await outcome_of(load)
     assert (outcome.result["counts"]["rows_failed"], outcome.result["counts"]["inserted"]) == (1, 4)
     assert outcome.error.startswith(
-        "1 of 5 records failed (20.0%; max_failed_share is 0.01); the first failure was row 2: "
+        "1 of 5 records failed (20.0%; max_failed_share is 0.01); the first failure was a row (2): "
     )
     [(phase, key, error, sample)] = await failures("phase, key, error, sample")
     assert (phase, key, sample) == ("row", "2", "id: 2, day: 2026-01-01x, value: a")
@@ -182,7 +182,7 @@ async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(it
     items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
     assert outcome.status == "failed"
-    assert outcome.error.startswith("11 failures in a row; the last one was row 10: column day: ")
+    assert outcome.error.startswith("11 failures in a row; the last one was a row (10): column day: ")
     assert len(await failures()) == 11
     # The batch as a whole, the way to its first row, and two for each that was refused.
     assert len(statements) <= 1 + 13 + 2 * 11
@@ -314,7 +314,7 @@ async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_
     assert outcome.status == status
     assert len(await failures()) == outcome.result["counts"]["requests_failed"] == number
     if status == "failed":
-        assert outcome.error.startswith("11 failures in a row; the last one was request /items: ")
+        assert outcome.error.startswith("11 failures in a row; the last one was a request (/items): ")
         assert len(items.service.requests) == 11
         assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
         assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"

@@ -62,7 +62,7 @@ async def test_a_run_of_which_too_many_records_failed_has_failed_and_what_is_goo
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-02")
     assert outcome.status == "failed"
     assert outcome.error.startswith(
-        "2 of 100 records failed (2.0%; max_failed_share is 0.01); the first failure was record "
+        "2 of 100 records failed (2.0%; max_failed_share is 0.01); the first failure was a record "
     )
     assert outcome.result["reason"] == outcome.error
     assert await statuses() == [("items", "failed")] * 2
@@ -96,7 +96,7 @@ async def test_a_segment_that_could_not_be_loaded_fails_the_run_unless_it_is_bor
     assert (await table("id"), await days()) == (["1", "3"], "02")
     if status == "failed":
         assert outcome.error.startswith(
-            "1 of 3 segments could not be loaded (max_failed_segments is 0); the first failure was request /items: "
+            "1 of 3 segments could not be loaded (max_failed_segments is 0); the first failure was a request (/items): "
         )
 
 

@@ -325,7 +325,7 @@ async def test_a_merge_that_fails_leaves_the_segment_as_it_was(transactions, raw
         ({"key": ["a"]}, r"no unique key \(a\); its unique keys are: id"),
         ({"columns": ["a"]}, "does not bring all columns of its key"),
         ({"key": []}, "an upsert needs a key"),
-        ({"deleted": "a"}, "no mark"),
+        ({"deleted": "a"}, "is marked by a boolean"),
         ({"deleted": "gone", "columns": ["id", "gone"]}, "brings gone itself"),
         ({"deleted": "gone", "mode": Mode.INSERT}, "only by an upsert"),
         ({"scope": Scope()}, "no column marks"),

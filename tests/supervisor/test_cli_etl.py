@@ -232,7 +232,7 @@ def test_what_may_fail_is_set_on_the_command_line(call):
 def test_a_failure_that_is_not_there_is_not_tried_again(call):
     call("etl", "run", "people", *HERE)
     code, stdout, _ = call("etl", "retry", "people", "--failure", 17, *HERE)
-    assert (code, "args.failures: 17: not an open failure of this load; `dataloader etl failures`" in stdout) == (
+    assert (code, "args.failures: the load has no open failure 17; `dataloader etl failures`" in stdout) == (
         3,
         True,
     )
@@ -295,7 +295,7 @@ def test_a_run_here_that_is_killed_is_lost_and_the_next_one_goes_on_behind_it(co
     database.psql("UPDATE dl_sources SET held_until = now() + interval '25 s'")
     code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *until, SOURCE_URL=source.url, **quick)
     assert code == 0, stdout + stderr
-    assert "waits for request of 127.0.0.1 until " in stderr
+    assert "waits for another run's request to 127.0.0.1 until " in stderr
     assert database.psql("SELECT status FROM dl_jobs ORDER BY created_at") == "lost\nsucceeded"
     assert database.psql("SELECT count(*) FROM days") == "3"
     assert len(source.asked("2026-01-01")) == 1
@@ -542,5 +542,5 @@ def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(com
     assert any(
         re.fullmatch(r"rows 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03", line) for line in lines
     ), lines
-    assert any(re.fullmatch(r"waits for pause of 127.0.0.1 until \d\d:\d\d:\d\dZ", line) for line in lines), lines
+    assert any(re.fullmatch(r"waits for the pause of 127.0.0.1 until \d\d:\d\d:\d\dZ", line) for line in lines), lines
     assert "status      succeeded" in stdout

@@ -41,7 +41,7 @@ def list_members(path: Path, pattern: str, max_bytes: int) -> list[str]:
     with Archive(path, max_bytes=max_bytes) as archive:
         names = fnmatch.filter(archive.names(), pattern)
     if not names:
-        raise SourceError(f"{path}: there is no {pattern} in the archive", is_passing=False)
+        raise SourceError(f"{path}: the archive has no file that matches {pattern}", is_passing=False)
     if len(set(names)) < len(names):
         raise SourceError(f"{path}: the archive has a file of the same name twice", is_passing=False)
     return names

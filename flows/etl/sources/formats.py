@@ -83,8 +83,8 @@ class Json:
                 else:
                     content.add_broken(f"item {position}", *_no_object(item))
         elif found is not None:
-            where = f"at {self.path}" if self.path else "as the document"
-            raise SourceError(f"path: {where} stands {describe(found)}, not a list or an object", is_passing=False)
+            where = self.path or "the document"
+            raise SourceError(f"path: {where} is {describe(found)}, not a list or an object", is_passing=False)
         return content
 
 
@@ -195,7 +195,7 @@ class Csv:
                 continue
             if lines.is_undecoded:
                 text = _printable(self.delimiter.join(row))
-                content.add_broken(f"line {first}", "bytes that are no text in the file's encoding", text)
+                content.add_broken(f"line {first}", "bytes that are not text in the file's encoding", text)
                 lines.is_undecoded = False
             elif len(row) != width:
                 if row:
@@ -319,7 +319,7 @@ def _decode(body: bytes, path: Sequence[str]) -> Any:
             return found
         look_up(around, ".".join(path[:-1]))[path[-1]] = found
         return around
-    raise SourceError(f"this is no JSON: {document.error}; it begins {document.sample!r}", is_passing=True)
+    raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_passing=True)
 
 
 def _read(text: bytes) -> Any:

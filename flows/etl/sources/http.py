@@ -205,7 +205,9 @@ class Http(Source):
         try:
             url = httpx2.URL(endpoint)
         except httpx2.InvalidURL as error:
-            raise SourceError(f"{self.auth.hide(endpoint)[:SAMPLE]!r} is no URL: {error}", is_passing=False) from error
+            raise SourceError(
+                f"{self.auth.hide(endpoint)[:SAMPLE]!r} is not a URL: {error}", is_passing=False
+            ) from error
         if not url.scheme and not url.host:
             # As text: what is quoted in a path, such as %2F, stays so.
             return httpx2.URL(f"{self.url.rstrip('/')}/{endpoint.lstrip('/')}") if endpoint else own
@@ -215,8 +217,8 @@ class Http(Source):
         may_be_asked = url.host in self.allowed_hosts and url.scheme in {"https", own.scheme}
         if not is_same_place(url, own) and not may_be_asked:
             raise SourceError(
-                f"the way leads to {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}, which is "
-                f"not {own.scheme}://{own.netloc.decode('ascii')} and not in allowed_hosts",
+                f"the request would go to {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}, "
+                f"which is neither {own.scheme}://{own.netloc.decode('ascii')} nor in allowed_hosts",
                 is_passing=False,
             )
         return url

@@ -87,7 +87,7 @@ class Xml:
                 piece = stream.read(_PIECE)
             parser.Parse(decoder.decode(b"", final=True).encode(), True)  # noqa: FBT003 - as above
         except expat.ExpatError as error:
-            raise SourceError(f"this is no well-formed XML: {error}", is_passing=True) from error
+            raise SourceError(f"this is not well-formed XML: {error}", is_passing=True) from error
         except UnicodeError as error:
             raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
         if not collector.content.records and collector.root.lower() == "html":

@@ -116,7 +116,7 @@ def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
     chosen = sorted(fnmatch.filter(files, pattern))
     if not chosen:
         there = ", ".join(list(files)[:10]) or "nothing"
-        raise SourceError(f"there is no {pattern} in the archive, which has {there}", is_passing=False)
+        raise SourceError(f"the archive has no file that matches {pattern}; it has {there}", is_passing=False)
     for name in chosen:
         if files[name].flag_bits & 1:
             raise SourceError(f"{name} in the archive is encrypted, which is not supported", is_passing=False)

@@ -183,7 +183,7 @@ class Cursor:
         if cursor is MISSING or cursor is None or cursor == "":
             return None
         if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
-            raise SourceError(f"path: at {self.path} stands {describe(cursor)}, not a cursor", is_passing=False)
+            raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_passing=False)
         following = _with(response.request, {self.param: cursor}, page=response.request.page + 1)
         return check_circle(following, response.request, self.max_pages)
 
@@ -241,7 +241,7 @@ class NextUrl:
         if address is MISSING or address is None or address == "":
             return None
         if not isinstance(address, str):
-            raise SourceError(f"path: at {self.path} stands {describe(address)}, not an address", is_passing=False)
+            raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_passing=False)
         return follow(address, response, secrets, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
@@ -268,5 +268,5 @@ def _total(path: str | None, document: Any) -> int | None:
     total = look_up(document, path)
     if isinstance(total, bool) or not isinstance(total, int) or total < 0:
         found = "nothing" if total is MISSING else describe(total)
-        raise SourceError(f"total_path: at {path} stands {found}, not a number of records", is_passing=False)
+        raise SourceError(f"total_path: {path} is {found}, not a number of records", is_passing=False)
     return total

@@ -195,7 +195,7 @@ class S3Connection:
                     raise SourceError(text, is_passing=False)
                 if time.monotonic() > until:
                     # Nobody waits for this thread any more, which must not read on for ever.
-                    raise SourceError(f"s3://{self.source.bucket}/{name}: too late", is_passing=True)
+                    raise SourceError(f"s3://{self.source.bucket}/{name}: not read in time", is_passing=True)
         return whole.getvalue()
 
     def _refused(self, what: str, error: Any) -> SourceError:

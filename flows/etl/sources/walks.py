@@ -29,7 +29,7 @@ def follow(address: str, response: Response, secrets: Collection[str], max_pages
     try:
         whole = urldefrag(urljoin(response.url, address.strip())).url
     except ValueError as error:
-        raise SourceError(f"the address of the next page is none: {error}", is_passing=False) from error
+        raise SourceError(f"the address of the next page can't be read: {error}", is_passing=False) from error
     params: dict[str, Any] = {}
     for name, value in parse_qsl(urlsplit(whole).query, keep_blank_values=True):
         if name in secrets:

@@ -131,7 +131,7 @@ async def test_a_name_tells_its_month_or_day_and_a_function_anything(tmp_path, p
 async def test_a_name_whose_numbers_are_no_date_is_an_error(tmp_path):
     (tmp_path / "2024-13.csv").write_text("1\n")
     source = Files(f"{tmp_path}/*", format=CSV, window_of=r"(?P<year>\d{4})-(?P<month>\d\d)")
-    with pytest.raises(SourceError, match=r"window_of: '2024-13' in '2024-13\.csv' is no date"):
+    with pytest.raises(SourceError, match=r"window_of: '2024-13' in '2024-13\.csv' is not a date"):
         await requests(source)
 
 
@@ -319,7 +319,7 @@ async def test_an_archive_with_two_files_of_one_name_or_none_is_an_error(tmp_pat
             archive.addfile(info, io.BytesIO(content))
     with pytest.raises(SourceError, match="has a file of the same name twice"):
         await requests(Files(path, format=CSV, members="*"))
-    with pytest.raises(SourceError, match=r"there is no \*\.json in the archive"):
+    with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.json"):
         await requests(Files(path, format=CSV, members="*.json"))
 
 

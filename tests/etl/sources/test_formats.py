@@ -56,7 +56,7 @@ def test_a_path_that_is_not_there_is_an_error_that_says_what_is():
 
 
 def test_a_path_to_something_else_is_an_error():
-    with pytest.raises(SourceError, match="path: at data stands a text, not a list or an object"):
+    with pytest.raises(SourceError, match="path: data is a text, not a list or an object"):
         parse(Json("data"), b'{"data": "none"}')
 
 
@@ -110,14 +110,14 @@ def test_an_item_that_is_no_json_is_broken_and_the_others_of_its_list_are_read(i
     ],
 )
 def test_a_list_that_is_cut_or_does_not_fit_together_is_not_read_item_by_item(cut):
-    with pytest.raises(SourceError, match="this is no JSON") as caught:
+    with pytest.raises(SourceError, match="this is not JSON") as caught:
         parse(Json(), cut)
     assert caught.value.is_passing
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'[{"id": 1}', b"[" * 100_000, b'"\xff"'], ids=range(5))
 def test_what_is_no_json_passes_since_a_proxy_or_a_cut_may_be_to_blame(body):
-    with pytest.raises(SourceError, match="this is no JSON") as caught:
+    with pytest.raises(SourceError, match="this is not JSON") as caught:
         parse(Json(), body)
     assert caught.value.is_passing
 
@@ -174,7 +174,7 @@ def test_a_row_with_bytes_that_are_no_text_is_broken_and_the_rest_goes_on():
     found = parse(Csv(), b"a,b\n1,\xff\xfe\n2,\xc3\xa9\n")
     assert found.records == [{"a": "2", "b": "é"}]
     assert [(one.key, one.error) for one in found.broken] == [
-        ("line 2", "bytes that are no text in the file's encoding")
+        ("line 2", "bytes that are not text in the file's encoding")
     ]
     assert found.broken[0].sample == "1,��"
 

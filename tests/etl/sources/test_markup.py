@@ -90,7 +90,7 @@ def test_a_document_that_nests_too_deep_is_refused():
 
 @pytest.mark.parametrize("body", [b"", b"<a><item>", b"<html><br></html>", b"not at all"])
 def test_what_is_cut_or_no_xml_passes(body):
-    with pytest.raises(SourceError, match="this is no well-formed XML") as caught:
+    with pytest.raises(SourceError, match="this is not well-formed XML") as caught:
         parse(Xml("item"), body)
     assert caught.value.is_passing
 

@@ -96,10 +96,10 @@ async def test_a_list_that_ends_before_its_total_is_an_error(service):
 
 async def test_a_total_that_is_none_is_an_error(service):
     service.put("/list", Answer(b'{"items": [], "total": "many"}'))
-    with pytest.raises(SourceError, match="total_path: at total stands a text, not a number of records") as caught:
+    with pytest.raises(SourceError, match="total_path: total is a text, not a number of records") as caught:
         await ids(service, PageNumber(total_path="total"))
     assert not caught.value.is_passing
-    with pytest.raises(SourceError, match=r"total_path: at count\.all stands nothing"):
+    with pytest.raises(SourceError, match=r"total_path: count\.all is nothing"):
         await ids(service, Offset(total_path="count.all"))
 
 
@@ -163,9 +163,9 @@ async def test_a_walk_that_never_ends_ends(service, kind):
 @pytest.mark.parametrize("next_", [True, 1.5, {"a": 1}, [1]])
 async def test_a_cursor_or_address_of_another_kind_is_an_error(service, next_):
     service.put("/list", Answer(json.dumps({"items": [], "next": next_}).encode()))
-    with pytest.raises(SourceError, match=r"path: at next stands .*, not a cursor"):
+    with pytest.raises(SourceError, match=r"path: next is .*, not a cursor"):
         await ids(service, Cursor(path="next"))
-    with pytest.raises(SourceError, match=r"path: at next stands .*, not an address"):
+    with pytest.raises(SourceError, match=r"path: next is .*, not an address"):
         await ids(service, NextUrl(path="next"))
 
 
