@@ -17,12 +17,18 @@ MAX_ERROR: Final = 16_384
 MAX_JSON: Final = 1_048_576
 """Bytes kept of a result, a progress object or a log line's fields."""
 
+JSON_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
+"""The pattern, for `re.DOTALL`, of a text in JSON, as bytes: nothing in it is looked at twice, and nothing kept.
+
+One that does not end is taken, too: or each quote in it would begin a search that reads to the end.
+"""
+
 # What PostgreSQL writes out: 1e308 is 309 digits. A text that looks like one is told from it by the second pattern.
 _MAY_GROW = re.compile(rb"e[+-]?[0-9]{2}")
-_EXPONENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[0-9]e([+-]?[0-9]++)', re.DOTALL)
+_EXPONENT = re.compile(JSON_TEXT + rb"|[0-9]e([+-]?[0-9]++)", re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS: Final = b"0" * 309
-_LONG_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|([0-9]{309})', re.DOTALL)
+_LONG_NUMBER = re.compile(JSON_TEXT + rb"|([0-9]{309})", re.DOTALL)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 # jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so
 # by msgspec.

@@ -17,6 +17,7 @@ import msgspec
 import trio
 from msgspec import NODEFAULT, Struct
 
+from dataloader.jobs.text import JSON_TEXT
 from dataloader.web.bodies import NOT_COUNTED
 from dataloader.web.fault_texts import in_our_words
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
@@ -33,8 +34,7 @@ _MAX_ERRORS: Final = 100
 MAX_VALUES: Final = 100_000
 """Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
 _MARKS: Final = (b",", b"[", b"{")
-# One that does not end is taken, too: or each quote in it would begin a search that reads to the end.
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+', re.DOTALL)
+_STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 _THREADS: Final = trio.CapacityLimiter(2)
 """Not Trio's own threads, which handlers may have taken all."""
 _decoder: Final = cache(msgspec.json.Decoder)

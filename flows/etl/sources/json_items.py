@@ -14,10 +14,12 @@ from typing import Final
 import attrs
 import msgspec
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+from dataloader.jobs.text import JSON_TEXT
+
+# A text that does not end is taken with all that is behind it: such a document has no end either.
+_STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 _SCALAR: Final = re.compile(rb'[^\s\[\]{},:"]+')
-_BRACKET: Final = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
-_SPACE: Final = re.compile(rb"\s*")
+_BRACKET: Final = re.compile(JSON_TEXT + rb"|[\[\]{}]", re.DOTALL)
 _CLOSING: Final = {b"{": b"}", b"[": b"]"}
 
 
@@ -65,7 +67,8 @@ class _Cutting:
     def _enter(self, name: str) -> None:
         """Go to the value of an object's member."""
         self._take(b"{")
-        while (key := self._value()) is not None:
+        while True:
+            key = self._value()
             self._take(b":")
             if _is_name(key, name):
                 return
@@ -96,8 +99,8 @@ class _Cutting:
         raise _NoDocument
 
     def _skip_space(self) -> int:
-        found = _SPACE.match(self.body, self.at)
-        self.at = self.at if found is None else found.end()
+        while self.body[self.at : self.at + 1].isspace():
+            self.at += 1
         return self.at
 
     def _is_next(self, mark: bytes) -> bool:

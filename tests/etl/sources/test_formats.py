@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+import tracemalloc
 from decimal import Decimal
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from dataloader.flows.etl.sources import content
 from dataloader.flows.etl.sources.base import SourceError
 from dataloader.flows.etl.sources.formats import Csv, Json, JsonLines
+from dataloader.flows.etl.sources.json_items import items_at
 
 pytestmark = pytest.mark.requirement("S7")
 
@@ -47,6 +50,27 @@ def test_numbers_keep_every_digit():
     assert record["c"] == Decimal("1e400")
     assert record["d"] == 123456789012345678901234567890
     assert type(record["e"]) is int
+
+
+@pytest.mark.parametrize(
+    ("body", "is_read"),
+    [
+        (b'[{"a": NaN, "b": "' + b"x" * 2**20 + b'"}, {}]', True),
+        (b'[{"a": NaN, "b": "' + b'\\"' * 20_000, False),
+    ],
+    ids=["long", "endless"],
+)
+def test_a_long_text_beside_what_is_no_json_is_gone_through_once_and_takes_no_memory_of_its_own(body, is_read):
+    began = time.thread_time()
+    tracemalloc.start()
+    try:
+        assert (items_at(body, ()) is not None) == is_read
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A search that comes back to each character keeps a hundred bytes for it; one from each quote takes many seconds.
+    assert peak < 3 * len(body)
+    assert time.thread_time() - began < 2
 
 
 def test_a_path_that_is_not_there_is_an_error_that_says_what_is():
