@@ -25,6 +25,8 @@ from dataloader.flows.etl.sources.content import MISSING, Content, describe, loo
 from dataloader.flows.etl.sources.json_items import items_at
 from dataloader.jobs.masking import mask_text
 
+MOST_BLANK: Final = 100
+"""Lines of a CSV file that are looked at, and kept meanwhile, for one that is not blank."""
 _BOM: Final = b"\xef\xbb\xbf"
 # Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
@@ -250,12 +252,12 @@ class _Lines:
         self._first: list[str] = []
 
     def check_first(self) -> None:
-        """Raise `SourceError` if the first line that is not blank is that of a page of HTML."""
-        for line in self._text:
+        """Raise `SourceError` if the first line that is not blank, of the first hundred, is that of a page of HTML."""
+        for line in itertools.islice(self._text, MOST_BLANK):
             self._first.append(line)
             if line.strip():
+                refuse_html(line)
                 break
-        refuse_html("".join(self._first))
 
     def __iter__(self) -> Iterator[str]:
         for line in itertools.chain(self._first, self._text):

@@ -203,6 +203,21 @@ def test_a_row_with_bytes_that_are_no_text_is_broken_and_the_rest_goes_on():
     assert found.broken[0].sample == "1,��"
 
 
+def test_blank_lines_before_the_first_row_count_for_nothing_however_many_they_are():
+    lines = 200_000
+    tracemalloc.start()
+    try:
+        found = parse(Csv(columns=["a"]), b"\n" * lines + b"1\n2,3\n")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.records == [{"a": "1"}]
+    assert [one.key for one in found.broken] == [f"line {lines + 2}"]
+    assert peak < 10 * lines  # a list of them has eight bytes for each, and each line has fifty of its own
+    with pytest.raises(SourceError, match="this is a page of HTML: it begins '<html>"):
+        parse(Csv(columns=["a"]), b"\n \n<html>\n")
+
+
 def test_a_quote_in_the_wrong_place_breaks_its_row_only():
     found = parse(Csv(), b'a,b\n1,"x"y\n2,z\n')
     assert found.records == [{"a": "2", "b": "z"}]
