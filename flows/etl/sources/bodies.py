@@ -16,12 +16,17 @@ def _gunzip() -> Any:
 
 
 class Body:
-    """What has come of it so far. `is_full` when there was more than the limit, `damage` says what is wrong with it."""
+    """What has come of it so far. `is_full` when there was more than the limit, `damage` says what is wrong with it.
+
+    A body without a byte is whole, whatever the header says of its encoding: an answer 204 may have it, too.
+    """
 
     def __init__(self) -> None:
         self.is_full = False
         self.damage = ""
         self._limit = 0
+        self._encoding = ""
+        self._has_begun = False
         self._data = io.BytesIO()
         self._unpacking: Any = None
 
@@ -32,16 +37,15 @@ class Body:
             encoding: the header Content-Encoding, of which gzip is known.
             limit: in bytes, unpacked.
         """
-        self._limit = limit
-        self._unpacking = _gunzip() if encoding.strip().lower() in _GZIP else None
-        if self._unpacking is None and encoding.strip().lower() not in _PLAIN:
-            self.damage = f"it is compressed by {encoding!r}, which was not asked for"
+        self._limit, self._encoding = limit, encoding
 
     def __len__(self) -> int:
         return self._data.tell()
 
     def add(self, piece: bytes) -> bool:
         """Take a piece as it came; tells whether another one is wanted."""
+        if piece and not self._has_begun:
+            self._begin()
         if self._unpacking is None:
             self._write(piece)
         while self._unpacking is not None and piece and not self.damage and not self.is_full:
@@ -57,6 +61,13 @@ class Body:
                 self.damage = f"it is no gzip: {error}"
             piece = self._unpacking.unused_data
         return not self.damage and not self.is_full
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        encoding = self._encoding.strip().lower()
+        self._unpacking = _gunzip() if encoding in _GZIP else None
+        if self._unpacking is None and encoding not in _PLAIN:
+            self.damage = f"it is compressed by {self._encoding!r}, which was not asked for"
 
     def _write(self, piece: bytes) -> None:
         if not self.damage and not self.is_full:

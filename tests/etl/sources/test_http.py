@@ -16,6 +16,7 @@ from etl.source_app import Answer, open_source_app
 from etl.sources.walking import ask, first, records, requests, walk
 
 from dataloader.flows.etl.sources.base import Request, SourceError, Window
+from dataloader.flows.etl.sources.bodies import Body
 from dataloader.flows.etl.sources.formats import Csv, Json
 from dataloader.flows.etl.sources.http import Http
 from dataloader.flows.etl.sources.pages import Cursor, LinkHeader, NextUrl, PageNumber
@@ -312,11 +313,22 @@ async def test_an_error_in_an_answer_that_is_fine_passes(service):
     assert caught.value.is_passing
 
 
-async def test_an_answer_without_content_has_no_records(service):
-    service.put("/", Answer(b"", status=204))
+@pytest.mark.parametrize("encoding", ["", "gzip", "br"])
+async def test_an_answer_without_content_has_no_records_and_no_encoding(service, encoding):
+    service.put("/", Answer(b"", status=204, headers={"Content-Encoding": encoding}))
     source = Http(service.url, pages=PageNumber())
     page = source.read(await ask(source))
     assert (list(page.records), page.following) == ([], None)
+    service.put("/", Answer(b"", headers={"Content-Encoding": encoding}))
+    assert (await ask(source)).body == b""
+
+
+def test_an_answer_of_which_no_byte_came_says_nothing_of_its_end():
+    body = Body()
+    body.begin("gzip", 1_000)
+    assert body.add(b"")
+    body.end()
+    assert (body.damage, body.has_end) == ("", False)
 
 
 async def test_the_encoding_is_the_one_that_the_service_names_unless_the_format_does(service):
