@@ -66,13 +66,15 @@ class Asker:
                 ids = part.ids
 
     def _requests_of(self, part: Part, detail: Detail, ids: Sequence[str | int]) -> Iterator[Request]:
-        """The details' requests, one for each id that is not in yet.
+        """The details' requests, one for each id that is not in yet. Ids of one text, such as 1 and "1", are one.
 
         That one can't be made is that id's own affair.
         """
-        for given in dict.fromkeys(ids):
-            if str(given) in part.segment.done:
+        known = set(part.segment.done)
+        for given in ids:
+            if str(given) in known:
                 continue
+            known.add(str(given))
             try:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - whatever a load's own function raises

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
-from etl.etl_tasks import BEARS_ALL, item, items_load
+from etl.etl_tasks import BEARS_ALL, detailed_load, item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading, writer
@@ -393,6 +394,15 @@ async def test_a_detail_whose_request_can_not_be_made_is_its_own_affair(items, c
     assert (counts["details"], counts["details_failed"]) == (2, 1)
     told = "its request can't be made: ZeroDivisionError: integer division or modulo by zero"
     assert await failures() == [("detail", "0", told)]
+
+
+@pytest.mark.requirement("E7")
+async def test_details_whose_ids_are_of_one_text_are_one(items, details, counts_of):
+    items.records = [item(1, value=7), item(2, value="7"), item(3, value=8)]
+    load = detailed_load(items.service.url, transform=lambda record: {**record, "value": None})
+    load = attrs.evolve(load, detail=attrs.evolve(load.detail, id=lambda record: record["value"]))
+    assert (await counts_of(load))["details"] == 2
+    assert details() == [7, 8]
 
 
 @pytest.mark.requirement("E9")
