@@ -2,7 +2,9 @@
 
 A part that tries again and again reports under a name of its own: `failed` after a try that came to nothing, `worked`
 after one that did not. Each try alone is a line at level debug: thirty seconds without a database are hundreds of them.
-A database that can't be used is one trouble of all parts; whatever else is refused is a trouble of the part's own.
+A database that can't be used is one trouble of all parts; whatever else is refused is a trouble of the part's own. A
+trouble is over with the first of its parts that works. The others follow at their own pace: their failures are news no
+more, unless they last.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ TELL_EVERY_S: Final = 60.0
 
 @attrs.define
 class _Trouble:
-    """Since when, and which parts have it still."""
+    """Since when, and which parts have not worked since."""
 
     began: float
     told: float
+    is_over: bool = False
     parts: set[str] = attrs.field(factory=set)
     tries: int = 0
 
@@ -40,7 +43,8 @@ class Outage:
     @property
     def lasts(self) -> bool:
         """Whether the database can't be used, and that has been told."""
-        return None in self._troubles
+        trouble = self._troubles.get(None)
+        return trouble is not None and not trouble.is_over
 
     def failed(self, part: str, error: StoreError, **fields: object) -> None:
         """A try of `part` has failed, and it is going to try again within a minute."""
@@ -48,14 +52,15 @@ class Outage:
         now = trio.current_time()
         whose = None if isinstance(error, StoreUnavailable) else part
         trouble = self._troubles.get(whose)
-        if trouble is None:
+        # A part that has worked since the trouble was over is in a new one.
+        if trouble is None or (trouble.is_over and part not in trouble.parts):
             trouble = self._troubles[whose] = _Trouble(now, now)
             what = "the database can't be used" if whose is None else "a part can't do its work"
             log.warning(what, part=part, error=str(error))
         trouble.parts.add(part)
         trouble.tries += 1
         if now - trouble.told >= TELL_EVERY_S:
-            trouble.told = now
+            trouble.told, trouble.is_over = now, False
             log.warning(
                 "the database still can't be used" if whose is None else "a part still can't do its work",
                 for_s=round(now - trouble.began, 1),
@@ -69,9 +74,11 @@ class Outage:
         if not self._troubles:
             return
         for whose, trouble in list(self._troubles.items()):
-            trouble.parts.discard(part)
-            if not trouble.parts:
-                del self._troubles[whose]
+            if part in trouble.parts and not trouble.is_over:
+                trouble.is_over = True
                 what = "the database can be used again" if whose is None else "a part does its work again"
                 after_s = round(trio.current_time() - trouble.began, 1)
                 log.warning(what, part=part, after_s=after_s, tries=trouble.tries)
+            trouble.parts.discard(part)
+            if not trouble.parts:
+                del self._troubles[whose]
