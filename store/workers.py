@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 ALIVE_WITHIN_S: Final = 60.0
-"""A process that has not shown itself for so long is taken for dead."""
+"""A process that has not shown itself for so long is taken for dead, by `dl_sweep_parked` too."""
 SHOW_EVERY_S: Final = 20.0
 """The longest pause between two times that a process shows itself."""
 

@@ -7,7 +7,8 @@ the changed one gets a new name, and the old one stays until a later set drops i
 
 In the files `{schema}` stands before whatever is ours. They run, and their functions run, with a search_path of
 `pg_catalog` alone: nobody who may create objects in the schema can put a function or an operator of his own in the
-place of one that is meant. Each file takes EXECUTE on its functions from PUBLIC; triggers fire all the same.
+place of one that is meant. Each file takes EXECUTE on its functions from PUBLIC (`rights` first grants it to those who
+lived on that); triggers fire all the same.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 5
+NUMBER: Final = 6
 OLDEST: Final = 0
 """The number of the oldest program that can work with this set: it finds all its functions there."""
-FILES: Final = ("shape", "notifications", "triggers", "claim", "keys", "sources")
-"""In this order: a trigger is made after its function."""
+FILES: Final = ("rights", "shape", "notifications", "triggers", "claim", "keys", "sources")
+"""In this order: rights are kept before they are taken, and a trigger is made after its function."""
 
 
 def source() -> str:

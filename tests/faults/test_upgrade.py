@@ -18,6 +18,7 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from roles import a_role, grant_to_service
 from services import PATIENT
 
 from dataloader.store.migrations import LATEST, function_set
@@ -34,6 +35,11 @@ SELECT jsonb_object_agg(name, definition) FROM (
   SELECT 'migrations', string_agg(m::text, ', ' ORDER BY m.number) FROM dl_migrations m
 ) AS parts
 """
+GRANTED_BEFORE = """
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO jobs_service;
+GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO jobs_service;
+"""
+"""What the page of the release before gave a service that owns no table: everybody might execute the functions."""
 RUNS = """
 SELECT j.job_id, j.status::text, j.attempt, j.crashes, j.error,
        (SELECT count(*) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS picked,
@@ -189,36 +195,40 @@ async def drained(service):
 
 
 async def test_f42_in_a_rolling_upgrade_the_release_before_works_on_beside_this_one_and_nothing_is_lost_or_doubled(
-    serve_before, serve, raw, ledger, load, picks, nothing_lost_or_doubled
+    serve_before, serve, raw, ledger, load, picks, nothing_lost_or_doubled, database
 ):
-    before = [await serve_before(**PATIENT) for _ in range(2)]
-    schema_before = await raw.fetchval(SCHEMA)
-    async with load(*before) as asked:
-        await asked.more(20)
-        # The first of this release migrates under the others' load.
-        first = await serve({"q": 4}, **PATIENT)
-        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
-        assert await raw.fetchval("SELECT max(number) FROM dl_function_sets") == function_set.NUMBER
-        assert await raw.fetchval(SCHEMA) != schema_before
-        # Those of the release before go on: they claim, and their API does what it did.
-        for service in before:
-            await picks(service)
-        await api_works(before[0])
-        await picks(first)
-        asked.fronts.insert(0, first)
-        await drained(before[0])
-        second = await serve({"q": 4}, **PATIENT)
-        asked.fronts[:] = [first, second]
-        await picks(before[1])
-        await drained(before[1])
-        await picks(first)
-        await picks(second)
-        await api_works(second)
-        await asked.more(20)
-    await nothing_lost_or_doubled(asked)
-    for service in (first, second):
-        assert service.process.poll() is None
-        untroubled(service)
+    """Of each release one is the tables' owner, and one a role that owns nothing."""
+    before = [await serve_before(**PATIENT)]
+    with a_role(database, GRANTED_BEFORE) as role:
+        before.append(await serve_before(dsn=role.dsn, **PATIENT))
+        schema_before = await raw.fetchval(SCHEMA)
+        async with load(*before) as asked:
+            await asked.more(20)
+            # The first of this release migrates under the others' load.
+            first = await serve({"q": 4}, **PATIENT)
+            assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
+            assert await raw.fetchval("SELECT max(number) FROM dl_function_sets") == function_set.NUMBER
+            assert await raw.fetchval(SCHEMA) != schema_before
+            # Those of the release before go on: they claim, and their API does what it did.
+            for service in before:
+                await picks(service)
+                await api_works(service)
+            await picks(first)
+            asked.fronts.insert(0, first)
+            await drained(before[0])
+            await trio.to_thread.run_sync(grant_to_service, database, role)
+            second = await serve({"q": 4}, dsn=role.dsn, **PATIENT)
+            asked.fronts[:] = [first, second]
+            await picks(before[1])
+            await drained(before[1])
+            await picks(first)
+            await picks(second)
+            await api_works(second)
+            await asked.more(20)
+        await nothing_lost_or_doubled(asked)
+        for service in (first, second):
+            assert service.process.poll() is None
+            untroubled(service)
 
 
 async def api_works(service):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 from databases import raw_connection
+from roles import a_role
 
 from dataloader.jobs.errors import SchemaError
 from dataloader.store.database import DatabaseOptions, open_database
@@ -25,6 +26,14 @@ SELECT pg_get_triggerdef(oid) || obj_description(oid, 'pg_trigger') FROM pg_trig
 WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal
 ORDER BY 1
 """
+OF_TABLES = """
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO jobs_service;
+GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO jobs_service;
+"""
+EXECUTED_BY = f"""
+SELECT proname, prorettype = 'trigger'::regtype AS is_trigger FROM pg_proc JOIN ({OURS}) AS ours USING (oid)
+WHERE has_function_privilege($1::text, oid, 'EXECUTE') ORDER BY proname
+"""
 CHANGED = "CREATE OR REPLACE FUNCTION dl_release(p_hashes int[]) RETURNS int LANGUAGE sql AS 'SELECT 4711'"
 RELEASE = "SELECT dl_release('{}')"
 
@@ -40,6 +49,28 @@ async def test_a_database_from_before_the_set_gets_it_and_is_then_as_a_new_one(s
         assert await former.fetch(SCHEMA) == await raw.fetch(SCHEMA)
         await check(store_at_0007)
         assert await migrate(store_at_0007) == []
+
+
+async def test_who_worked_by_the_right_of_everybody_to_execute_keeps_it_and_nobody_else_does(
+    store_at_0007, empty_database
+):
+    """A service of the release before goes on while the owner migrates; its page granted tables and sequences alone."""
+    with (
+        a_role(empty_database, OF_TABLES) as service,
+        a_role(empty_database, "GRANT SELECT, INSERT, DELETE ON dl_jobs TO jobs_service") as foreign,
+    ):
+        async with raw_connection(empty_database.dsn) as owner, raw_connection(service.dsn) as replica:
+            before = await owner.fetch(EXECUTED_BY, service.name)
+            assert await owner.fetch(EXECUTED_BY, foreign.name) == before
+            await migrate(store_at_0007)
+            assert await owner.fetch(EXECUTED_BY, service.name) == [one for one in before if not one["is_trigger"]]
+            assert await owner.fetch(EXECUTED_BY, foreign.name) == []
+            assert await replica.fetchval(RELEASE) == 0
+            # What the owner takes away later stays away.
+            await owner.execute(f"REVOKE EXECUTE ON FUNCTION dl_claim FROM {service.name}")
+            await owner.execute("UPDATE dl_function_sets SET number = number - 1")
+            await migrate(store_at_0007)
+            assert "dl_claim" not in {one["proname"] for one in await owner.fetch(EXECUTED_BY, service.name)}
 
 
 async def test_the_script_for_the_owner_brings_it_too(store_at_0007, empty_database, raw):

@@ -15,7 +15,7 @@ from dataloader.store import control, stage
 from dataloader.store.control import Actor
 from dataloader.store.leases import reap
 from dataloader.store.stage import ready_free, unpark
-from dataloader.store.workers import Worker, aio_show
+from dataloader.store.workers import ALIVE_WITHIN_S, Worker, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
 FROM dl_claim('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
@@ -292,10 +292,12 @@ async def test_a_sweep_wakes_exactly_one_of_a_thousand_jobs_of_a_free_key(store,
 
 
 @pytest.mark.requirement("Q7")
-@pytest.mark.parametrize("idle", ["paused", "unserved"])
+@pytest.mark.parametrize("idle", ["paused", "unserved", "of the dead"])
 async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_another_with_their_key(
     store, raw, start_worker, idle
 ):
+    await store.write(aio_show, Worker("dead", "h", 1, "1", {"of the dead": 1}))
+    await raw.execute("UPDATE dl_workers SET seen_at = now() - make_interval(secs => $1)", ALIVE_WITHIN_S + 1)
     await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}))
     await control.pause(store, "paused", Actor("test"))
     await park(raw, 300)

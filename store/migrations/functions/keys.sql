@@ -116,9 +116,10 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_unpark(int[]) FROM PUBLIC;
 
 -- The same, in the stager's sweep, which also looks whether a key's best job is of a queue that is paused, or that no worker
--- serves: readied it stays where it is, so that nobody's end would wake the next one. Such jobs are readied together, p_limit
--- of a key and four times as many in all; no claim parks them again. The keys are taken by lot, so that one with many jobs
--- does not hold up the others. (Queues of services that are not in dl_workers are taken for such.)
+-- serves (none has shown itself for a minute: ALIVE_WITHIN_S in store/workers.py). Readied it stays where it is, so that nobody's
+-- end would wake the next one. Such jobs are readied together, p_limit of a key and four times as many in all; no claim parks them
+-- again. The keys are taken by lot, so that one with many jobs does not hold up the others. (Queues of services that are not in
+-- dl_workers are taken for such.)
 CREATE OR REPLACE FUNCTION {schema}.dl_sweep_parked(p_hashes int[], p_limit int) RETURNS int
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -133,7 +134,7 @@ BEGIN
   SELECT array_agg(DISTINCT s.queue) INTO v_served
   FROM {schema}.dl_workers w
   CROSS JOIN LATERAL jsonb_object_keys(w.queues) AS s (queue)
-  WHERE w.seen_at > now() - interval '10 min'
+  WHERE w.seen_at > now() - interval '60 s'
     AND NOT EXISTS (SELECT FROM {schema}.dl_queues q WHERE q.queue = s.queue AND q.paused);
   IF v_served IS NOT NULL THEN
     WITH blocked AS MATERIALIZED (
