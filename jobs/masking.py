@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from dataloader.jobs.secret_names import meaning_of, names_a_secret
-from dataloader.jobs.secrets_in_text import MASKED, may_hold_secrets, secrets_in
+from dataloader.jobs.secret_names import NOTHING, Meaning, meaning_of, names_a_secret
+from dataloader.jobs.secrets_in_text import MASKED, secrets_in
 
 __all__ = ["MASKED", "mask", "mask_names", "mask_text", "names_a_secret"]
 
@@ -35,14 +35,15 @@ def mask_text(text: str) -> str:
 
     Takes time linear in the length. What is masked once stays as it is when masked again.
     """
-    if not may_hold_secrets(text):
+    secrets = secrets_in(text)
+    if not secrets:
         return text
     parts: list[str] = []
     done = 0
-    for start, end in secrets_in(text):
+    for start, end in secrets:
         parts += (text[done:start], MASKED)
         done = end
-    return "".join([*parts, text[done:]]) if parts else text
+    return "".join([*parts, text[done:]])
 
 
 def mask_names(values: Mapping[str, T]) -> dict[str, T]:
@@ -87,13 +88,17 @@ def _mask_container(value: Mapping[object, object] | Iterable[object], depth: in
         return _mask_mapping([(_text(key), item) for key, item in list(value.items())], depth)
     items = [*value]
     if len(items) == 2 and _is_entry(items[0]):
-        return [_mask(items[0], depth), _hide(items[1])]
+        return [
+            _mask(items[0], depth),
+            _hide(items[1]) if _hides(meaning_of(_text(items[0])), items[1]) else _mask(items[1], depth),
+        ]
     masked: list[object] = []
-    is_option = False
+    option = NOTHING
     for item in items:
         text = item if isinstance(item, str) else ""
-        masked.append(MASKED if is_option and text and not text.startswith("--") else _mask(item, depth))
-        is_option = _OPTION.fullmatch(text) is not None and names_a_secret(text)
+        is_hidden = option.hides(text) and bool(text) and not text.startswith("--")
+        masked.append(MASKED if is_hidden else _mask(item, depth))
+        option = meaning_of(text) if _OPTION.fullmatch(text) else NOTHING
     return masked
 
 
@@ -107,7 +112,9 @@ def _mask_mapping(items: list[tuple[str, object]], depth: int) -> dict[str, obje
         is_value_secret = any(isinstance(label, str) and names_a_secret(label) for label in labels)
     shown: list[tuple[str, object]] = []
     for (name, item), meaning in zip(items, meanings, strict=True):
-        hidden = (meaning.secret and not (meaning.label and is_value_named)) or (meaning.value and is_value_secret)
+        hidden = (_hides(meaning, item) and not (meaning.label and is_value_named)) or (
+            meaning.value and is_value_secret
+        )
         shown.append((name, _hide(item) if hidden else _mask(item, depth)))
     return _by_masked_name(shown)
 
@@ -127,7 +134,14 @@ def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
 def _is_entry(name: object) -> bool:
     """Tell whether a list of two that begins so is a name and its value: `["X-Api-Key", "s3cr3t"]`."""
     text = _text(name) if isinstance(name, (str, bytes)) else ""
-    return names_a_secret(text) and text.lower() != "key" and _NAME.fullmatch(text) is not None
+    return names_a_secret(text) and _NAME.fullmatch(text) is not None
+
+
+def _hides(meaning: Meaning, value: object) -> bool:
+    """Whether this value must not be shown under such a name."""
+    if meaning.secret:
+        return not isinstance(value, (int, float, str)) or meaning.hides(_text(value))
+    return isinstance(value, (str, bytes)) and meaning.hides(_text(value))
 
 
 def _hide(value: object) -> object:

@@ -1,143 +1,117 @@
 """Finds the secrets in a text: where each begins and ends (Q16). masking.py puts `***` there.
 
-One walk from left to right: a search stops at the next mark of any kind (an address, a private key, a token of a known
-format, an element, a name with its value), the kind's method says what is hidden there, and where to go on. A text is
-read as it stands, and as it stands decoded (`password%3D…`, `&lt;token&gt;…`, JSON within JSON), twice.
+Nearly all secrets stand beside a word that names them, and nearly no text has such a word. So the texts that have none
+are told by a look for parts of such words (`token`, `pass`), and of the others only what stands around these is read:
+a sign and a value behind, the tag, the label, the list or the columns that the word is in. Addresses, private keys and
+tokens of a known format are looked for by themselves. A text is read as it stands, and decoded (`password%3D…`,
+`&lt;token&gt;…`, JSON within JSON), twice.
 
-Takes time linear in the text: a mark starts only where a word does or at a fixed sign, is read without backtracking,
-and what a method reads ahead is bounded, or is hidden and not read again. Rejected: one pattern with the names of all
-secrets in it; it can't tell `key` from `monkey` and backtracks on hostile texts.
+Takes time linear in the text: a word is read once, whatever is read beside it is bounded, or is hidden and not read
+again. Rejected: one pattern of all that may hide a secret, tried at each character; it took ten times as long.
 """
 
 from __future__ import annotations
 
-import html
+import base64
 import re
-from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import attrs
 
-from dataloader.jobs.secret_names import NOTHING, meaning_of, names_a_secret
-from dataloader.jobs.token_formats import TOKEN
+from dataloader.jobs.decoded_text import decodings
+from dataloader.jobs.secret_names import NOTHING, RANDOM, Meaning, Secrecy, meaning_of
+from dataloader.jobs.token_formats import LEAST, TOKEN
+from dataloader.jobs.values_in_text import Span, end_of, end_of_bracket, is_header_name, value_span
 
 MASKED: Final = "***"
 """What stands in the place of a secret."""
 
-_LEVELS: Final = 2
 _NEAR: Final = 200
-_HARMLESS_VALUES: Final = frozenset({"", "null", "none", "true", "false", "bearer", "basic", MASKED})
+_HARMLESS_VALUES: Final = frozenset(
+    {"", "null", "none", "true", "false", "bearer", "basic", "str", "bytes", MASKED}
+    | {"missing", "expired", "invalid", "valid", "unset", "required", "absent", "redacted", "scram-sha-256"}
+)
 # `password: is missing` says something of it; `password: hunter` is one.
 _PROSE: Final = frozenset(
-    {
-        "a",
-        "an",
-        "and",
-        "are",
-        "at",
-        "can",
-        "cannot",
-        "can't",
-        "does",
-        "expired",
-        "for",
-        "from",
-        "has",
-        "in",
-        "invalid",
-        "is",
-    }
-    | {"leads", "may", "missing", "must", "needs", "no", "not", "of", "only", "required", "send", "should", "the", "to"}
-    | {"unknown", "was", "who", "with", "wrong"}
+    {"a", "an", "and", "are", "at", "can", "cannot", "can't", "does", "expired", "for", "from", "has", "in", "invalid"}
+    | {"is", "leads", "may", "missing", "must", "needs", "no", "not", "of", "only", "required", "send", "should"}
+    | {"the", "to", "unknown", "was", "who", "with", "wrong"}
 )
 _SQL_NAMES: Final = ("password", "passwd", "pwd", "passphrase", "secret")
 _SHORT_CODE: Final = re.compile(r"[A-Za-z0-9]{1,5}")
 
-# A text without any of these has no secret but for tokens. Not one pattern: that takes 20 times as long.
+# Each name of a secret, and each word that a secret may follow, has one of these in it.
 _HINTS: Final = (
-    *("://", ":\\/", "%3a", "pass", "pwd", "pswd", "token", "secret", "key", "dsn", "auth", "cookie", "credential"),
-    *("signature", "bearer", "basic", "begin", "jwt", "sess", "otp", "cvv", "cvc", "csrf", "xsrf", "verifier"),
-    *("assertion", "identified"),
+    *("pass", "pwd", "pswd", "token", "secret", "key", "auth", "cookie", "credential", "dsn", "sig", "jwt", "bearer"),
+    *("csrf", "xsrf", "sess", "otp", "pin", "cvv", "cvc", "verifier", "assertion", "samlresponse", "code"),
+    *("basic", "identified", "netloc", "thin", "curl", "mysql"),
 )
-# These stand in many a harmless word.
-_DOUBTFUL_HINTS: Final = {
-    "pin": re.compile(r"pins?\d{0,9}(?![a-z])"),
-    "sig": re.compile(r"sig(?![a-z])"),
-    "code": re.compile(
-        r"[?&#;]code=|(?:2fa|access|login|mfa|set|sms|tion|up|very)[_-]?codes?(?![a-z])|%3fcode|%26code"
-    ),
+_NAME: Final = re.compile(r"[\w.-]*+")
+_BARE_NAMES: Final = frozenset({"key", "keys", "token", "tokens", "code", "codes"})
+_COUNT: Final = re.compile(r"""\\*+["']?\d[\d_,.]{0,14}[ ]?[kKmM]?(?!\w)""")
+_RANDOM: Final = re.compile(rf"""\\*+["']?[\w+/=.~-]{{0,100}}?{RANDOM.pattern}""")
+_OBJECT: Final = re.compile(r"[^{}<>]*+")
+_SIGN: Final = re.compile(r"""\\*+["']?\]?[ \t]*+(=>|:=|={1,3}|:(?!//))[ \t]*+""")
+_AS_OPTION: Final = re.compile(r"""(?:[ \t]++|["'],[ \t]*+)(?!["']?(?:--|\s))""")
+_AS_SQL: Final = re.compile(r"[ \t]++(?=[Ee]?')")
+_IDENTIFIED: Final = re.compile(r"""[ \t]+(?:with[ \t]+[\w"']{1,60}[ \t]+)?(?:by|as)[ \t]+(?=["'])""", re.IGNORECASE)
+_AS_ATTRIBUTES: Final = re.compile(r"(?:\s[^<>]*+)?+(?<!/)>")
+_AS_ENTRY: Final = re.compile(r"""\\*+["']\s*+,\s*+(?![\[{(])""")
+_AS_NAMING_ELEMENT: Final = re.compile(r"</[\w.:-]{1,80}>\s{0,80}+<[\w.:-]{1,80}(?:\s[^<>]{0,200})?(?<!/)>")
+_AS_NAMING_ATTRIBUTE: Final = re.compile(r"""["'][^<>]{0,200}+(?<!/)>""")
+_SCHEMES: Final = {
+    "bearer": re.compile(r"[ \t]+(?!tokens?\b|auth|realm=)(?=[\w.~+/=*-]{3})", re.IGNORECASE),
+    "auth": re.compile(r"[ \t]+(?:plain|login)[ \t]+(?=[A-Za-z0-9+/]{8})", re.IGNORECASE),
 }
-_SIGN: Final = re.compile(r"[=:<%&\"'\s\\)]")
-# The signs and words with which marks begin stand before the groups: what is none is passed over by a single look.
-_MARK: Final = re.compile(
-    rf"""
-    # A password with a raw / ? or # in it is no valid URL, but people write them; host:port/path@x is not one.
-    :(?P<address>//(?:[^\s/?#"'<>]*@
-        |[^\s/?#:@"'<>]{{0,100}}:(?!\d{{1,5}}(?:[/?#,]|$))[^\s"<>]{{0,100}}?@))
-    |-(?P<private_key>----BEGIN[ ][A-Z0-9 ]{{0,40}}PRIVATE[ ]KEY(?:[ ]BLOCK)?-----)
-    |<(?P<element>(?P<tag>[A-Za-z_][\w.:-]*+)(?P<attributes>(?:\s[^<>]*+)?+)(?<!/)>)
-    |\((?P<row>(?P<columns>[\w",\ .-]{{1,300}}+)\)=(?=\())
-    |[\[(](?P<entry>\s*+[bu]?\\*+["'](?P<item>[A-Za-z_][\w.-]{{0,199}})\\*+["']\s*+,\s*+)
-    |(?P<token>{TOKEN.pattern})
-    |(?<!\w)(?=[BbIi])(?:
-        (?P<scheme>(?i:bearer[ \t]+(?!tokens?\b|auth|realm=)(?=[\w.~+/=*-]{{3}})
-            |basic[ \t]+(?=(?-i:[A-Za-z0-9+/][a-z+/]{{0,100}}[A-Z0-9=]))(?=[A-Z0-9+/]{{6}})))
-        |(?P<identified>(?i:identified[ \t]+by)[ \t]+(?=')))
-    |(?<![\w.-])(?=[\w-])(?P<pair>(?P<dashes>--?)?(?P<name>\w[\w.-]*+)(?:
-        \\*+["']?\]?[ \t]*+(?P<sign>=>|:=|={{1,3}}|:(?!//))[ \t]*+
-        # A command's option, in a line of a shell and in a list of arguments.
-        |(?(dashes)(?:[ \t]++|["'],[ \t]*+)(?!["']?(?:--|\s))|(?!))
-        |(?P<sql>[ \t]++(?='))))
-    """,
+_BASIC: Final = re.compile(r"[ \t]+([A-Za-z0-9+/]{6,1000}+)")
+_ARGUMENT: Final = re.compile(r"""[^\s"']*+""")
+# The options of commands whose names don't say that a password follows.
+_COMMANDS: Final = {
+    "curl": re.compile(r"""\s(?:-u|--user|--proxy-user)[ =]?["']?([^\s"']+)"""),
+    "mysql": re.compile(r"""\s-p["']?([^\s"'-][^\s"']*)"""),
+    "sshpass": re.compile(r"""\s-p[ ]?["']?([^\s"']+)"""),
+}
+_COMMANDS["mysqldump"] = _COMMANDS["mysql"]
+_CREDENTIALS: Final = re.compile(r"[\w.~+/=*-]++")
+_THIN: Final = re.compile(r""":([^\s/@"'<>]{1,100}+/[^\s"'<>@]{1,100}+)@""")
+_NETLOC: Final = re.compile(r"""=["']([^"'@\s]{0,200}+)@""")
+# These read backwards, on the reversed text: what stands before a word.
+_WORD_BEHIND: Final = re.compile(r"[ \t]([A-Za-z0-9]{1,40}+)")
+_TAG_BEHIND: Final = re.compile(r"(?::[\w.-]{1,80}+)?+<")
+_ENTRY_BEHIND: Final = re.compile(r"""["']\\*+[ubUB]?\s*+[\[(]""")
+_LABEL_BEHIND: Final = re.compile(
+    r"""(?:[\w. -]{1,60}+(?=["']))?+(["']?)\\*+[ubUB]?[ \t]*+(?:>=|=:|[=:])[ \t]*+["']?\\*+([\w.-]{1,200}+)"""
+)
+_NAMING_TAG_BEHIND: Final = re.compile(r"(?:[\w. -]{1,60}+(?=>))?+>([\w.-]{1,80}+)(?::[\w.-]{1,80}+)?<")
+_END_OF_LABEL: Final = re.compile(r"""\\*+["'\s,;&)}\]<]|\Z""")
+_NAME_AND_SIGN: Final = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]{0,60}+)\\*+["']?\s*+(?:=>|[=:])\s*+""")
+
+_CLOSING: Final = re.compile(r"</([A-Za-z_][\w.:-]*+)")
+_UNCLOSED: Final = re.compile(r"[^<\s]++\Z")
+_END_OF_ENTRY: Final = re.compile(r"""\\*+["']?\s*+(?:[\])]|\Z)""")
+
+# A password with a raw / ? or # in it is no valid URL, but people write them; host:port/path@x is not one.
+_ADDRESS: Final = re.compile(
+    r"""://(?=[^\s"'<>@]{0,1000}+@)(?:([^\s/?#"'<>]*)@
+        |([^\s/?#:@"'<>]{0,100}+:(?!\d{1,5}(?:[/?#,]|$))[^\s"<>@]{0,100}+)@)""",
     re.VERBOSE,
 )
-_PEM = re.compile(r"(?:[^-]|-(?!----))*+")
-_CREDENTIALS = re.compile(r"[\w.~+/=*-]++")
-_CLOSING = re.compile(r"</([A-Za-z_][\w.:-]*+)")
-_UNCLOSED = re.compile(r"[^<\s]++\Z")
-_NAMING_ATTRIBUTE = re.compile(r"""(?<![\w.-])(?:name|key)\s*+=\s*+["']([^"'<>]{1,200})["']""")
-_NAMING_ELEMENT = re.compile(r"([^<>]{1,200})</[\w.:-]{1,80}>\s{0,80}+<[\w.:-]{1,80}(?:\s[^<>]{0,200})?(?<!/)>")
-_LABELLED = re.compile(r"""[bu]?\\{0,8}(["']?)([A-Za-z_][\w.-]{0,199}|(?<=["'])[A-Za-z_][\w. -]{0,199})""")
-_THEN_A_VALUE = re.compile(
-    r"""\\{0,8}["']?[\s,;]{0,40}+\\{0,8}["']?(?:\w{0,40}[_-])?value["'\\]{0,9}\s*+[=:]""", re.IGNORECASE
-)
-_OPENING_QUOTE = re.compile(r"""(?:[\w.]{0,40}+\()?[brufBRUF]{0,2}(\\{0,8})(["'])""")
-_REST_OF_STRING = {'"': re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL), "'": re.compile(r"(?:[^'\\]|\\.)*+", re.DOTALL)}
-_HEADER = re.compile(r"""[^\r\n"']*+""")
-_BARE = re.compile(r"""(?:[^\s&"'<>,;\\]|\\(?!["'])|["'](?=\w)|[,;](?!\s|$|["']?[\w.-]*+["']?\s*+[=:]))*+""")
-_SCHEME = re.compile(r"(?:bearer|basic|digest|negotiate|token)[ \t]+(?=[\w+/=.~-])", re.IGNORECASE)
-_ASSIGNED = re.compile(r"""[ \t]*+=[ \t]*+(?=[bru]?["'])""")
-_END_OF_ENTRY = re.compile(r"""\\*+["']?\s*+[\])]""")
-_BRACKET = re.compile(r""""(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?|[\[\]{}()]""", re.DOTALL)
-_ENCODED = re.compile(
-    r"%(?:[2-7][0-9A-Fa-f]|0[9AaDd])|\\(?:u00|x)[2-7][0-9A-Fa-f]|\\[nrt/]"
-    r"|&(?:quot|amp|lt|gt|apos|#\d{2,3}|#[xX][0-9A-Fa-f]{2});"
-)
-_ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "/": "/"}
+_PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----([^-]*+(?:-(?!----)[^-]*+)*+)")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
-def may_hold_secrets(text: str) -> bool:
-    """Tell whether a text is worth a search for secrets: most texts end here, within a microsecond."""
-    if _SIGN.search(text):
-        lowered = text.lower()
-        for hint in _HINTS:
-            if hint in lowered:
-                return True
-        for hint, pattern in _DOUBTFUL_HINTS.items():
-            if hint in lowered and pattern.search(lowered):
-                return True
-    return TOKEN.search(text) is not None or _ENCODED.search(text) is not None
-
-
-def secrets_in(text: str) -> list[tuple[int, int]]:
+def secrets_in(text: str) -> list[Span]:
     """Return where the secrets of a text are: from, to; in order, none touching another."""
-    found = _Walk(text).secrets()
-    for decoded, positions in _decodings(text):
-        found += [(positions[start], positions[end]) for start, end in _Walk(decoded).secrets()]
-    whole: list[tuple[int, int]] = []
+    found = _found_in(text)
+    for decoded, original in decodings(text):
+        found += [(original(start), original(end)) for start, end in _found_in(decoded)]
+    if len(found) < 2:
+        return found
+    whole: list[Span] = []
     for start, end in sorted(found):
         if whole and start <= whole[-1][1]:
             whole[-1] = whole[-1][0], max(end, whole[-1][1])
@@ -146,124 +120,187 @@ def secrets_in(text: str) -> list[tuple[int, int]]:
     return whole
 
 
-def _decodings(text: str) -> Iterator[tuple[str, array[int]]]:
-    """The text with its encoded characters decoded, and once more; each with the positions that it had in `text`."""
-    positions = array("L")
-    for level in range(_LEVELS):
-        parts: list[str] = []
-        where, done = array("L"), 0
-        for found in _ENCODED.finditer(text):
-            start, end = found.span()
-            parts += text[done:start], _character(found[0])
-            if level:
-                where += positions[done : start + 1]
-            else:
-                where.extend(range(done, start + 1))
-            done = end
-        if not done:
-            return
-        parts.append(text[done:])
-        if level:
-            where += positions[done:]
-        else:
-            where.extend(range(done, len(text) + 1))
-        text, positions = "".join(parts), where
-        yield text, positions
+def _found_in(text: str) -> list[Span]:
+    found: list[Span] = []
+    lowered = _lowered(text)
+    if hints := tuple([hint for hint in _HINTS if hint in lowered]):
+        found += _Words(text, lowered).secrets(_any_of(hints))
+    if "://" in text and "@" in text:
+        users = [address.span(address.lastindex or 0) for address in _ADDRESS.finditer(text)]
+        found += [span for span in users if _is_worth_hiding(text, *span)]
+    if "-----BEGIN " in text:
+        keys = [key.span(1) for key in _PRIVATE_KEY.finditer(text)]
+        found += [span for span in keys if _is_worth_hiding(text, *span)]
+    # A search for tokens looks at each character; most words are too short to be one.
+    long = " ".join([word for word in text.split() if len(word) >= LEAST])
+    if long and TOKEN.search(long):
+        found += [token.span() for token in TOKEN.finditer(text)]
+    return found
 
 
-def _character(encoded: str) -> str:
-    if encoded[0] == "&":
-        return html.unescape(encoded)
-    return _ESCAPED[encoded[1]] if encoded[1] in _ESCAPED else chr(int(encoded[-2:], 16))
+def _lowered(text: str) -> str:
+    """The text in lower case, each character at its place."""
+    lowered = text.lower()
+    return lowered if len(lowered) == len(text) else _NOT_ASCII.sub("?", text).lower()
+
+
+@lru_cache(maxsize=256)
+def _any_of(hints: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"(?:{'|'.join(hints)})[\w.-]*+")
+
+
+def _is_worth_hiding(text: str, start: int, end: int) -> bool:
+    return end - start > 100 or text[start:end].lower().strip("…. `") not in _HARMLESS_VALUES
 
 
 @attrs.define
-class _Walk:
-    """One walk through a text; what it remembers is the last name and the last value that may belong together."""
+class _Words:
+    """Reads a text's words that have a hint in them, from left to right, and what stands around each.
+
+    A method returns where the secret ends that it has hidden, or 0 if there is none of its kind.
+    """
 
     text: str
-    hidden: list[tuple[int, int]] = attrs.field(factory=list)
-    label: tuple[int, bool] | None = None
-    value: int | None = None
+    lowered: str
+    hidden: list[Span] = attrs.field(factory=list)
+    backwards: str = attrs.field(init=False)
     closings: dict[str, list[int]] | None = None
+    looked_behind: int = 0
+    readers: list[Callable[[int, int, str], int]] = attrs.field(init=False)
 
-    def secrets(self) -> list[tuple[int, int]]:
+    def __attrs_post_init__(self) -> None:
+        """Turn the text round, since patterns match forwards only, and see what there can be in it at all."""
+        text, lowered = self.text, self.lowered
+        self.backwards = text[::-1]
+        has_tags = "<" in text
+        readers = (
+            (self._element, has_tags),
+            (self._label, has_tags or _has_value(lowered, 0, len(text))),
+            (self._entry, "[" in text or "(" in text),
+            (self._row, ")=(" in text),
+            (self._sql, "'" in text),
+        )
+        self.readers = [read for read, is_needed in readers if is_needed]
+
+    def secrets(self, hint: re.Pattern[str]) -> list[Span]:
         """Return what is to be hidden, in the order in which it was found."""
-        position = 0
-        while found := _MARK.search(self.text, position):
-            position = getattr(self, f"_{found.lastgroup}")(found)
+        text, lowered, position = self.text, self.lowered, 0
+        while found := hint.search(lowered, position):
+            start, end = found.span()
+            if start > position and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
+                start = self._beginning(start, position)
+            word = text[start:end].lstrip("-.")
+            meaning = self._meaning(start, word) if lowered[start:end] in _BARE_NAMES else meaning_of(word)
+            position = max(end, self._after(start, end, word, meaning))
         return self.hidden
 
-    def _hide(self, start: int, end: int) -> bool:
-        if self.text[start:end].lower().strip("…. `") in _HARMLESS_VALUES:
-            return False
+    def _beginning(self, place: int, least: int) -> int:
+        """Where the word begins that reaches to this place."""
+        size = len(self.text)
+        return size - end_of(_NAME, self.backwards, size - place, size - least)
+
+    def _meaning(self, start: int, word: str) -> Meaning:
+        """What a word means that is told by the one before: access key, unexpected token, verification code."""
+        before = self._behind(_WORD_BEHIND, start)
+        return meaning_of(f"{before[1][::-1]}_{word}" if before else word)
+
+    def _after(self, start: int, end: int, word: str, meaning: Meaning) -> int:  # noqa: PLR0911 - one for each way
+        """Hide what the word at this place says is a secret."""
+        if meaning is NOTHING or word == "sshpass":
+            return self._special(start, end, word.lower())
+        if meaning.secrecy is Secrecy.NONE:
+            return 0
+        if sign := _SIGN.match(self.text, end):
+            return self._pair(word, meaning, sign)
+        if self.text.startswith("-", start) and (option := _AS_OPTION.match(self.text, end)):
+            return self._option(meaning, option.end())
+        if not meaning.secret:
+            return 0
+        scheme = _SCHEMES.get(word.lower())
+        if scheme and (found := scheme.match(self.text, end)):
+            return self._hide(found.end(), end_of(_CREDENTIALS, self.text, found.end(), len(self.text)))
+        return next((after for read in self.readers if (after := read(start, end, word))), 0)
+
+    def _hide(self, start: int, end: int) -> int:
+        if not _is_worth_hiding(self.text, start, end):
+            return 0
         self.hidden.append((start, end))
-        return True
-
-    def _address(self, found: re.Match[str]) -> int:
-        self._hide(found.start() + len("://"), found.end() - 1)
-        return found.end()
-
-    def _private_key(self, found: re.Match[str]) -> int:
-        return self._hide_match(_PEM, found.end())
-
-    def _token(self, found: re.Match[str]) -> int:
-        self._hide(*found.span())
-        return found.end()
-
-    def _scheme(self, found: re.Match[str]) -> int:
-        return self._hide_match(_CREDENTIALS, found.end())
-
-    def _hide_match(self, pattern: re.Pattern[str], start: int) -> int:
-        found = pattern.match(self.text, start)
-        end = found.end() if found else start
-        self._hide(start, end)
         return end
 
-    def _identified(self, found: re.Match[str]) -> int:
-        start, end = _value_span(self.text, found.end())
-        self._hide(start, end)
-        return end
+    def _pair(self, word: str, meaning: Meaning, sign: re.Match[str]) -> int:
+        if not self._hides(meaning, sign.end()):
+            return 0
+        text = self.text
+        start, end = value_span(text, sign.end(), sign=sign[1], is_header=is_header_name(word))
+        if sign[1] == ":" and text[end : end + 1] == " " and text[start:end].lower() in _PROSE:
+            return 0
+        if word in {"PWD", "OLDPWD"} and text.startswith("/", start):  # where a process works
+            return 0
+        return self._hide(start, end)
 
-    def _row(self, found: re.Match[str]) -> int:
-        """PostgreSQL's `Key (id, token)=(1, s3cr3t) already exists`."""
-        if not any(names_a_secret(column) for column in found["columns"].split(",")):
-            return found.start("columns")
-        end = _end_of_bracket(self.text, found.end())
-        self._hide(found.end(), end)
-        return end
+    def _hides(self, meaning: Meaning, start: int) -> bool:
+        """Whether the value that begins here is a secret under such a name: looks at its beginning alone."""
+        match meaning.secrecy:
+            case Secrecy.UNLESS_COUNT:
+                return not _COUNT.match(self.text, start)
+            case Secrecy.IF_RANDOM:
+                return _RANDOM.match(self.text, start) is not None
+            case _:
+                return True
 
-    def _entry(self, found: re.Match[str]) -> int:
-        """`["X-Api-Key", "s3cr3t"]`, and no more in it; `("token", "amount", "day")` is a list of columns."""
-        name, after = found["item"], found.end()
-        if names_a_secret(name) and name.lower() != "key" and self.text[after : after + 1] not in {"[", "{", "("}:
-            start, end = _value_span(self.text, after)
-            if _END_OF_ENTRY.match(self.text, end) and self._hide(start, end):
-                return end
-        return found.start("item")
+    def _option(self, meaning: Meaning, start: int) -> int:
+        """`--password s3cr3t`, and the same in a list of arguments."""
+        return self._hide(*value_span(self.text, start)) if self._hides(meaning, start) else 0
 
-    def _element(self, found: re.Match[str]) -> int:
-        """An element with a secret's name, as tag or as attribute; or whose text is the name of the next one's."""
-        name, start = found["tag"].rpartition(":")[2], found.end()
-        meaning = meaning_of(name)
-        if meaning.label and (naming := _NAMING_ELEMENT.match(self.text, start)):
-            if not names_a_secret(naming[1]):
-                return start
-            start = naming.end()
-        elif not meaning.secret:
-            attribute = _NAMING_ATTRIBUTE.search(found["attributes"])
-            if attribute is None or not names_a_secret(attribute[1]):
-                return found.end("tag")
-        first = found.start("attributes")
-        self.hidden += [(first + here, first + there) for here, there in _Walk(found["attributes"]).secrets()]
-        end = self._closing(found["tag"] if start == found.end() else "", start)
-        return end if self._hide(start, end) else start
+    def _special(self, start: int, end: int, word: str) -> int:  # noqa: PLR0911 - one for each word
+        """Hide what stands behind a word that names no secret."""
+        text = self.text
+        match word:
+            case "code" if text.startswith("=", end) and text[start - 1 : start] in {"?", "&", "#", ";"}:
+                # Unless it is as short as that of a currency or a status.
+                span = value_span(text, end + 1)
+                return 0 if _SHORT_CODE.fullmatch(text, *span) else self._hide(*span)
+            case "basic" if (basic := _BASIC.match(text, end)) and _has_a_password(basic[1]):
+                return self._hide(basic.start(1), end_of(_CREDENTIALS, text, basic.start(1), len(text)))
+            case "identified" if identified := _IDENTIFIED.match(text, end):
+                return self._hide(*value_span(text, identified.end()))
+            case "netloc" if netloc := _NETLOC.match(text, end):
+                return self._hide(*netloc.span(1))
+            case "curl" | "mysql" | "mysqldump" | "sshpass":
+                return self._command(word, end)
+            case "thin" if thin := _THIN.match(text, end):
+                return self._hide(*thin.span(1))
+        return 0
+
+    def _command(self, word: str, end: int) -> int:
+        """`curl -u bob:s3cr3t`."""
+        dash = self.text.find(" -", end, end + _NEAR)
+        option = None if dash < 0 else _COMMANDS[word].search(self.text, dash, end + _NEAR)
+        return (
+            self._hide(option.start(1), end_of(_ARGUMENT, self.text, option.start(1), len(self.text))) if option else 0
+        )
+
+    def _behind(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """Match what stands before a place, backwards."""
+        return pattern.match(self.backwards, len(self.text) - start)
+
+    def _element(self, start: int, end: int, _: str) -> int:
+        """`<password>s3cr3t</password>`; or `<key>password</key><string>s3cr3t</string>`."""
+        if not self.text.startswith(("<", ":", ">", " "), max(start - 1, 0)):
+            return 0
+        if (tag := self._behind(_TAG_BEHIND, start)) and (rest := _AS_ATTRIBUTES.match(self.text, end)):
+            return self._hide(rest.end(), self._closing(self.text[start - len(tag[0]) + 1 : end], rest.end()))
+        if (naming := self._behind(_NAMING_TAG_BEHIND, start)) and meaning_of(naming[1][::-1]).label:
+            following = _AS_NAMING_ELEMENT.match(self.text, end)
+            return self._hide(following.end(), self._next_tag(following.end())) if following else 0
+        return 0
+
+    def _next_tag(self, start: int) -> int:
+        end = self.text.find("<", start)
+        return len(self.text) if end < 0 else end
 
     def _closing(self, tag: str, start: int) -> int:
-        """Where the element `tag` ends that begins at `start`; that of any name where the text's next tag is."""
-        if not tag:
-            end = self.text.find("<", start)
-            return len(self.text) if end < 0 else end
+        """Where the element `tag` ends that begins at `start`."""
         if self.closings is None:
             self.closings = defaultdict(list)
             for closing in _CLOSING.finditer(self.text):
@@ -275,88 +312,75 @@ class _Walk:
         unclosed = _UNCLOSED.match(self.text, start)
         return unclosed.end() if unclosed else start
 
-    def _pair(self, found: re.Match[str]) -> int:
-        name, after = found["name"], found.end()
-        meaning = meaning_of(name)
-        if meaning is NOTHING:
-            return self._hide_code(found) if name.lower() == "code" else after
-        if meaning.label and self._names_the_value_beside(after, is_secret=meaning.secret):
-            return after
-        if meaning.value and self._belongs_to_a_secret_beside(after):
-            start, end = _value_span(self.text, after)
-        elif meaning.secret and (found["sql"] is None or name.lower().endswith(_SQL_NAMES)):
-            start, end = _value_span(self.text, after, sign=found["sign"], is_header=_is_header(name))
-            if found["sign"] == ":" and self.text[start:end].lower() in _PROSE and self.text[end : end + 1] == " ":
-                return after
-        else:
-            return after
-        return end if self._hide(start, end) else after
+    def _label(self, start: int, end: int, _: str) -> int:
+        """A name that is itself the value of a name: `name=DB_PASSWORD value=s3cr3t`, in an object or an element."""
+        label = self._behind(_LABEL_BEHIND, start)
+        if label is None or not meaning_of(label[2][::-1]).label or not _END_OF_LABEL.match(self.text, end):
+            return 0
+        first = start - len(label[0])
+        value = self._value_ahead(end) or self._value_behind(first)
+        if value is not None:
+            span = value_span(self.text, value)
+            hidden = self._hide(span[0], min(span[1], first) if value < first else span[1])
+            return hidden if value > end else 0
+        is_in_a_tag = self.text.rfind("<", max(0, first - _NEAR), first) > self.text.rfind(">", 0, first)
+        content = _AS_NAMING_ATTRIBUTE.match(self.text, end) if is_in_a_tag else None
+        return self._hide(content.end(), self._next_tag(content.end())) if content else 0
 
-    def _hide_code(self, found: re.Match[str]) -> int:
-        """Hide what stands behind `?code=`, unless it is as short as that of a currency or a status."""
-        if self.text[found.start() - 1 : found.start()] not in {"?", "&", "#"}:
-            return found.end()
-        start, end = _value_span(self.text, found.end())
-        return end if not _SHORT_CODE.fullmatch(self.text, start, end) and self._hide(start, end) else found.end()
-
-    def _names_the_value_beside(self, start: int, *, is_secret: bool) -> bool:
-        """Tell whether a pair such as `name=DB_PASSWORD` names another's value; the one before is hidden here."""
-        labelled = _LABELLED.match(self.text, start)
-        names_one = labelled is not None and names_a_secret(labelled[2])
-        if is_secret and labelled and not names_one and not _THEN_A_VALUE.match(self.text, labelled.end()):
-            return False  # it is the key itself: `key=…`
-        if names_one and self.value is not None and self._is_beside(self.value, start):
-            first, last = _value_span(self.text[self.value : start], 0)
-            self._hide(self.value + first, self.value + last)
-        self.value, self.label = None, (start, names_one)
-        return True
-
-    def _belongs_to_a_secret_beside(self, start: int) -> bool:
-        """Tell whether a value such as `value=s3cr3t` is that of the name before; if none is there, one may follow."""
-        if self.label is None or not self._is_beside(self.label[0], start):
-            self.value = start
-            return False
-        is_secret, self.label = self.label[1], None
-        return is_secret
-
-    def _is_beside(self, first: int, second: int) -> bool:
-        """Tell whether two places are near, in one object or element."""
-        return second - first <= _NEAR and not any(sign in self.text[first:second] for sign in "{}<>")
-
-
-def _is_header(name: str) -> bool:
-    """Tell whether the value of this name, after a colon, is all the rest of the line."""
-    return name.lower().endswith(("authorization", "cookie", "cookies"))
-
-
-def _value_span(text: str, start: int, *, sign: str | None = None, is_header: bool = False) -> tuple[int, int]:
-    """Return where the value that begins at `start` begins without its quotes, and where it ends."""
-    if quoted := _OPENING_QUOTE.match(text, start):
-        escape, quote = quoted.groups()
-        if escape:  # JSON inside a JSON string: it ends at the next quote that is escaped as the first one
-            end = text.find(escape + quote, quoted.end())
-            return quoted.end(), len(text) if end < 0 else end
-        rest = _REST_OF_STRING[quote].match(text, quoted.end())
-        return quoted.end(), rest.end() if rest else len(text)
-    if text[start : start + 1] in {"[", "{", "("}:
-        return start, _end_of_bracket(text, start)
-    scheme = _SCHEME.match(text, start)
-    found = (_HEADER if is_header and sign == ":" else _BARE).match(text, scheme.end() if scheme else start)
-    end = found.end() if found else start
-    while end > start and text[end - 1] in ")]}.,;:":
-        end -= 1
-    if sign == ":" and (assigned := _ASSIGNED.match(text, end)):  # a line of Python: password: str = "s3cr3t"
-        return start, _value_span(text, assigned.end())[1]
-    return start, end
-
-
-def _end_of_bracket(text: str, start: int) -> int:
-    depth = 0
-    for found in _BRACKET.finditer(text, start):
-        if found[0] in "[{(":
-            depth += 1
-        elif found[0] in "]})":
-            depth -= 1
-            if depth == 0:
+    def _value_ahead(self, end: int) -> int | None:
+        """Where the value of the label begins that ends here, in the same object or element."""
+        limit = end_of(_OBJECT, self.text, end, end + _NEAR)
+        if not _has_value(self.lowered, end, limit):
+            return None
+        for found in _NAME_AND_SIGN.finditer(self.text, end, limit):
+            meaning = meaning_of(found[1])
+            if meaning.value:
                 return found.end()
-    return len(text)
+            if meaning.label:
+                break
+        return None
+
+    def _value_behind(self, end: int) -> int | None:
+        """The same of a value that comes before its label, and belongs to none before it."""
+        size = len(self.text)
+        first = size - end_of(_OBJECT, self.backwards, size - end, size - max(0, end - _NEAR, self.looked_behind))
+        self.looked_behind = end
+        value, is_named = None, False
+        if _has_value(self.lowered, first, end):
+            for found in _NAME_AND_SIGN.finditer(self.text, first, end):
+                meaning = meaning_of(found[1])
+                if meaning.value:
+                    value, is_named = None if is_named else found.end(), False
+                elif meaning.label:
+                    value, is_named = None, True
+        return value
+
+    def _entry(self, start: int, end: int, _: str) -> int:
+        """`["X-Api-Key", "s3cr3t"]`, and no more in it; `("token", "amount", "day")` is a list of columns."""
+        if (entry := _AS_ENTRY.match(self.text, end)) and self._behind(_ENTRY_BEHIND, start):
+            first, last = value_span(self.text, entry.end())
+            return self._hide(first, last) if _END_OF_ENTRY.match(self.text, last) else 0
+        return 0
+
+    def _row(self, _: int, end: int, __: str) -> int:
+        """PostgreSQL's `Key (id, token)=(1, s3cr3t) already exists`."""
+        close = self.text.find(")", end, end + _NEAR)
+        if close < 0 or not self.text.startswith(")=(", close):
+            return 0
+        return self._hide(close + 2, end_of_bracket(self.text, close + 2))
+
+    def _sql(self, _: int, end: int, word: str) -> int:
+        """`PASSWORD 's3cr3t'`, `SECRET_ACCESS_KEY 's3cr3t'`; in prose `token 'x'` is something else."""
+        if "_" not in word and not word.lower().endswith(_SQL_NAMES):
+            return 0
+        quoted = _AS_SQL.match(self.text, end)
+        return self._hide(*value_span(self.text, quoted.end())) if quoted else 0
+
+
+def _has_value(lowered: str, start: int, end: int) -> bool:
+    return lowered.find("val", start, end) >= 0 or lowered.find("content", start, end) >= 0
+
+
+def _has_a_password(encoded: str) -> bool:
+    """Whether this is Base64 of `user:password`, or of what is left of it."""
+    return b":" in base64.b64decode(encoded[: len(encoded) // 4 * 4])

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloader.jobs.masking import mask, mask_text, names_a_secret
@@ -17,11 +17,12 @@ pytestmark = pytest.mark.requirement("Q16")
 SECRET_NAMES = """
     password Password PASSWORD db_password PGPASSWORD userPassword password1 passwd pwd user_pwd passphrase
     token access_token accessToken AuthToken x-auth-token csrftoken tokens DL_TOKENS secret client_secret clientSecret
-    clientsecret secret_value api_key apikey apiKey APIKey X-API-Key api_keys key access_key private-key privateKey
+    clientsecret secret_value api_key apikey apiKey APIKey X-API-Key api_keys access_key private-key privateKey
     ssh.private.key signing_key_pem dsn DL_DB_DSN authorization Authorization Proxy-Authorization auth cookie Set-Cookie
-    cookies credential credentials awsCredentials smtp_pass X-Amz-Signature sig key2 token_hash
+    cookies credential credentials awsCredentials smtp_pass X-Amz-Signature sig api_key2 token_hash secret_id
     dbpass jwt session_id sessionId JSESSIONID PHPSESSID otp totp_code pin card_pin userPIN cvv passcode csrf
-    verification_code 2fa_code recovery_codes code_verifier accountkey bearer
+    client_key fernet_key rapidapi-key storage.key verification_code 2fa_code recovery_codes code_verifier
+    accountkey bearer
 """.split()  # noqa: SIM905
 
 HARMLESS_NAMES = """
@@ -29,7 +30,9 @@ HARMLESS_NAMES = """
     foreign_key sort_key public_key object_key keyboard monkey hockey keys key_count keyed tokenizer token_count
     token_type expires_in secretary passenger_count bypass compass author authority cookie_policy queue task design
     signal trespass lock_key_hash user host dsn_count compassion 1 _ - code status_code currency_code security_code
-    session session_count spinning shipping pinned pin_count opinion encode name value
+    session session_count spinning shipping pinned pin_count opinion encode name value key key2
+    customer_key date_key queue_key password_file secret_name credentials_path password_changed_at passwordless
+    next_token nextPageToken fencing_token max_tokens_per_page
 """.split()  # noqa: SIM905
 
 
@@ -188,8 +191,13 @@ NAMED_BESIDE = [
     ({"headerName": "X-Api-Key", "values": ["a", "b"]}, {"headerName": "X-Api-Key", "values": "***"}),
     ({"name": "DB_PASSWORD", "value": None}, {"name": "DB_PASSWORD", "value": None}),
     ({"name": "API key", "value": "s3cr3t"}, {"name": "API key", "value": "***"}),
-    ({"key": "s3cr3t"}, {"key": "***"}),
-    ({"key": 7, "value": 1}, {"key": "***", "value": 1}),
+    ({"key": "EUR_USD"}, {"key": "EUR_USD"}),
+    ({"key": "aB3dE6gH9jK2mN5pQ8sT"}, {"key": "***"}),
+    ({"key": 7, "value": 1}, {"key": 7, "value": 1}),
+    ({"max_tokens": 4096, "tokens": "1,200", "pins": 17}, {"max_tokens": 4096, "tokens": "1,200", "pins": "***"}),
+    ({"api_tokens": ["a"], "tokens": "abc"}, {"api_tokens": "***", "tokens": "***"}),
+    (["tool", "--max-tokens", "4096", "--token", "4096"], ["tool", "--max-tokens", "4096", "--token", "***"]),
+    (["tokens", 1200], ["tokens", 1200]),
     ({"key": "color", "value": "red"}, {"key": "color", "value": "red"}),
     ({"name": "token_count", "value": 5}, {"name": "token_count", "value": 5}),
     (["X-Api-Key", "s3cr3t"], ["X-Api-Key", "***"]),
@@ -237,9 +245,11 @@ def test_depth_is_bounded_and_a_cycle_ends() -> None:
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.text() | st.binary(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+        max_leaves=8,
     )
 )
+@settings(max_examples=50)
 def test_anything_can_be_masked(value: object) -> None:
     mask(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -111,35 +112,76 @@ PAIRS = [
     "tool --pin {} --verbose",
     "-----BEGIN OPENSSH PRIVATE KEY-----{}-----END OPENSSH PRIVATE KEY-----",
     "-----BEGIN PGP PRIVATE KEY BLOCK-----{}-----END PGP PRIVATE KEY BLOCK-----",
+    # what the word before a bare name tells
+    "API key: {}",
+    "the access key: {}",
+    "secret key = {}",
+    "verification code: {}",
+    # clouds, stores, formats
+    "fs.azure.account.key.a.dfs.core.windows.net={}",
+    "SharedAccessSignature sr=x&sig={}&se=1",
+    "https://a.blob.example/x?sv=2024&sig={}&se=2026",
+    "https://s3.example/b?X-Amz-Signature={}&X-Amz-Date=5",
+    "X-Amz-Security-Token={}&x=1",
+    "Ocp-Apim-Subscription-Key: {}",
+    "x-functions-key: {}",
+    "X-RapidAPI-Key: {}",
+    "?hapikey={}",
+    "DD_APP_KEY={}",
+    "export OPENAI_KEY={}",
+    "AIRFLOW__CORE__FERNET_KEY={}",
+    "SAMLResponse={}",
+    "user[password]={}&x=1",
+    "user%5Bpassword%5D={}%26x",
+    "private_key: |\n  {}\nuser: bob",
+    "password: >-\n    {}\n\nuser: bob",
+    "SplitResult(scheme='postgresql', netloc='{}@db:5432', path='/etl')",
+    "PWD={};UID=sa",
+    # SQL
+    "SECRET_ACCESS_KEY '{}' FORMAT CSV",
+    "IDENTIFIED WITH sha256_password BY '{}'",
+    'CREATE USER bob IDENTIFIED BY "{}"',
+    # commands
+    "sshpass -p {} ssh h",
+    "mysql -uroot -p{} etl",
+    "curl -s --user '{}' https://h",
 ]  # fmt: skip
 
 TOKENS = {
-    "JSON Web Token, and what else is signed that way": JWT,
+    "JSON Web Token, and its like": f"{JWT} eyJhbGciOiJkaXIifQ..48V1_ALb6US.5eym8TW_c8SuK0l.XFBoMYUZodetZ",
     "age": f"AGE-SECRET-KEY-1{UPPER[:58]}",
+    "Aiven": f"AVNS_{ALNUM[:19]}",
     "Airtable": f"pat{ALNUM[:14]}.{HEX[:64]}",
     "Alibaba Cloud": f"LTAI{ALNUM[:20]}",
     "Amazon": f"AKIA{UPPER[:16]} ASIA{UPPER[:16]}",
     "Anthropic, OpenAI and others": f"sk-{ALNUM[:48]} sk-ant-api03-{ALNUM[:20]}-{ALNUM[20:60]} sk-{HEX[:32]}",
     "Atlassian": f"ATATT3xFfGF0{ALNUM[:60]}=1A2B3C4D",
+    "Brevo": f"xkeysib-{HEX[:64]}",
     "crates.io": f"cio{ALNUM[:32]}",
     "Databricks": f"dapi{HEX[:32]}",
+    "dbt": f"dbtc_{ALNUM[:40]} dbtu_{ALNUM[:40]}",
     "DigitalOcean": f"dop_v1_{HEX[:64]}",
     "Docker": f"dckr_pat_{ALNUM[:27]}",
     "Doppler": f"dp.pt.{ALNUM[:43]}",
     "Figma": f"figd_{ALNUM[:40]}",
     "GitHub": f"ghp_{ALNUM[:36]} gho_{ALNUM[:36]} ghs_{ALNUM[:36]} github_pat_{ALNUM[:22]}_{ALNUM[:59]}",
     "GitLab": f"glpat-{ALNUM[:20]} glrt-{ALNUM[:20]}",
-    "Google": f"AIza{ALNUM[:35]} GOCSPX-{ALNUM[:28]} ya29.{ALNUM[:60]}",
+    "Google": f"AIza{ALNUM[:35]} GOCSPX-{ALNUM[:28]} ya29.{ALNUM[:60]} 1//0{ALNUM[:60]}",
     "Grafana": f"glsa_{ALNUM[:32]}_{HEX[:8]}",
     "Groq": f"gsk_{ALNUM[:52]}",
+    "Heroku": f"HRKU-{ALNUM[:36]}",
     "Hugging Face": f"hf_{ALNUM[:34]}",
+    "LangSmith": f"lsv2_pt_{HEX[:32]}_{HEX[:10]}",
     "Linear": f"lin_api_{ALNUM[:40]}",
     "Mailgun": f"key-{HEX[:32]}",
+    "Neon": f"npg_{ALNUM[:12]}",
     "New Relic": f"NRAK-{UPPER[:27]}",
     "Notion": f"ntn_{ALNUM[:46]}",
     "npm": f"npm_{ALNUM[:36]}",
+    "Perplexity": f"pplx-{ALNUM[:48]}",
     "PlanetScale": f"pscale_tkn_{ALNUM[:43]}",
     "Postman": f"PMAK-{HEX[:24]}-{HEX[:34]}",
+    "Prefect": f"pnu_{ALNUM[:36]} pnb_{ALNUM[:36]}",
     "Pulumi": f"pul-{HEX[:40]}",
     "PyPI": f"pypi-AgEIcHlwaS5vcmc{ALNUM[:60]}",
     "Replicate": f"r8_{ALNUM[:37]}",
@@ -150,12 +192,14 @@ TOKENS = {
     "Slack": f"xoxb-1234567890-{ALNUM[:24]} xapp-1-A1B2-{ALNUM[:20]} xoxp-12345-abcdef",
     "Square": f"sq0atp-{ALNUM[:22]}",
     "Stripe": f"sk_live_{ALNUM[:24]} rk_test_{ALNUM[:24]} whsec_{ALNUM[:32]}",
+    "Supabase": f"sbp_{HEX[:40]} sb_secret_{ALNUM[:31]}",
     "Tailscale": f"tskey-auth-{ALNUM[:17]}",
-    "Telegram": f"1234567890:AA{ALNUM[:33]}",
+    "Telegram": f"1234567890:AA{ALNUM[:33]} bot1234567890:AA{ALNUM[:33]}",
     "Tencent Cloud": f"AKID{ALNUM[:32]}",
     "Terraform": f"atlasv1.{ALNUM[:67]}",
     "Twilio": f"SK{HEX[:32]}",
     "Vault": f"hvs.{ALNUM[:24]}",
+    "xAI": f"xai-{ALNUM[:80]}",
     "Yandex Cloud": f"AQVN{ALNUM[:36]}",
 }
 """Made up ones, in the form of each."""
@@ -252,6 +296,58 @@ HARMLESS = """
     csv: text/csv; charset=utf-8
     pages 5, tokens_used 7, keys 3
     max_tokens_per_page: 5, tokenizer=bpe
+    max_tokens: 4096
+    tokens=1200
+    queue_key: x
+    Press any key: Enter
+    key=EUR_USD
+    token_count=5
+    total_tokens: 12,345
+    {"usage": {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}}
+    primary key: id
+    foreign key: order_id
+    KeyError: 'name'
+    customer_key=1234 date_key=20261120
+    {"key": "rates/EUR_USD.csv", "size": 5}
+    key: 2026-11-20T12:00:00Z
+    key=0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b
+    Done. PASS=12 WARN=0 ERROR=0 SKIP=0 TOTAL=12
+    password_file=/run/secrets/db
+    secret_name: db-creds
+    password_changed_at=2026-11-20
+    passwordless=true
+    Unexpected token: '<'
+    unexpected token: SELECT
+    next_page_token=abc continuation token: 5
+    fencing token: 17
+    nextToken=CAEaB
+    cookies: 3, secrets: 12
+    password: str, port: int
+    PWD=/app
+    auth=scram-sha-256
+    basic OAuth2 flow
+    assertion: row_count > 0
+    token: missing
+    token=expired
+    sort_key=day partition_key: month
+    --max-tokens 4096
+    keys=3 keys: [1, 2]
+    cache_key=e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
+    duplicate key value violates unique constraint "dl_jobs_pkey"
+    Key (customer_key, day)=(17, 2026-11-20) already exists.
+    key not found: rates
+    {"Key": "data/2026/11/20/part-00001.parquet"}
+    <Key>data/part-0001.parquet</Key>
+    secrets_path=/etc/x
+    max_token=5
+    stop tokens: 3
+    message key: abc
+    key_id=5
+    shard key=user
+    business_key=CUST-0001
+    token bucket: 5 of 10
+    order key: 17
+    the key is: x
     secretary: bob, passenger=ann, compass: north
     trans_code_set cvcheck jwtish
 """
@@ -259,16 +355,17 @@ HARMLESS_LINES = [line.strip() for line in HARMLESS.strip().splitlines()]
 
 
 def test_the_tables_are_long() -> None:
-    assert len(PAIRS) + len(TOKENS) >= 69
-    assert len(HARMLESS_LINES) >= 69
+    assert {*FORMATS} - {*TOKENS} == {"webhooks"}  # which are told by their addresses, too
+    assert len(PAIRS) + len(TOKENS) >= 150
+    assert len(HARMLESS_LINES) >= 130
 
 
 @pytest.mark.parametrize("form", PAIRS)
-@pytest.mark.parametrize("around", ["…", "it said: …", "it said: … (twice)", "\t…\n"])
-def test_a_secret_in_a_text_is_hidden_and_nothing_else_is(form: str, around: str) -> None:
-    text = around.replace("…", form)
-    assert mask_text(text.replace("{}", S)) == text.replace("{}", "***")
-    assert mask_text(text.replace("{}", "***")) == text.replace("{}", "***")
+def test_a_secret_in_a_text_is_hidden_and_nothing_else_is(form: str) -> None:
+    for around in ("…", "it said: …", "it said: … (twice)", "\t…\n"):
+        text = around.replace("…", form)
+        assert mask_text(text.replace("{}", S)) == text.replace("{}", "***")
+        assert mask_text(text.replace("{}", "***")) == text.replace("{}", "***")
 
 
 MORE_THAN_THE_SECRET = [
@@ -281,6 +378,20 @@ MORE_THAN_THE_SECRET = [
     (f"cut off: <token>{S}", "cut off: <token>***"),
     (f'    password: str = "{S}"', '    password: ***"'),
     (f"Authorization=Basic {S} now", "Authorization=*** now"),
+    (f"Authorization=ApiKey {S} now", "Authorization=*** now"),
+    (f'Authorization: Digest username="bob", response="{S}"\nHost: h', "Authorization: ***\nHost: h"),
+    (f'Cookie: a="x"; session={S}', "Cookie: ***"),
+    (f"PASSWORD 'it''s {S}' LOGIN", "PASSWORD '***' LOGIN"),
+    (f"jdbc:oracle:thin:bob/{S}@host:1521:orcl", "jdbc:oracle:thin:***@host:1521:orcl"),
+    (f'["X-Api-Key", "{S} and so on', '["X-Api-Key", "***'),
+    (f"curl -u bob:{S} https://h", "curl -u *** https://h"),
+    ("AUTH PLAIN AGJvYgBzM2NyM3Q=", "AUTH PLAIN ***"),
+    (f"https://api.telegram.org/bot1234567890:AA{ALNUM[:33]}/send", "https://api.telegram.org/***/send"),
+    (f"https://hooks.slack.com/services/T0/B0/{ALNUM[:24]}", "https://hooks.slack.com/***"),
+    (f"https://discord.com/api/webhooks/1234567890/{ALNUM[:60]}", "https://discord.com/api/***"),
+    (f"key={ALNUM[:24]} x", "key=*** x"),
+    (f"https://h/?key={ALNUM[:24]}&x=1", "https://h/?key=***&x=1"),
+    (f"WEATHER_KEY={HEX[:32]}", "WEATHER_KEY=***"),
 ]
 
 
@@ -290,14 +401,12 @@ def test_where_a_secret_ends_late_more_is_hidden(text: str, shown: str) -> None:
     assert mask_text(shown) == shown
 
 
-@pytest.mark.parametrize("whose", FORMATS)
-@pytest.mark.parametrize(
-    "around", ["{}", "got {}, which", '{{"a": "{}"}}', "a/{}?b=1", "a%20{}%20b", "a\\n{}\\nb", "<a>{}</a>"]
-)
-def test_a_token_is_told_by_its_form_wherever_it_stands(whose: str, around: str) -> None:
-    for token in TOKENS[whose].split():
-        assert mask_text(around.format(token)) == around.format("***"), token
-        assert mask([around.format(token)]) == [around.format("***")]
+@pytest.mark.parametrize("whose", TOKENS)
+def test_a_token_is_told_by_its_form_wherever_it_stands(whose: str) -> None:
+    for around in ("{}", "got {}, which", '{{"a": "{}"}}', "a/{}?b=1", "a%20{}%20b", "a\\n{}\\nb", "<a>{}</a>"):
+        for token in TOKENS[whose].split():
+            assert mask_text(around.format(token)) == around.format("***"), token
+            assert mask([around.format(token)]) == [around.format("***")]
 
 
 @pytest.mark.parametrize("text", HARMLESS_LINES)
@@ -374,7 +483,6 @@ PIECES = [
         "AKIA",
     ),
 ]
-MIB = 2**20
 
 
 def cpu_seconds(text: str) -> float:
@@ -383,34 +491,41 @@ def cpu_seconds(text: str) -> float:
     return time.process_time() - began
 
 
-# A mebibyte takes up to two seconds here, mostly 0.3; the quadratic patterns that these tests are against take minutes.
+def assert_linear(make: Callable[[int], str]) -> None:
+    """Eight times the text takes about eight times as long; a quadratic search would take sixty-four times."""
+    tried = []
+    for _ in range(4):  # the clock is not ours alone
+        few, many = cpu_seconds(make(4_000)), cpu_seconds(make(32_000))
+        tried.append(many / (few + 0.0005))
+        if tried[-1] < 20:
+            return
+    pytest.fail(f"so many times as long: {tried}")
+
+
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_hostile_text_takes_linear_time(piece: str) -> None:
-    assert cpu_seconds("token " + piece * (MIB // 4 // len(piece))) < 5
-
-
-@pytest.mark.parametrize("piece", ["://a:", "%253D", 'token="\\', "key =", "token=(", "<token>", "name=token value=x "])
-def test_a_mebibyte_of_the_worst_takes_seconds(piece: str) -> None:
-    assert cpu_seconds("token " + piece * (MIB // len(piece))) < 20
+    assert_linear(lambda size: "token " + piece * (size // len(piece)))
 
 
 def test_any_mixture_of_what_is_hostile_takes_linear_time() -> None:
     chance = random.Random(0)
-    size = 100_000
-    for _ in range(60):
+    for _ in range(25):
         pieces = [chance.choice(PIECES) for _ in range(chance.randint(2, 4))]
         unit = "".join(pieces)
-        assert cpu_seconds("token " + unit * (size // len(unit))) < 5, pieces
-        runs = [piece * (size // len(pieces) // len(piece)) for piece in pieces]
-        assert cpu_seconds("token " + "".join(runs)) < 5, pieces
+        assert_linear(lambda size, unit=unit: "token " + unit * (size // len(unit)))  # type: ignore[misc]
+        assert_linear(
+            lambda size, pieces=pieces: (
+                "token " + "".join(piece * (size // len(pieces) // len(piece)) for piece in pieces)
+            )  # type: ignore[misc]
+        )
 
 
 def test_a_quote_that_is_never_closed_is_looked_for_once() -> None:
-    assert cpu_seconds("token=(" * 50_000 + "'\\" * 200_000) < 10
+    assert_linear(lambda size: "token=(" * (size // 14) + "'\\" * (size // 4))
 
 
 @pytest.mark.parametrize(
     "form", ["<token{}>", "token{}=x ", "name=token{} value=x ", "</token{}>", "<name>token{}</name><b>"]
 )
 def test_many_names_take_linear_time(form: str) -> None:
-    assert cpu_seconds("".join(form.replace("{}", str(number)) for number in range(30_000))) < 10
+    assert_linear(lambda size: "".join(form.replace("{}", str(number)) for number in range(size // len(form))))
