@@ -84,6 +84,15 @@ async def in_phase(web, phase, number):
     await until(count, lambda count: count == number)
 
 
+async def none_left(web):
+    """Wait until the last connection has ended, and with it what was done for its requests."""
+
+    async def left():
+        return len(web.services.connections)
+
+    await until(left, lambda left: left == 0)
+
+
 async def refused(web, kind, number=1):
     async def count():
         return web.services.refusals.counts[kind]
@@ -442,11 +451,7 @@ async def test_an_answer_reaches_a_client_that_sends_more_than_is_read_and_looks
             for _ in range(5):
                 head, _ = await all_of(web, sent + HEALTH * 20)
                 assert head[9:12] == b"%d" % status, head
-
-            async def left():
-                return len(web.services.connections)
-
-            await until(left, lambda left: left == 0)
+            await none_left(web)
 
 
 async def test_a_client_that_goes_on_sending_after_a_refusal_has_a_moment_for_it(open_web, monkeypatch):
@@ -521,8 +526,7 @@ async def test_uploads_that_end_in_any_way_at_any_moment_leave_no_traceback_and_
                 for seed in range(225):
                     chance = random.Random(seed)
                     nursery.start_soon(trio.to_thread.run_sync, upload_and_leave, (host, int(port)), chance)
-            await in_phase(web, Phase.RECEIVING, 0)
-            await in_phase(web, Phase.SENDING, 0)
+            await none_left(web)
         assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
         assert (web.services.receiving.held, web.services.sending.held, web.services.at_work.held) == (0, 0, 0)
 
