@@ -15,7 +15,15 @@ import attrs
 
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.store.database import Database
-from dataloader.store.reads import MAX_PAGE, aio_get_job
+from dataloader.store.reads import (
+    MAX_PAGE,
+    MAX_PAGE_PAYLOADS,
+    MAX_PAYLOAD,
+    aio_fetch_page,
+    aio_get_job,
+    read_payload,
+    shown,
+)
 
 Level = Literal["info", "warning", "error"]
 LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
@@ -26,7 +34,8 @@ MAX_SCANNED: Final = 10_000
 _EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
 # No index serves what is in a line, so one text for all filters costs none.
 _LINES: Final = f"""
-SELECT event_id, ts, payload FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
+SELECT event_id, ts, {shown("payload", MAX_PAYLOAD)}
+FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
 WHERE kind = 'log'
   AND ($3::text[] IS NULL OR payload ->> 'level' = ANY ($3))
   AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
@@ -65,6 +74,8 @@ async def list_log(
 ) -> LogPage:
     """The lines that a job has logged, in order, behind the event_id `after`: at most `limit` (1 to 1,000).
 
+    A page of long lines, as other services may write them, has fewer: see `reads.MAX_PAGE_PAYLOADS`.
+
     `level` leaves out what is less serious, `load` what is not about this load of a flow.
 
     Raises `JobNotFound`, and `BadRequest` for a `limit` or a `load` that is not allowed.
@@ -77,9 +88,17 @@ async def list_log(
 
 
 async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int) -> LogPage:
-    rows = await connection.fetch(_LINES, job_id, after, *wanted, limit + 1)
-    lines = [_line(row) for row in rows[:limit]]
-    if len(rows) > limit:
+    async with connection.transaction(readonly=True):
+        rows, more = await aio_fetch_page(
+            connection,
+            _LINES,
+            (job_id, after, *wanted, limit + 1),
+            limit,
+            texts=("payload",),
+            most=MAX_PAGE_PAYLOADS,
+        )
+    lines = [_line(row) for row in rows]
+    if more:
         return LogPage(lines, lines[-1].event_id)
     if not rows:
         await aio_get_job(connection, job_id)
@@ -88,7 +107,7 @@ async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[obj
 
 def _line(row: Mapping[str, Any]) -> LogLine:
     """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
-    payload = row["payload"]
+    payload = read_payload(row)
     ours = payload if isinstance(payload, dict) and isinstance(payload.get("message"), str) else {}
     level, fields = ours.get("level"), ours.get("fields", {}) if ours else {"payload": payload}
     return LogLine(

@@ -44,16 +44,23 @@ MAX_PAGE_TEXT: Final = 1_000_000
 """The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
 MAX_SHOWN: Final = 2 * MAX_JSON
 """Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
+MAX_PAYLOAD: Final = 128 << 10
+"""A longer payload of an event is shown by its beginning. Ours are shorter."""
+MAX_PAGE_PAYLOADS: Final = 8 << 20
+"""The most characters that a page's events bring with them, which is as many as a page of our longest lines has."""
 _MOST_FETCHED: Final = 16
 """Rows that are fetched at once: how long they are is not known before."""
 _CURSOR: Final = struct.Struct(">q16s")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_SHOWN: Final = (
-    f"CASE WHEN octet_length({{0}}::text) > {MAX_SHOWN}"
-    " THEN jsonb_build_object('truncated', left({0}::text, 10000), 'bytes', octet_length({0}::text))::text"
-    " ELSE {0}::text END AS {0}"
-)
+
+def shown(column: str, most: int = MAX_SHOWN) -> str:
+    """A column of JSON in a SELECT, as text: whole up to `most` bytes, then its beginning."""
+    text = f"{column}::text"
+    beginning = f"jsonb_build_object('truncated', left({text}, 10000), 'bytes', octet_length({text}))::text"
+    return f"CASE WHEN octet_length({text}) > {most} THEN {beginning} ELSE {text} END AS {column}"
+
+
 _JSON: Final = ("args", "progress", "result")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
@@ -63,11 +70,11 @@ _COLUMNS: Final = """
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
 _SELECT_JOB: Final = f"""
-SELECT {_COLUMNS}, {", ".join(map(_SHOWN.format, _JSON))}, {_ERROR}
+SELECT {_COLUMNS}, {", ".join(map(shown, _JSON))}, {_ERROR}
 FROM dl_jobs
 """
 _SELECT_JOB_BRIEFLY: Final = f"""
-SELECT {_COLUMNS}, NULL AS args, {_SHOWN.format("progress")}, NULL AS result, {_ERROR}
+SELECT {_COLUMNS}, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
 FROM dl_jobs
 """
 
@@ -85,8 +92,8 @@ _FRAGMENTS: Final = {
 _ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
 _NOT_ENDED: Final = "status IN ('queued', 'running')"
 
-_EVENTS: Final = """
-SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
+_EVENTS: Final = f"""
+SELECT event_id, job_id, queue, ts, kind, {shown("payload", MAX_PAYLOAD)} FROM dl_job_events
 WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
 """
 
@@ -302,41 +309,65 @@ async def _aio_list(
     connection: Any, sql: str, values: list[Any], limit: int
 ) -> tuple[list[Any], dict[str, QueueState], bool]:
     """The rows of a page, how their queues stand, and whether there are more."""
-    records, more = await _aio_fetch_page(connection, sql, values, limit)
-    return records, await _aio_states(connection, records), more
-
-
-async def _aio_fetch_page(connection: Any, sql: str, values: list[Any], limit: int) -> tuple[list[Any], bool]:
-    records: list[Any] = []
-    size = 0
     async with connection.transaction(readonly=True):
         # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
         # three jobs are better sorted than found by age.
         await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
-        cursor = await connection.cursor(sql, *values)
-        while fetched := await cursor.fetch(min(_MOST_FETCHED, limit + 1 - len(records))):
-            for record in fetched:
-                size += sum(len(record[name] or "") for name in (*_JSON, "error"))
-                if records and (size > MAX_PAGE_TEXT or len(records) == limit):
-                    return records, True
-                records.append(record)
+        records, more = await aio_fetch_page(
+            connection, sql, values, limit, texts=(*_JSON, "error"), most=MAX_PAGE_TEXT
+        )
+    return records, await _aio_states(connection, records), more
+
+
+async def aio_fetch_page(
+    connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str], most: int
+) -> tuple[list[Any], bool]:
+    """Rows of a statement, in a transaction: at most `limit`, whose `texts` have at most `most` characters together.
+
+    One row always fits. Also whether there are more (asyncio-flavoured).
+    """
+    records: list[Any] = []
+    size = 0
+    cursor = await connection.cursor(sql, *values)
+    while fetched := await cursor.fetch(min(_MOST_FETCHED, limit + 1 - len(records))):
+        for record in fetched:
+            size += sum(len(record[name] or "") for name in texts)
+            if records and (size > most or len(records) == limit):
+                return records, True
+            records.append(record)
     return records, False
 
 
 async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
     """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
 
+    A payload longer than `MAX_PAYLOAD` is an object with its beginning (`truncated`) and `bytes`. A page of long ones
+    has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
+
     Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    return await database.run(_aio_events, job_id, after, limit)
+    events = []
+    for record in await database.run(_aio_events, job_id, after, limit):
+        events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
+        # Each may be long: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return events
 
 
-async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> list[JobEvent]:
-    records = await connection.fetch(_EVENTS, job_id, after, limit)
+async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        records, _ = await aio_fetch_page(
+            connection, _EVENTS, (job_id, after, limit), limit, texts=("payload",), most=MAX_PAGE_PAYLOADS
+        )
     if not records:
         await aio_get_job(connection, job_id)
-    return [JobEvent(**record) for record in records]
+    return records
+
+
+def read_payload(record: Mapping[str, Any]) -> Any:
+    """What stands in the `payload` of a row in which it is text."""
+    return None if record["payload"] is None else read_json(record["payload"])
 
 
 async def list_queues(database: Database, *, limit: int | None = None, after: str | None = None) -> list[QueueRecord]:

@@ -13,7 +13,7 @@ import trio
 from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store import reads
+from dataloader.store import job_logs, reads
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.reads import Cursor, JobFilter
 
@@ -292,6 +292,31 @@ async def test_a_journal_is_read_in_order_and_in_parts(store, raw, add_job):
     assert [event.payload for event in first + second] == [1, 2, 3, 4, 5]
     assert {event.job_id for event in first + second} == {job_id}
     assert await reads.list_events(store, job_id, after=second[-1].event_id) == []
+
+
+@pytest.mark.requirement("Q11", "E11")
+async def test_long_events_that_another_service_wrote_are_shown_by_their_beginning_and_fewer_a_page(
+    store, raw, add_job, monkeypatch
+):
+    job_id = await add_job()
+    # As jsonb, 1e100000 is nine bytes; as text, a hundred thousand. The first and the last are longer than any of ours.
+    await raw.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT $1, 'q', 'log', payload::jsonb"
+        " FROM (VALUES ('[1e100000, 1e100000]'), ('1e100000'), ('1e100000'), ('1e100000'), ('[1e100000, 1e100000]'))"
+        " AS foreign_rows (payload)",
+        job_id,
+    )
+    for module in (reads, job_logs):
+        monkeypatch.setattr(module, "MAX_PAGE_PAYLOADS", 250_000)
+    begin, *_, end = events = await reads.list_events(store, job_id)
+    assert [event.payload for event in events[1:]] == [float("inf")] * 2
+    assert (begin.payload.keys(), begin.payload["bytes"]) == ({"truncated", "bytes"}, 200_006)
+    rest = await reads.list_events(store, job_id, after=end.event_id)
+    assert [len(str(event.payload)) > 1_000 for event in rest] == [False, True]
+    lines = await job_logs.list_log(store, job_id)
+    assert (len(lines.lines), lines.next) == (3, end.event_id)
+    assert lines.lines[0].fields == {"payload": begin.payload}
+    assert len((await job_logs.list_log(store, job_id, after=lines.next)).lines) == 2
 
 
 async def test_the_journal_of_an_unknown_job_is_not_just_empty(store):
