@@ -24,7 +24,7 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that pa
 
 
 class AccessDenied(StoreUnavailable):
-    """The server lets nobody in by this address: no such database or role, a wrong password, no right to connect.
+    """Nobody gets in by this address: no such database or role, a wrong password, a parameter or file that is wrong.
 
     The text names the setting. A process that runs waits for it as for a database that is away; none starts.
     """

@@ -1,10 +1,13 @@
-"""One connection to PostgreSQL, with our timeouts, planner settings and types; who can't be let in is told why.
+"""Opens one connection to PostgreSQL, with our timeouts, planner settings and types.
 
-The first to see what a server is: one that is too old is refused here, whoever connects.
+An address that can't be used and a server that is too old are refused here, for all who connect. The error names the
+setting.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -50,7 +53,13 @@ _DENIED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
+    # A parameter of the address that the driver does not know is the server's.
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
 )
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+"""The address's parameters that name files; the driver reads them anew for each connection."""
 _UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
 """What PgBouncer says of one that it neither knows nor has been told to ignore."""
 
@@ -68,7 +77,7 @@ async def connect(
     """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes.
 
     Raises:
-        AccessDenied: the server lets nobody in by this address.
+        AccessDenied: the server lets nobody in by this address, or the driver can't use the address.
         StoreUnavailable: nobody answers there, or its host has no address.
         ConfigError: it is older than the versions that are supported.
     """
@@ -101,8 +110,14 @@ async def connect(
             f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
             " that docs/operations.md lists"
         ) from error
+    except asyncpg.ClientConfigurationError as error:
+        raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error
     except OSError as error:  # TimeoutError is one, too
         reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
+        file = _unusable_file(dsn) if isinstance(error, FileNotFoundError | PermissionError) else None
+        # A wrong certificate, on either side; a server that ends in the middle passes.
+        if file or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
+            raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
         raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
     try:
         _check_version(connection.get_server_version().major, setting)
@@ -135,6 +150,19 @@ def _hosts(dsn: str) -> str:
     address, _, query = dsn.partition("://")[2].partition("?")
     hosts = address.rpartition("@")[2].partition("/")[0]
     return hosts or dict(parse_qsl(query)).get("host") or "the default socket"
+
+
+def _unusable_file(dsn: str) -> str | None:
+    """Why one of the files that an address names can't be read; None if all can."""
+    given = dict(parse_qsl(dsn.partition("?")[2]))
+    for name in _FILES:
+        path = given.get(name) or os.environ.get(f"PG{name.upper()}")
+        if path:
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            except OSError as error:
+                return f"{name}: {path} can't be read: {error.strerror}"
+    return None
 
 
 def _encode_instant(value: datetime) -> tuple[int]:

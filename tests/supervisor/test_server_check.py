@@ -11,7 +11,7 @@ from bouncer import find_bouncer, open_bouncer
 from pooler import open_pooler
 from proxy import open_proxy
 
-from dataloader.jobs.errors import ConfigError, StoreError
+from dataloader.jobs.errors import ConfigError, StoreError, StoreUnavailable
 from dataloader.store.connection import OLDEST, PLANNER
 from dataloader.store.database import DatabaseOptions, Session, open_database
 from dataloader.store.server_check import check_server
@@ -103,6 +103,21 @@ async def test_an_address_that_lets_nobody_in_ends_the_service_and_is_not_waited
     # Both addresses are looked at.
     said = await refused(DL_DB_DSN=database.dsn, DL_LOCK_DSN=dsn)
     assert said.startswith(f"DL_LOCK_DSN: the server refuses the connection ({says}")
+
+
+async def test_an_address_that_the_driver_can_not_use_is_refused_and_not_waited_for(database, tmp_path):
+    (tmp_path / "certificate").write_text("none")
+    for query, says in (
+        ("sslmode=bogus", "the address can't be used (`sslmode` parameter must be one of: disable, "),
+        (f"sslmode=verify-full&sslrootcert={tmp_path}/no", f"the address can't be used (sslrootcert: {tmp_path}/no "),
+        (f"sslmode=require&sslcert={tmp_path}/certificate", "the address can't be used (SSLError: "),
+        ("keepalives=1", 'the server refuses the connection (unrecognized configuration parameter "keepalives")'),
+    ):
+        with pytest.raises(ConfigError, match=f"^DL_DB_DSN: {re.escape(says)}"):
+            await checked(f"{database.dsn}{'&' if '?' in database.dsn else '?'}{query}")
+    # Whoever needs no such file is told of the server alone.
+    with pytest.raises(StoreUnavailable, match=r"can't be reached \(ConnectionRefusedError"):
+        await checked(f"postgresql://u@127.0.0.1:1/x?sslmode=disable&sslrootcert={tmp_path}/no")
 
 
 # Locks.
