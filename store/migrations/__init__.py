@@ -20,6 +20,7 @@ Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -28,16 +29,15 @@ from typing import Any, Final
 import asyncpg
 import attrs
 
-from dataloader.jobs.errors import SchemaError
+from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection import connect
 from dataloader.store.database import Database, missing_right, said
 from dataloader.store.migrations import function_set
+from dataloader.store.migrations.lock import aio_lock, aio_who_migrates
 
 log = get_logger(__name__)
 
-LOCK_KEY: Final = 0x646C_6D69_6772
-"""The advisory lock of migrations: 'dlmigr'."""
 LOCK_TRIES: Final = 30
 LOCK_TIMEOUT: Final = "2s"
 _LEDGERS: Final = """CREATE TABLE IF NOT EXISTS dl_migrations (
@@ -216,32 +216,51 @@ async def migrate(
     *,
     tell: Callable[[str], object] | None = None,
     warn: Callable[[str], object] = log.warning,
+    wait_s: float = math.inf,
 ) -> list[str]:
     """Apply what is missing; the names of what was applied come back. Safe to call from many processes at once.
 
-    `tell` hears of each before it is applied, which may take long; `warn` gets a sentence on what is amiss all the
-    same. A newer database is left as it is.
+    A newer database is left as it is.
 
-    Raises `SchemaError` when the database is newer than this program can work with, or its tables belong to another
-    role.
+    Args:
+        database: where the tables are, or will be.
+        tell: hears of each migration before it is applied, which may take long.
+        warn: gets a sentence on what is amiss all the same, and, once a minute, on who is waited for.
+        wait_s: how long the migration of another process is waited for.
+
+    Raises:
+        SchemaError: the database is newer than this program can work with, or its tables belong to another role.
+        StoreUnavailable: another process still migrates after `wait_s`, or the database can't be asked now.
     """
-    applied, state = await database.crossing.run(_aio_migrate, database, tell)
+    applied, state = await database.crossing.run(_aio_migrate, database, tell, warn, wait_s)
     for warning in state.warnings():
         warn(warning)
     return applied
 
 
 async def check(database: Database) -> None:
-    """Raise `SchemaError` when something is missing or half done, for processes that were told not to migrate."""
-    state = await database.run(_aio_state)
+    """Look whether the schema is as it should be, for processes that were told not to migrate.
+
+    Raises:
+        SchemaError: something is missing or half done.
+        StoreUnavailable: the same, and somebody is at it; or the database can't be asked now.
+    """
+    who, state = await database.run(_aio_checked)
     if state.goes_with_this_program():
         for warning in state.warnings():
             log.warning(warning)
         return
+    if who is not None:
+        raise StoreUnavailable(f"{who} migrates the schema; wait for its end")
     _fit(state.schema)
     if state.has_half_an_index:
         raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
     raise SchemaError(f"the database's schema is at {state}, this version needs {_OURS}; run `dataloader migrate`")
+
+
+async def _aio_checked(connection: asyncpg.Connection[Any]) -> tuple[str | None, _State]:
+    # In this order: a migration that ends meanwhile has done all.
+    return await aio_who_migrates(connection, _INDEXES), await _aio_state(connection)
 
 
 async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
@@ -276,7 +295,9 @@ async def _aio_state(connection: asyncpg.Connection[Any]) -> _State:
     )
 
 
-async def _aio_migrate(database: Database, tell: Callable[[str], object] | None) -> tuple[list[str], _State]:
+async def _aio_migrate(
+    database: Database, tell: Callable[[str], object] | None, warn: Callable[[str], object], wait_s: float
+) -> tuple[list[str], _State]:
     connection = await connect(database.options, direct=True, role="migrate", planner={})
     try:
         # A back-fill or an index of a large table takes as long as it takes.
@@ -284,10 +305,7 @@ async def _aio_migrate(database: Database, tell: Callable[[str], object] | None)
         state = await _aio_state(connection)
         if state.goes_with_this_program():
             return [], state
-        # Asked again and again: a session that waits for the lock inside the server would hold up another's
-        # CONCURRENTLY.
-        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", LOCK_KEY):  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+        await aio_lock(connection, wait_s=wait_s, warn=warn)
         state = await _aio_state(connection)
         if state.goes_with_this_program():
             return [], state

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import click
@@ -21,6 +22,9 @@ from dataloader.supervisor.cli.output import print_json
 from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database, run_trio
 from dataloader.supervisor.client_store import database_options
 from dataloader.supervisor.settings import Settings, load_settings
+
+MIGRATION_WAIT_S: Final = 600.0
+"""How long `migrate` waits for the migration of another process."""
 
 
 @click.command()
@@ -44,7 +48,7 @@ def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
 async def _migrate(settings: Settings) -> list[str]:
     async with open_database(database_options(settings)) as database:
         await check_server(database)
-        return await migrations.migrate(database, warn=partial(click.echo, err=True))
+        return await migrations.migrate(database, warn=partial(click.echo, err=True), wait_s=MIGRATION_WAIT_S)
 
 
 @click.command(

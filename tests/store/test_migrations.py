@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import trio
 from databases import raw_connection
 from logged import capture_logs
+from roles import service_role
 
-from dataloader.jobs.errors import SchemaError
+from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.store import migrations as module
 from dataloader.store.database import DatabaseOptions, open_database
-from dataloader.store.migrations import LATEST, check, function_set, migrate, migrations, render
+from dataloader.store.migrations import LATEST, check, function_set, lock, migrate, migrations, render
 
 INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
 # Tables, then what sees to their rows, then what takes its time while others write.
@@ -80,6 +82,58 @@ async def test_an_index_that_an_interruption_left_half_made_is_made_again(databa
             await check(store)
         await migrate(store)
         assert await raw.fetchval(invalid) == 0
+        await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_that_is_being_built_is_waited_for_and_not_called_half_made(database):
+    index = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_ready ON dl_jobs (queue)"
+    async with (
+        raw_connection(database.dsn) as raw,
+        raw_connection(database.dsn) as writer,
+        raw_connection(database.dsn) as builder,
+    ):
+        with service_role(database) as role:
+            async with open_database(DatabaseOptions(dsn=role.dsn)) as store, trio.open_nursery() as nursery:
+                await raw.execute("DROP INDEX ix_dl_jobs_ready")
+                await writer.execute("BEGIN")
+                await writer.execute(INSERT)
+                nursery.start_soon(builder.execute, index)
+                with trio.fail_after(30):
+                    while not await raw.fetchval("SELECT to_regclass('ix_dl_jobs_ready') IS NOT NULL"):  # noqa: ASYNC110
+                        await trio.sleep(0.02)
+                with pytest.raises(StoreUnavailable, match=r"^process \d+ of the server \(.*\) migrates the schema"):
+                    await check(store)
+                await writer.execute("COMMIT")
+            async with open_database(DatabaseOptions(dsn=role.dsn)) as store:
+                await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_who_migrates_is_named_to_those_who_wait_and_a_bounded_wait_ends(database, monkeypatch):
+    monkeypatch.setattr(lock, "TELL_AFTER_S", 0.1)
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        pid = await raw.fetchval("SELECT pg_backend_pid()")
+        await raw.execute("DELETE FROM dl_function_sets; SET application_name = 'the other'")
+        await raw.execute(f"SELECT pg_advisory_lock({lock.KEY})")
+        holder = f"process {pid} of the server (the other)"
+        with trio.fail_after(30):
+            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} has held the lock of migrations for"):
+                await migrate(store, wait_s=0.5)
+            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} migrates the schema"):
+                await check(store)
+            async with trio.open_nursery() as nursery:
+                warned = trio.Event()
+                words = []
+
+                def warn(word):
+                    words.append(word)
+                    warned.set()
+
+                nursery.start_soon(partial(migrate, store, warn=warn))
+                await warned.wait()
+                await raw.execute(f"SELECT pg_advisory_unlock({lock.KEY})")
+        assert [word.startswith(f"{holder} migrates the schema, and is waited for: ") for word in words] == [True]
         await check(store)
 
 

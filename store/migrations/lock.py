@@ -1,0 +1,55 @@
+"""The lock under which the schema is changed: who has it, and how it is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import asyncpg
+
+from dataloader.jobs.errors import StoreUnavailable
+
+KEY: Final = 0x646C_6D69_6772
+"""The advisory lock of migrations: 'dlmigr'."""
+TELL_AFTER_S: Final = 5.0
+TELL_EVERY_S: Final = 60.0
+
+# An owner's script builds indexes without the lock. What a session does is hidden from roles of fewer rights; its
+# locks, its name, and that it builds some index are not.
+_MIGRATING: Final = f"""
+SELECT pid, application_name FROM pg_stat_activity
+WHERE datname = current_database() AND pid IN (
+  SELECT pid FROM pg_locks
+  WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint << 32 | objid::bigint = {KEY}
+  UNION ALL
+  SELECT pid FROM pg_stat_progress_create_index JOIN pg_locks USING (pid)
+  JOIN pg_index ON indrelid = relation AND NOT indisvalid
+  WHERE mode = 'ShareUpdateExclusiveLock' AND granted AND indexrelid IN (SELECT to_regclass(unnest($1::text[])))
+) LIMIT 1"""
+
+
+async def aio_who_migrates(connection: asyncpg.Connection[Any], indexes: list[str]) -> str | None:
+    """The session that changes the schema or builds one of these indexes, in words; None if there is none."""
+    row = await connection.fetchrow(_MIGRATING, indexes)
+    return row and f"process {row['pid']} of the server ({row['application_name'] or 'without a name'})"
+
+
+async def aio_lock(connection: asyncpg.Connection[Any], *, wait_s: float, warn: Callable[[str], object]) -> None:
+    """Take the lock; `warn` hears after some seconds, and each minute, who has it.
+
+    Raises `StoreUnavailable` if somebody still has it after `wait_s`.
+    """
+    began = time.monotonic()
+    next_word = TELL_AFTER_S
+    # Asked again and again: a session that waits for the lock inside the server would hold up another's CONCURRENTLY.
+    while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", KEY):
+        waited = time.monotonic() - began
+        if waited >= min(wait_s, next_word):
+            who = await aio_who_migrates(connection, []) or "another session"
+            if waited >= wait_s:
+                raise StoreUnavailable(f"{who} has held the lock of migrations for {waited:.0f} s; wait for its end")
+            warn(f"{who} migrates the schema, and is waited for: {waited:.0f} s by now")
+            next_word = waited + TELL_EVERY_S
+        await asyncio.sleep(0.2)
