@@ -33,7 +33,11 @@ _STAGES: Final = "*.dl_stage_*"
 """Tables that come and go with the runs of loads, and hold nothing that a run does not bring again."""
 _JOBS: Final = re.compile(r"TABLE DATA \S+ dl_jobs\b")
 _TABLE: Final = re.compile(r'(?:dumping contents of|processing data for) table "(.+)"$')
-_USED: Final = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+_USED: Final = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+"""The server's own processes, such as those of autovacuum, leave by themselves."""
 _NOT_EMPTY: Final = r"""
 SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -103,6 +107,8 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
 
 def check_backup(file: Path) -> None:
     """Read all of a backup, without a server. Raises `ConfigError` if it is none, is broken, or holds no queue."""
+    if file.exists() and not file.is_file():  # it is read several times, and a pipe may keep its reader for ever
+        raise ConfigError(f"FILE: {file} is not allowed; it must be a regular file")
     try:
         listed = _read(file, "--list")
         _read(file, "--file=/dev/null")
@@ -114,8 +120,13 @@ def check_backup(file: Path) -> None:
 
 
 def _read(file: Path, how: str) -> str:
-    command = [str(programs_of(VERSION) / "pg_restore"), how, str(file)]
+    command = [str(programs_of(VERSION) / "pg_restore"), how, _argument(file)]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout  # noqa: S603
+
+
+def _argument(file: Path) -> str:
+    """The file for a program that would take a name with a hyphen before it for an option."""
+    return str(file.absolute())
 
 
 def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
@@ -156,12 +167,12 @@ def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]
             f"--replace: is needed, since the database in {server.data_dir} is not empty; all that it holds would go"
         )
     if (connections := _psql(server, DATABASE, _USED)) != "0":
-        raise _in_use(server, f"{connections} connections")
+        raise _in_use(server, f"{connections} {'connection' if connections == '1' else 'connections'}")
     drop = "".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in (RESTORED, REPLACED))
     _psql(server, "postgres", f"{drop}CREATE DATABASE {RESTORED} TEMPLATE template0")
     try:
         options = ("--exit-on-error", "--single-transaction", "--verbose")
-        _run(server.program("pg_restore", *options, f"--dbname={RESTORED}", str(file)), tell)
+        _run(server.program("pg_restore", *options, f"--dbname={RESTORED}", _argument(file)), tell)
         _psql(server, RESTORED, "ANALYZE")
         try:
             _psql(

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store.embedded import embedded_postgres
+from dataloader.store.embedded_backup import back_up, check_backup, restore
 from dataloader.supervisor.cli.entry import FAILED, WRONG_USE
 
 pytestmark = [pytest.mark.slow]
@@ -162,6 +164,34 @@ def test_a_database_in_use_is_not_replaced(dataloader, serving, data_dirs, tmp_p
     assert service.wait(timeout=60) == 0
 
 
+def test_a_database_that_the_server_itself_cleans_is_replaced_also_by_a_file_that_looks_like_an_option(
+    data_dirs, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    file = Path("-x.dump")
+    slow = "autovacuum_vacuum_insert_threshold=0, autovacuum_vacuum_cost_delay=100, autovacuum_vacuum_cost_limit=1"
+    busy = "SELECT 1 FROM pg_stat_activity WHERE datname = 'dataloader' AND backend_type = 'autovacuum worker'"
+    with embedded_postgres(data_dirs[0], extra_settings={"autovacuum_naptime": "1s", "fsync": "off"}) as server:
+
+        def psql(statement):
+            command, environment = server.psql("-XqAtc", statement)
+            return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+        psql(f"CREATE TABLE dl_jobs WITH ({slow}) AS SELECT repeat('x', 1000) FROM generate_series(1, 9999)")
+        back_up(server, file, str)
+        wait_until(lambda: psql(busy))
+        check_backup(file)
+        command, environment = server.psql("-Xqc", "SELECT pg_sleep(120)")
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL):
+            wait_until(lambda: psql("SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(120)'"))
+            with pytest.raises(EmbeddedDatabaseError, match=r"is in use by 1 connection: stop "):
+                restore(server, file, str, replace=True)
+            psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(120)'")
+        assert psql(busy)
+        restore(server, file, str, replace=True)
+        assert psql("SELECT count(*) FROM dl_jobs") == "9999"
+
+
 def test_a_backup_that_fails_leaves_no_file_nor_one_that_was_killed_once_another_is_made(
     start, dataloader, data_dirs, tmp_path
 ):
@@ -249,6 +279,9 @@ def test_of_two_restores_at_once_the_second_is_refused_and_harms_nothing(dataloa
 
 def test_what_is_no_backup_or_a_part_of_one_is_refused_and_nothing_is_made_for_it(dataloader, data_dirs, tmp_path):
     first, second = data_dirs
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is not allowed; it must be a regular file"):
+        check_backup(tmp_path / "pipe")
     (tmp_path / "text").write_text("not a backup")
     refused = dataloader("restore", tmp_path / "text", "--data-dir", first)
     assert refused.returncode == WRONG_USE
