@@ -46,8 +46,12 @@ def _instant(text: str, sign: int) -> datetime:
     return instant
 
 
-NUMBER: Final = click.IntRange(0, 2**63 - 1)
-"""Of an entry in a table of the queue."""
+def row_number(text: str | int) -> int:
+    """The number of a row in one of the queue's tables."""
+    number = int(text) if re.fullmatch(r"[0-9]{1,19}", str(text)) else -1
+    if not 0 <= number < 2**63:
+        raise click.BadParameter(f"{text!r} is not allowed; a whole number not less than 0")
+    return number
 
 
 def span_to_wait(value: str | float) -> float:
@@ -97,7 +101,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         "--status",
         multiple=True,
         type=click.Choice([status.value for status in Status]),
-        help="Repeat it for several.",
+        help="Only jobs with this status; repeat it for several.",
     )
     @click.option("--lock-key", help="Only jobs with this key.")
     @click.option(

@@ -24,9 +24,10 @@ MIB = 2**20
 @data_dir_option
 @json_option
 def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
-    """Write all that the embedded database holds at this moment to FILE, while services go on.
+    """Write all that the embedded database holds to FILE.
 
-    FILE appears when it is whole. `dataloader restore FILE` reads it.
+    It is what the database holds at one moment; services go on meanwhile. FILE appears when it is whole.
+    `dataloader restore FILE` reads it.
     """
     directory = _directory(data_dir)
     versions = versions_in(directory)
@@ -48,9 +49,10 @@ def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
-    """Make the embedded database what it was when `dataloader backup` wrote FILE.
+    """Make the embedded database what it was at a backup.
 
-    The data directory is made if it is missing. No process may use its database meanwhile.
+    FILE is what `dataloader backup` wrote; all of it is read first. The data directory is made if it is missing. No
+    process may use its database meanwhile.
     """
     directory = _directory(data_dir)
     began = time.monotonic()

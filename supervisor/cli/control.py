@@ -14,7 +14,7 @@ import click
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
 from dataloader.jobs.model import JobRecord
 from dataloader.store.reads import AuditRecord, JobFilter
-from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs
+from dataloader.supervisor.cli.arguments import finds_jobs, row_number
 from dataloader.supervisor.cli.entry import report
 from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, state_of
 from dataloader.supervisor.cli.target import Target, asks_queue
@@ -39,9 +39,9 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_changes_jobs
 def cancel(target: Target, **chosen: Any) -> int:
-    """Cancel jobs: queued ones at once, running ones at their next checkpoint.
+    """Cancel jobs by their ids, or with --all and a filter.
 
-    Either by their ids, or with --all and a filter. Jobs that have ended are left as they are.
+    Queued ones end at once, running ones at their next checkpoint. Jobs that have ended are left as they are.
     """
     return _change(target, "cancel", **chosen)
 
@@ -50,9 +50,9 @@ def cancel(target: Target, **chosen: Any) -> int:
 @click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
 @_changes_jobs
 def retry(target: Target, **chosen: Any) -> int:
-    """Queue failed, canceled or lost jobs again, with all their attempts.
+    """Queue failed, canceled or lost jobs again.
 
-    Either by their ids, or with --all and a filter.
+    Either by their ids, or with --all and a filter. They have all their attempts again.
     """
     return _change(target, "retry", **chosen)
 
@@ -138,8 +138,10 @@ def _about(entry: AuditRecord) -> str:
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Entries at most.")
-@click.option("--before", type=NUMBER, help="Only those before the entry with this number.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Entries at most."
+)
+@click.option("--before", type=row_number, metavar="NUMBER", help="Only those before the entry with this number.")
 @asks_queue
 def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> None:
     """List what operators did, latest first."""

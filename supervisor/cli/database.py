@@ -57,9 +57,10 @@ async def _migrate(settings: Settings) -> list[str]:
 @data_dir_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PSQL_ARGUMENT]...")
 def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
-    """Open a shell on the database, or hand psql what follows: dataloader psql -c 'select now()'.
+    """Open a shell on the database.
 
-    The password goes to psql by its environment and is seen in no list of processes.
+    What follows goes to psql, as in: dataloader psql -c 'select now()'. The password goes to psql by its
+    environment and is seen in no list of processes.
     """
     settings = load_settings(overrides={"data_dir": data_dir})
     if settings.db_dsn is not None:

@@ -38,9 +38,10 @@ ETL = "dataloader.flows.etl"
 @data_dir_option
 @json_option
 def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
-    """Load the European Central Bank's exchange rates since 1999, on a PostgreSQL of its own.
+    """Load the European Central Bank's exchange rates since 1999.
 
-    Starts the embedded database and the whole service, triggers one job for each year by HTTP, and checks the table
+    On a PostgreSQL of its own: starts the embedded database and the whole service, triggers one job for each year
+    by HTTP, and checks the table
     `ecb_rate` against the file. The second run finds everything unchanged. Needs no network.
     """
     import trio  # noqa: PLC0415 - not for --help

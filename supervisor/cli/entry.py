@@ -8,6 +8,7 @@ no traceback.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,20 @@ class Interrupted(Exception):  # noqa: N818 - as KeyboardInterrupt
     """^C, or a signal that counts as such, while a command ran."""
 
 
-class _Commands(click.Group):
+class Group(click.Group):
+    """Names the command that was meant, where there is none of that name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click, but for the hint."""
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        if near and near[0] != args[0]:
+            ctx.fail(f"there is no command {args[0]!r}; did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
+
+
+class _Commands(Group):
     """Imports a command's file when the command is asked for."""
 
     def invoke(self, ctx: click.Context) -> Any:

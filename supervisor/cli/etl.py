@@ -10,7 +10,8 @@ from uuid import UUID
 import click
 
 from dataloader.store.etl_reads import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
-from dataloader.supervisor.cli.arguments import NUMBER
+from dataloader.supervisor.cli.arguments import row_number
+from dataloader.supervisor.cli.entry import Group
 from dataloader.supervisor.cli.etl_plan import plan
 from dataloader.supervisor.cli.etl_run import flow, retry, run
 from dataloader.supervisor.cli.output import Column, print_fields, print_json, print_table
@@ -18,7 +19,7 @@ from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client
 
 
-@click.group()
+@click.group(cls=Group)
 def etl() -> None:
     """Run loads and flows, and see what they have done."""
 
@@ -85,8 +86,12 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 @etl.command()
 @click.argument("load", required=False)
 @click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, solved ones too.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Failures at most.")
-@click.option("--after", type=NUMBER, default=0, help="Only those behind the failure with this number.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=100, show_default=True, help="Failures at most."
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the failure with this number."
+)
 @asks_queue
 def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
     """List what failed in LOAD and is not solved, or in a run.

@@ -63,9 +63,11 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         asks_queue,
         tasks_option,
         click.option(
-            "--wait/--no-wait", default=None, help="Wait until it has ended; exit 3 unless it succeeded.  [wait]"
+            "--wait/--no-wait",
+            default=None,
+            help="Wait until it has ended; exit 3 unless it succeeded.  [default: wait]",
         ),
-        click.option("--queue", help=f"The queue of a service that has it among its tasks.  [default: {QUEUE}]"),
+        click.option("--queue", help=f"A queue of a service that has it among its tasks.  [default: {QUEUE}]"),
     ):
         decorated = decorate(decorated)
     return decorated
@@ -79,9 +81,15 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         windows = {name: text for name, text in (("from", since), ("to", until)) if text is not None}
         return command(*args, windows=windows, **options)
 
-    until = click.option("--to", "until", type=day_or_instant, metavar="DATE", help="Not what is from then on.")
+    until = click.option(
+        "--to", "until", type=day_or_instant, metavar="DATE", help="Up to this day or instant, without it."
+    )
     since = click.option(
-        "--from", "since", type=day_or_instant, metavar="DATE", help="From then on.  [default: what is new]"
+        "--from",
+        "since",
+        type=day_or_instant,
+        metavar="DATE",
+        help="From this day or instant on.  [default: what is new]",
     )
     return since(until(with_windows))
 

@@ -16,7 +16,7 @@ from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
 from dataloader.store.job_logs import LEVELS, Level, LogPage
 from dataloader.store.reads import MAX_PAGE, JobFilter
-from dataloader.supervisor.cli.arguments import NUMBER, finds_jobs, instant_after_now, json_object, span_to_wait
+from dataloader.supervisor.cli.arguments import finds_jobs, instant_after_now, json_object, row_number, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.output import (
     Column,
@@ -38,7 +38,7 @@ FOLLOW_S: Final = 1.0
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=span_to_wait, default=math.inf, help="Seconds to --wait at most."
+    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="How long to --wait at most."
 )
 
 
@@ -120,7 +120,9 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
 
 @click.command()
 @finds_jobs
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Jobs on a page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Jobs on a page."
+)
 @click.option("--after", help="The cursor that the page before ended with.")
 @asks_queue
 def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
@@ -136,8 +138,12 @@ def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as
 
 @click.command()
 @click.argument("job_id", type=click.UUID)
-@click.option("--limit", type=click.IntRange(1, 1000), default=200, show_default=True, help="Events at most.")
-@click.option("--after", type=NUMBER, default=0, help="Only those behind the event with this number.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=200, show_default=True, help="Events at most."
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the event with this number."
+)
 @asks_queue
 def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""
@@ -157,8 +163,12 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
 @click.option("--follow", is_flag=True, help="Go on with what is logged from now on, until the job has ended.")
 @click.option("--level", type=click.Choice(LEVELS), help="Only lines that are as serious as that, or more.")
 @click.option("--load", help="Only lines about this load of a flow.")
-@click.option("--limit", type=click.IntRange(1, 1000), help="Lines at most, without --follow.  [default: 1000]")
-@click.option("--after", type=NUMBER, default=0, help="Only those behind the line with this number.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", help="Lines at most, without --follow.  [default: 1000]"
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the line with this number."
+)
 @asks_queue
 def logs(
     target: Target,

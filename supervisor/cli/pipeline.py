@@ -12,9 +12,9 @@ _OPTIONS: Final[dict[str, tuple[type, str]]] = {
     "workers": (int, "Workers that read and transform responses."),
     "batch_size": (int, "Rows that are written at once."),
     "rate_min": (float, "The shortest pause between two requests to a source, in seconds."),
-    "rate_max": (float, "The longest one."),
+    "rate_max": (float, "The longest pause, in seconds."),
     "max_failed_segments": (int, "Segments that may fail before the run has failed."),
-    "max_failed_share": (float, "The share of records that may, from 0 to 1."),
+    "max_failed_share": (float, "The share of records that may fail, from 0 to 1."),
 }
 
 

@@ -38,7 +38,10 @@ _WORKERS: Final = (
 @click.command()
 @asks_queue
 def queues(target: Target, *, as_json: bool) -> None:
-    """List the queues that are served, paused or have jobs, with the jobs that have not ended."""
+    """List the queues, with their jobs that have not ended.
+
+    These are the queues that are served, paused, or have such jobs.
+    """
     found = target.ask(lambda client: client.queues())
     if as_json:
         print_json(found)
@@ -103,7 +106,10 @@ def _say(queue: str, *, as_json: bool, paused: bool) -> None:
 @click.command()
 @asks_queue
 def workers(target: Target, *, as_json: bool) -> None:
-    """List the processes that serve queues and have been heard of lately."""
+    """List the processes that serve queues.
+
+    These are the processes that have been heard of in the last minute.
+    """
     found = target.ask(lambda client: client.workers())
     if as_json:
         print_json(found)

@@ -114,9 +114,9 @@ def _described(retry: RetryPolicy) -> str:
 @data_dir_option
 @json_option
 def config(*, data_dir: Path | None, as_json: bool) -> None:
-    """Show every setting, its value and where that came from; secrets masked.
+    """Show every setting, its value and where that came from.
 
-    Without DL_DB_DSN its value is the address of the embedded database, while that runs.
+    Secrets are masked. Without DL_DB_DSN its value is the address of the embedded database, while that runs.
     """
     overrides = {"data_dir": data_dir}
     rows = explain(overrides=overrides)

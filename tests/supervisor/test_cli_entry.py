@@ -33,6 +33,20 @@ def test_each_command_has_help_that_begins_with_a_sentence(name, capsys):
     assert sentence.strip()
 
 
+def test_the_list_of_commands_has_a_whole_sentence_for_each_at_80_columns(dataloader, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = dataloader("--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == cli.list_commands(None)
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
+    for words, meant in ((("stauts",), "status"), (("etl", "rnu"), "run")):
+        result = dataloader(*words)
+        assert (result.returncode, f"did you mean {meant}?" in result.stderr) == (2, True)
+    assert "No such command 'xyzzy'" in dataloader("xyzzy").stderr
+
+
 def test_a_wrong_argument_ends_with_2(dataloader):
     result = dataloader("jobs", "--no-such-option")
     assert result.returncode == 2

@@ -98,8 +98,9 @@ def test_a_job_that_is_not_there_ends_with_4(on_database, command):
     assert (result.returncode, result.stderr) == (4, f"no job has the id {MISSING}\n")
 
 
-def test_an_id_that_is_none_ends_with_2(on_database):
+def test_an_id_or_a_number_that_is_none_ends_with_2(on_database):
     assert on_database("status", "17").returncode == 2
+    assert "whole number not less than 0" in on_database("events", MISSING, "--after", 2**63).stderr
 
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 3), ("canceled", 3), ("lost", 3)])
