@@ -217,10 +217,9 @@ def server_in(data_dir, **settings):
     with embedded_postgres(data_dir, version=18, extra_settings=settings) as embedded:
         cluster = Cluster.in_directory(data_dir, 18)
         try:
-            with (
-                contextlib.closing(PostgresServer(embedded)) as server,
-                server.database("migrated") as database,
-            ):
+            server = PostgresServer(embedded)
+            with server.database("migrated") as database:
+                server.close()  # a test may break the server, or take all its connections
                 yield OwnServer(database.dsn, cluster, settings)
         finally:
             if cluster.state() == "busy":  # a test has failed half way
