@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections import Counter
 from datetime import date, timedelta
+from functools import partial
 
 import pytest
 import trio
 from conditions import until
 from etl.etl_tasks import BEARS_ALL, day, detailed_load, item, items_load
+from etl.source_app import Answer
 
 from dataloader import Tasks
 from dataloader.flows.etl import Target, Windows, run_load
@@ -205,6 +208,27 @@ async def test_details_that_have_come_in_are_not_asked_for_again(items, details,
     assert how == "SIGKILL" or counts["requests"] == len(items.service.requests)
     assert await raw.fetchval("SELECT count(*) FROM detail") == 40
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_details") == 0
+
+
+@pytest.mark.requirement("E3", "E7")
+async def test_details_that_have_come_in_are_merged_though_the_next_one_takes_long(items, details, outcome_of, raw):
+    released = threading.Event()
+
+    def slow(seen):
+        assert seen.query["id"] != "1" or released.wait(60)
+        return Answer(json.dumps({"id": int(seen.query["id"])}).encode())
+
+    items.service.put("/detail", slow)
+    items.records = [item(number) for number in range(2)]
+    # Each row is a batch: nothing is left to be written when the time is over, but the details are not merged yet.
+    load = detailed_load(items.service.url, pipeline={"batch_size": 1, "batch_timeout": 1})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome_of, load)
+        try:
+            await until(partial(raw.fetchval, "SELECT count(*) FROM detail"), lambda number: number == 1)
+        finally:
+            released.set()
+    assert await raw.fetchval("SELECT count(*) FROM detail") == 2
 
 
 @pytest.mark.requirement("E7")

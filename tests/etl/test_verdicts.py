@@ -9,7 +9,10 @@ from etl.etl_tasks import BEARS_ALL, item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import Detail, Flow, Load, Request, Target, add_flows, add_loads
+from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.metrics import EtlMetrics
+from dataloader.flows.etl.report import Report
+from dataloader.flows.etl.verdict import judge
 from dataloader.testing import work_off
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -41,6 +44,31 @@ def days(raw):
 def some_bad(good, bad):
     """Records of the first of January, of which the last ones fail."""
     return [*(item(number) for number in range(good)), *({**item(number), "id": None} for number in range(bad))]
+
+
+@pytest.mark.parametrize(
+    ("counts", "end"),
+    [
+        ({"records": 100, "rows": 100}, "succeeded"),
+        ({"records": 100, "rows": 99, "records_failed": 1}, WITH_FAILURES),
+        ({"records": 100, "rows": 98, "records_failed": 2}, "failed"),
+        # A row that the table refuses counts as a record that fails does; of a record there may be many.
+        ({"records": 100, "rows": 99, "records_failed": 1, "rows_failed": 1}, "failed"),
+        ({"records": 10, "rows": 1_000, "rows_failed": 10}, WITH_FAILURES),
+        ({"records": 10, "rows": 1_000, "rows_failed": 11}, "failed"),
+        ({"details": 99, "details_failed": 1}, WITH_FAILURES),
+        ({"details": 98, "details_failed": 2}, "failed"),
+        ({"segments": 1, "segments_failed": 1}, WITH_FAILURES),
+        ({"segments": 1, "segments_failed": 2}, "failed"),
+        # Of a segment that lacks a page the rest is written, unless nothing of it is taken.
+        ({"segments_failed": 1, "records": 200, "rows": 200, "rows_failed": 1}, WITH_FAILURES),
+        ({"segments_failed": 1, "records": 0}, "failed"),
+    ],
+)
+def test_what_failed_is_weighed_against_what_was_tried(counts, end):
+    report = Report(load="items", max_failures=10, began=0)
+    report.counts.update(counts)
+    assert judge(report, PipelineConfig(max_failed_segments=1)).end == end
 
 
 async def test_a_run_of_which_little_failed_has_succeeded_with_failures(items, outcome_of, statuses, days, monkeypatch):

@@ -53,6 +53,15 @@ async def test_what_a_status_means_to_a_service_can_be_declared(service):
         assert (error.status, error.is_passing) == (status, is_passing)
 
 
+@pytest.mark.requirement("E6")
+async def test_a_redirect_with_a_meaning_of_its_own_leads_nowhere(service):
+    service.put("/", Answer(status=302, headers={"Location": "/elsewhere"}))
+    closed = Http(service.url, statuses={302: "empty"})
+    assert closed.redirected(await ask(closed)) is None
+    error = await failure(Http(service.url, statuses={302: "retry"}), await first(closed))
+    assert (error.status, error.is_passing) == (302, True)
+
+
 @pytest.mark.parametrize("statuses", [{404: "gone"}, {"404": "empty"}, {99: "empty"}, {200: "empty"}, {True: "empty"}])
 def test_statuses_that_mean_nothing_known_are_refused_when_they_are_declared(statuses):
     with pytest.raises(ValueError, match=r'^statuses: \{.*\} is not allowed; .* mean "empty", "retry" or "fail"$'):
