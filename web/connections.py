@@ -27,7 +27,7 @@ FILES_FOR_CONNECTIONS: Final = 3, 4
 """The share of the process's files that connections may take."""
 AT_WORK: Final = 3, 4
 """The share of the connections whose requests may be at work at a time."""
-YOUNG_S: Final = 0.5
+YOUNG_S: Final = 0.1
 """Who does something for less than this does not give way yet."""
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.attack [--only NAME …] [--seconds 10]
 
 Each attack meets a `dataloader serve` of its own, with 1,024 files and an embedded PostgreSQL in a temporary folder, on
-loopback. Meanwhile another process asks for /health, on a new connection each time, as a probe does, and where clients
-are to be kept from something, for that. The table has a
-line for each attack; the exit status is 1 when one of them has missed a bound. All of it takes some three minutes.
+loopback. Meanwhile another process asks for /health fifty times a second, whether or not the former answers have come;
+in some attacks also for an address that has to stay reachable. The table has a line for each attack; the exit status is
+1 when one of them has missed a bound. All of it takes some three minutes.
 """
 
 from __future__ import annotations

@@ -1,51 +1,80 @@
-"""Asks for /health again and again, on a new connection each time, until its standard input ends; then tells.
+"""Asks for /health fifty times a second, on a new connection each time, until its standard input ends; then tells.
 
     python -m benchmarks.attack.probe HOST PORT [PATH]
 
-Prints a JSON object: `took_ms`, of each request that was answered, and `lost`, how many were not. With PATH it asks for
-that, too, each time, which must be answered as well, but is not timed. A process of its own: an attacker who is busy
-would measure itself.
+Prints a JSON object: `took_ms`, of each request that was answered, counted from the instant at which it was due, and
+`lost`, how many were not. It never waits for an answer before it asks again: a service that stands still for a second
+is seen by fifty requests, as it would be by fifty clients, and not by one. With PATH it asks for that, too, twice a
+second, which must be answered as well, but is not timed. A process of its own: an attacker who is busy would measure
+itself.
 """
 
 from __future__ import annotations
 
 import json
 import select
-import socket
 import sys
-import time
+
+import attrs
+import trio
 
 EVERY_S = 0.02
+ALSO_EVERY_S = 0.5
 WITHIN_S = 5.0
 HEALTH = "/health"
 REQUEST = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 
-def main() -> None:
-    address = sys.argv[1], int(sys.argv[2])
-    took_ms, lost = [], 0
-    while not select.select([sys.stdin], [], [], EVERY_S)[0]:
-        for path in HEALTH, *sys.argv[3:]:
-            began = time.perf_counter()
-            if not is_answered(address, path):
-                lost += 1
-            elif path == HEALTH:
-                took_ms.append((time.perf_counter() - began) * 1_000)
-    print(json.dumps({"took_ms": took_ms, "lost": lost}))
+@attrs.define
+class Probe:
+    """Asks one service, and counts."""
+
+    host: str
+    port: int
+    took_ms: list[float] = attrs.field(factory=list)
+    lost: int = 0
+
+    async def ask_again_and_again(self, path: str, every_s: float, over: trio.Event) -> None:
+        """Ask at fixed instants, until `over`; what has been asked is waited for."""
+        async with trio.open_nursery() as asked:
+            due = trio.current_time()
+            while not over.is_set():
+                asked.start_soon(self._ask, path, due)
+                due += every_s
+                with trio.move_on_at(due):
+                    await over.wait()
+
+    async def _ask(self, path: str, due: float) -> None:
+        if not await self._is_answered(path):
+            self.lost += 1
+        elif path == HEALTH:
+            self.took_ms.append((trio.current_time() - due) * 1_000)
+
+    async def _is_answered(self, path: str) -> bool:
+        """Whether what is asked for comes, and all of it."""
+        received = b""
+        try:
+            with trio.fail_after(WITHIN_S):
+                async with await trio.open_tcp_stream(self.host, self.port) as stream:
+                    await stream.send_all(REQUEST.format(path).encode())
+                    async for part in stream:
+                        received += part
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+            return False
+        return received.startswith(b"HTTP/1.1 200 ") and received.endswith(b"}")
 
 
-def is_answered(address: tuple[str, int], path: str) -> bool:
-    """Whether what is asked for comes, and all of it."""
-    received = b""
-    try:
-        with socket.create_connection(address, timeout=WITHIN_S) as connection:
-            connection.sendall(REQUEST.format(path).encode())
-            while part := connection.recv(4_096):
-                received += part
-    except OSError:
-        return False
-    return received.startswith(b"HTTP/1.1 200 ") and received.endswith(b"}")
+async def main() -> None:
+    probe = Probe(sys.argv[1], int(sys.argv[2]))
+    over = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(probe.ask_again_and_again, HEALTH, EVERY_S, over)
+        for path in sys.argv[3:]:
+            nursery.start_soon(probe.ask_again_and_again, path, ALSO_EVERY_S, over)
+        await trio.to_thread.run_sync(select.select, [sys.stdin], [], [])
+        over.set()
+    print(json.dumps({"took_ms": probe.took_ms, "lost": probe.lost}))
 
 
 if __name__ == "__main__":
-    main()
+    trio.run(main)
