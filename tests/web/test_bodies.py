@@ -13,6 +13,7 @@ from conditions import until
 from prometheus_client import CollectorRegistry
 
 from dataloader.web import bodies, decoding
+from dataloader.web import waiting as waiting_room
 from dataloader.web.bodies import NOT_COUNTED, Body, LongBodies
 from dataloader.web.problems import ProblemError
 from dataloader.web.refusals import Refusal, Refusals
@@ -305,7 +306,8 @@ async def test_a_bounded_number_of_readers_waits(open_web):
 
 
 @pytest.mark.requirement("Q15")
-async def test_readers_who_wait_are_answered_when_a_drain_begins_and_those_who_come_later_soon(open_web):
+async def test_readers_who_wait_are_answered_when_a_drain_begins_and_those_who_come_later_soon(open_web, monkeypatch):
+    monkeypatch.setattr(waiting_room, "LATE_WAIT_S", 0.05)
     async with open_web() as web:
         job_id = await web.trigger()
         address = f"/api/v1/jobs/{job_id}/status?wait=60"

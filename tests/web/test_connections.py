@@ -153,7 +153,10 @@ async def filled(web, number, head=b""):
     ],
     ids=["idle from the start", "slow headers", "slow bodies", "idle after an answer"],
 )
-async def test_when_all_connections_are_taken_the_oldest_that_waits_gives_way_to_a_probe(open_web, head, kept):
+async def test_when_all_connections_are_taken_the_oldest_that_waits_gives_way_to_a_probe(
+    open_web, monkeypatch, head, kept
+):
+    monkeypatch.setattr(connections, "YOUNG_S", 0.05)
     async with open_web(max_connections=8) as web, filled(web, 8, head + kept) as streams:
         await in_phase(web, Phase.RECEIVING if kept else Phase.IDLE, 8)
         with trio.fail_after(20):
@@ -164,7 +167,8 @@ async def test_when_all_connections_are_taken_the_oldest_that_waits_gives_way_to
             assert await ended(streams) == 1
 
 
-async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_probes(open_web):
+async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_probes(open_web, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 0.05)
     async with open_web(max_connections=8) as web:
         job_id = await web.trigger()
         wait = f"GET /api/v1/jobs/{job_id}/status?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
@@ -184,7 +188,8 @@ async def test_a_request_that_is_worked_on_never_gives_way_and_leaves_room_for_p
                 assert sorted(statuses) == [b"200"] * 6 + [b"503"]
 
 
-async def test_a_request_that_is_worked_on_never_gives_way_though_the_next_one_has_come(open_web):
+async def test_a_request_that_is_worked_on_never_gives_way_though_the_next_one_has_come(open_web, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 0.05)
     async with open_web(max_connections=4) as web:
         job_id = await web.trigger()
         wait = f"GET /api/v1/jobs/{job_id}/status?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

@@ -163,28 +163,28 @@ async def test_every_bad_field_is_named_at_once(open_web):
         assert errors["args"] == "must be an object or null, not an array"
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("limit=0", "must be an integer from 1 to 1,000"),
-        (f"limit={2**70}", "must be an integer from 1 to 1,000"),
-        ("limit=many", "must be an integer, not a string"),
-        ("after=" + "a" * 501, "must have at most 500 characters"),
-        ("status=failed,gone", "must be one of queued, running, succeeded, failed, canceled, lost"),
-        ("created_from=yesterday", "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"),
-        (
-            "finished_to=2026-11-20T12:00:00",
-            "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z",
-        ),
-    ],
-)
-async def test_a_bad_value_is_answered_with_what_is_allowed_in_words_of_json(open_web, query, said):
+BAD_VALUES = [
+    ("limit=0", "must be an integer from 1 to 1,000"),
+    (f"limit={2**70}", "must be an integer from 1 to 1,000"),
+    ("limit=many", "must be an integer, not a string"),
+    ("after=" + "a" * 501, "must have at most 500 characters"),
+    ("status=failed,gone", "must be one of queued, running, succeeded, failed, canceled, lost"),
+    ("created_from=yesterday", "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z"),
+    (
+        "finished_to=2026-11-20T12:00:00",
+        "must be an instant with a time zone (RFC 3339), such as 2026-11-20T12:00:00Z",
+    ),
+]
+
+
+async def test_a_bad_value_is_answered_with_what_is_allowed_in_words_of_json(open_web):
     async with open_web() as web:
-        answer = await web.client.get(f"/api/v1/jobs?{query}")
-        assert answer.status_code == 422
-        [error] = answer.json()["errors"]
-        assert error["path"].partition("[")[0] == query.partition("=")[0]
-        assert error["message"] == said
+        for query, said in BAD_VALUES:
+            answer = await web.client.get(f"/api/v1/jobs?{query}")
+            assert answer.status_code == 422, query
+            [error] = answer.json()["errors"]
+            assert error["path"].partition("[")[0] == query.partition("=")[0]
+            assert error["message"] == said
 
 
 async def test_the_bounds_of_large_numbers_are_written_out(open_web):
@@ -250,29 +250,33 @@ async def test_numbers_come_back_as_they_were_sent(open_web):
 BAD_NAMES = ["a\nb", "\x1b[31m", "\x7f", "\x85", "\u2028", "\u2029", " ", " \u2003", "\x00", "\ud800"]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
-async def test_one_rule_for_names_and_keys_wherever_they_are_given(open_web, name):
+async def test_one_rule_for_names_and_keys_wherever_they_are_given(open_web):
     """HTTP, Python, a task's registration and the settings refuse the same."""
-    fields = ("queue", "task", "lock_key", "idempotency_key", "partition_key", "producer", "consumer_group")
     async with open_web() as web:
-        body = json.dumps(BODY | dict.fromkeys(fields, name))
-        answer = await web.client.post(TRIGGER, content=body, headers={"Content-Type": "application/json"})
-        if name == "\ud800":  # no JSON at all
-            assert answer.status_code == 400
-        else:
-            assert {error["path"] for error in answer.json()["errors"]} == {*fields}
-            address = f"/api/v1/queues/{quote(name, safe='')}"
-            assert {(await web.client.post(f"{address}/{action}")).status_code for action in ("pause", "resume")} <= {
-                404,
-                422,
-            }
-        for field in fields:
-            with pytest.raises(BadRequest, match=field):
-                NewJob(**{"queue": "q", "task": "t", field: name})
-        with pytest.raises(ValueError, match="task"):
-            Tasks().task(name)
-        with pytest.raises(ConfigError, match="queue"):
-            Settings(db_dsn="postgresql://x/y", workers=(Worker(name, 1),))
+        for name in BAD_NAMES:
+            await refused_everywhere(web, name)
+
+
+async def refused_everywhere(web, name):
+    fields = ("queue", "task", "lock_key", "idempotency_key", "partition_key", "producer", "consumer_group")
+    body = json.dumps(BODY | dict.fromkeys(fields, name))
+    answer = await web.client.post(TRIGGER, content=body, headers={"Content-Type": "application/json"})
+    if name == "\ud800":  # no JSON at all
+        assert answer.status_code == 400
+    else:
+        assert {error["path"] for error in answer.json()["errors"]} == {*fields}
+        address = f"/api/v1/queues/{quote(name, safe='')}"
+        assert {(await web.client.post(f"{address}/{action}")).status_code for action in ("pause", "resume")} <= {
+            404,
+            422,
+        }
+    for field in fields:
+        with pytest.raises(BadRequest, match=field):
+            NewJob(**{"queue": "q", "task": "t", field: name})
+    with pytest.raises(ValueError, match="task"):
+        Tasks().task(name)
+    with pytest.raises(ConfigError, match="queue"):
+        Settings(db_dsn="postgresql://x/y", workers=(Worker(name, 1),))
 
 
 async def test_an_address_that_is_no_text_is_refused_and_acts_on_nothing(open_web, database):
@@ -297,19 +301,19 @@ async def test_a_filter_of_null_is_refused_and_not_dropped(open_web):
         assert len((await web.client.get("/api/v1/jobs", params={"queue": "null"})).json()["jobs"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allowed"),
-    [
-        ("PATCH", "trigger", {"OPTIONS", "POST"}),
-        ("GET", "trigger", {"OPTIONS", "POST"}),
-        ("GET", "cancel", {"OPTIONS", "POST"}),
-        ("DELETE", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b", {"GET", "HEAD", "OPTIONS", "PATCH"}),
-    ],
-)
-async def test_another_method_than_those_that_are_there_is_a_405_that_names_them(open_web, method, path, allowed):
+OTHER_METHODS = [
+    ("PATCH", "trigger", {"OPTIONS", "POST"}),
+    ("GET", "trigger", {"OPTIONS", "POST"}),
+    ("GET", "cancel", {"OPTIONS", "POST"}),
+    ("DELETE", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b", {"GET", "HEAD", "OPTIONS", "PATCH"}),
+]
+
+
+async def test_another_method_than_those_that_are_there_is_a_405_that_names_them(open_web):
     async with open_web() as web:
-        answer = await web.client.request(method, f"/api/v1/jobs/{path}")
-        assert (answer.status_code, {*answer.headers["Allow"].split(", ")}) == (405, allowed)
+        for method, path, allowed in OTHER_METHODS:
+            answer = await web.client.request(method, f"/api/v1/jobs/{path}")
+            assert (answer.status_code, {*answer.headers["Allow"].split(", ")}) == (405, allowed)
 
 
 @pytest.mark.parametrize("jobs", [[], [BODY] * 1001], ids=["none", "too many"])
@@ -320,28 +324,30 @@ async def test_a_batch_has_one_to_a_thousand_jobs(open_web, jobs):
         assert answer.json()["errors"][0]["path"] == "jobs"
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "path"),
-    [
-        (b"{", 400, None),
-        (b"", 400, None),
-        (b"\xff", 400, None),
-        (b'{"queue":"\xff"}', 400, None),
-        (b"[" * 5000 + b"]" * 5000, 400, None),
-        (b"[]", 422, "$"),
-        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1e999}}', 422, "args[...]"),
-        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":"\\u0000"}}', 422, "args"),
-        (b'{"queue":"q\\u0000","task":"t","lock_key":"k"}', 422, "queue"),
-        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":[' + b"1e308," * 60_000 + b"1]}}", 422, "args"),
-        (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":' + b"9" * 309 + b"}}", 422, "args"),
-        (b'{"queue":"q","task":"t","lock_key":"k","priority":true}', 422, "priority"),
-    ],
-)
-async def test_what_can_not_be_stored_is_refused_and_never_a_500(open_web, content, status, path):
+NOT_STORED = [
+    (b"{", 400, None),
+    (b"", 400, None),
+    (b"\xff", 400, None),
+    (b'{"queue":"\xff"}', 400, None),
+    (b"[" * 5000 + b"]" * 5000, 400, None),
+    (b"[]", 422, "$"),
+    (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":1e999}}', 422, "args[...]"),
+    (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":"\\u0000"}}', 422, "args"),
+    (b'{"queue":"q\\u0000","task":"t","lock_key":"k"}', 422, "queue"),
+    (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":[' + b"1e308," * 60_000 + b"1]}}", 422, "args"),
+    (b'{"queue":"q","task":"t","lock_key":"k","args":{"a":' + b"9" * 309 + b"}}", 422, "args"),
+    (b'{"queue":"q","task":"t","lock_key":"k","priority":true}', 422, "priority"),
+]
+
+
+async def test_what_can_not_be_stored_is_refused_and_never_a_500(open_web):
     async with open_web() as web:
-        answer = await web.client.post(TRIGGER, content=content, headers={"Content-Type": "application/json"})
-        assert answer.status_code == status, answer.text
-        assert [error["path"] for error in answer.json().get("errors", [])] == ([path] if path else [])
+        for content, status, path in NOT_STORED:
+            answer = await web.client.post(TRIGGER, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == status, (content[:100], answer.text)
+            assert [error["path"] for error in answer.json().get("errors", [])] == ([path] if path else []), content[
+                :100
+            ]
 
 
 async def test_a_body_that_is_too_long_is_refused_announced_or_not(open_web):
@@ -411,12 +417,12 @@ async def test_the_status_has_the_fields_of_the_contract_without_secrets(open_we
 
 
 @pytest.mark.requirement("Q3")
-@pytest.mark.parametrize("job_id", ["nonsense", "00000000-0000-7000-8000-000000000000"])
-@pytest.mark.parametrize("rest", ["", "/status", "/events"])
-async def test_an_unknown_job_is_not_found(open_web, job_id, rest):
+async def test_an_unknown_job_is_not_found(open_web):
     async with open_web() as web:
-        answer = await web.client.get(f"/api/v1/jobs/{job_id}{rest}")
-        assert (answer.status_code, answer.json()["title"]) == (404, "Not Found")
+        for job_id in ("nonsense", "00000000-0000-7000-8000-000000000000"):
+            for rest in ("", "/status", "/events"):
+                answer = await web.client.get(f"/api/v1/jobs/{job_id}{rest}")
+                assert (answer.status_code, answer.json()["title"]) == (404, "Not Found"), (job_id, rest)
 
 
 @pytest.mark.requirement("Q3")
