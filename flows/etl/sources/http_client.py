@@ -1,0 +1,220 @@
+"""The client of a source over HTTP: connections, who asks, one request and its whole answer.
+
+Secrets are added below everything that keeps or logs a request: they are in none of ours, nor in an error.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from email.message import Message
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.request import getproxies, proxy_bypass
+
+import attrs
+import httpx2
+import msgspec
+import trio
+
+from dataloader.flows.etl.sources import checks, hints
+from dataloader.flows.etl.sources.base import SAMPLE, Request, Response, SourceError
+from dataloader.flows.etl.sources.bodies import Body
+
+if TYPE_CHECKING:
+    from dataloader.flows.etl.sources.http import Http
+
+CONNECTIONS: Final = 4
+"""Open at once to one source: one request is in flight, others may still be closing."""
+KEPT_S: Final = 60.0
+"""How long an idle connection is kept: longer than the pauses between requests usually are."""
+_PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
+
+
+@asynccontextmanager
+async def open_connection(source: Http) -> AsyncIterator[HttpConnection]:
+    """A client with its connections, for the length of a block."""
+    limits = httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=1, keepalive_expiry=KEPT_S)
+    tls = source.tls
+    if tls is None:
+        # Reads the system's authorities, which takes a tenth of a second.
+        tls = await trio.to_thread.run_sync(httpx2.create_ssl_context)
+    plain = httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=_proxy(httpx2.URL(source.url)))
+    transport = _Signing(plain, source)
+    headers = {"Accept-Encoding": "gzip", "User-Agent": "dataloader"}
+    # Each request has a deadline of its own, over all of it.
+    async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=None) as client:
+        yield HttpConnection(source, client)
+
+
+@attrs.frozen
+class HttpConnection:
+    """An open client of a source."""
+
+    source: Http
+    client: httpx2.AsyncClient
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """Ask once, and take the whole answer, which may be a redirect.
+
+        Raises:
+            SourceError: no whole answer in time, more bytes than allowed, a cut one, a status that is no success.
+                Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless `statuses` says otherwise.
+        """
+        limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
+        body = Body()
+        began_at = trio.current_time()
+        try:
+            with trio.move_on_after(limit_s):
+                answer = await self._ask(request, body)
+                return Response(
+                    request=request,
+                    url=str(answer.url),
+                    status=answer.status_code,
+                    headers=dict(answer.headers),
+                    body=body.value(),
+                    took_s=trio.current_time() - began_at,
+                )
+        except httpx2.InvalidURL as error:
+            raise self.source.error(request, f"no URL: {error}", is_passing=False) from error
+        except httpx2.RequestError as error:
+            raise self.source.error(request, _words(error), is_passing=not _is_distrust(error)) from error
+        came = f"{len(body):,} bytes came" if len(body) else "nothing came"
+        raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_passing=True)
+
+    async def _ask(self, request: Request, body: Body) -> httpx2.Response:
+        """Send the request, and fill in the body of the answer."""
+        url = self.source.resolve(request.endpoint)
+        options: dict[str, Any] = {"params": request.params or None}
+        if request.body is not None or request.method == "POST":
+            sent = request.params if request.body is None else request.body
+            options = {"content": msgspec.json.encode(sent), "headers": {"Content-Type": "application/json"}}
+            options["params"] = None if request.body is None else request.params or None
+        async with self.client.stream(request.method, url, **options) as answer:
+            await self._take(request, answer, body)
+            return answer
+
+    async def _take(self, request: Request, answer: httpx2.Response, body: Body) -> None:
+        """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
+        meaning = self.source.statuses.get(answer.status_code)
+        limit = self.source.max_body_bytes if meaning is None and answer.is_success else SAMPLE
+        body.begin(answer.headers.get("content-encoding", ""), limit)
+        async with aclosing(answer.aiter_raw()) as pieces:
+            async for piece in pieces:
+                if not body.add(piece):
+                    # Not just left: the client's own generators would wait for the garbage collector. Of a connection
+                    # that is closed there is no more than what has come.
+                    await answer.aclose()
+                    with suppress(httpx2.RequestError):
+                        async for _ in pieces:
+                            pass
+        body.end()
+        if meaning == "empty" or (meaning is None and is_redirect(answer.status_code, answer.headers)):
+            return
+        if meaning is not None or not answer.is_success:
+            raise self._refused(request, answer, body.value())
+        if body.is_full:
+            raise self.source.error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
+        if body.damage:
+            raise self.source.error(request, f"the answer is damaged: {body.damage}", is_passing=True)
+        is_framed = not {"content-length", "transfer-encoding"}.isdisjoint(answer.headers) or body.has_end
+        has_end = is_framed or self.source.format.has_end or answer.status_code in NO_CONTENT
+        if not has_end and not self.source.ends_with_connection:
+            what = (
+                "the answer says no length and ends with its connection, so that a part of it may be missing; "
+                "ends_with_connection=True takes it for whole"
+            )
+            raise self.source.error(request, what, is_passing=True)
+
+    def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
+        status = answer.status_code
+        sample = body.decode(charset_of(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
+        rest_s = hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
+        # Some services, GitHub for one, say so of a quota that is used up.
+        is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
+        is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
+        if meaning := self.source.statuses.get(status):
+            is_passing = meaning == "retry"
+        return self.source.error(
+            request,
+            f"status {status}{f': {sample}' if sample else ''}",
+            is_passing=is_passing,
+            retry_after_s=rest_s,
+            status=status,
+        )
+
+
+class _Signing(httpx2.AsyncBaseTransport):
+    """Adds what only the declared host may see, when all that logs or keeps a request has done so."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, source: Http) -> None:
+        self._inner = inner
+        self._own = httpx2.URL(source.url)
+        self._headers = {**source.headers, **source.auth.headers}
+        self._params = source.auth.params
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if is_same_place(request.url, self._own):
+            headers = request.headers.copy()
+            headers.update(self._headers)
+            url = request.url.copy_merge_params(self._params) if self._params else request.url
+            request = httpx2.Request(
+                request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+            )
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
+    """Tell whether an answer says that what was asked for is elsewhere."""
+    return status in _REDIRECTS and "location" in headers
+
+
+def is_same_place(url: httpx2.URL, other: httpx2.URL) -> bool:
+    """Tell whether two URLs are of one origin: scheme, host and port."""
+    ports = {"http": 80, "https": 443}
+    return (url.scheme, url.host, url.port or ports.get(url.scheme)) == (
+        other.scheme,
+        other.host,
+        other.port or ports.get(other.scheme),
+    )
+
+
+def _proxy(url: httpx2.URL) -> str | None:
+    """The proxy that the environment names for this address."""
+    if proxy_bypass(url.host):
+        return None
+    proxies = getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+def charset_of(content_type: str) -> str | None:
+    """The encoding that a `Content-Type` names, if there is such a one."""
+    message = Message()
+    message["content-type"] = content_type
+    charset = message.get_param("charset")
+    return charset if isinstance(charset, str) and checks.is_charset(charset) else None
+
+
+def _words(error: BaseException) -> str:
+    """The error's name, and what it says, or else what the one says that it came from."""
+    said: BaseException | None = error
+    while said is not None and not str(said):
+        said = said.__cause__ or said.__context__
+    return type(error).__name__ if said is None else f"{type(error).__name__}: {said}"
+
+
+def _is_distrust(error: BaseException) -> bool:
+    """Tell whether a connection failed because the certificate is not trusted: asking again will not help."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
