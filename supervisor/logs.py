@@ -36,6 +36,8 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 MAX_TRACEBACK: Final = 20_000
 """Characters kept of an exception's text: its head and its tail."""
 _MAX_MASKED: Final = 200_000
+_CLIENTS: Final = ("httpx2", "httpcore2")
+"""They have a line for each request, and for each step of it, of which our own line says as much."""
 
 _EventDict = MutableMapping[str, Any]
 
@@ -85,7 +87,8 @@ def configure_logging(
 
     Args:
         format: `console` for people, `json` for machines, `auto` for what the stream is.
-        level: the least serious lines that are written, from stdlib loggers too.
+        level: the least serious lines that are written, from stdlib loggers too; of the HTTP client's, `httpx2` and
+            `httpcore2`, those from warning on, unless these loggers have a level of their own.
         stream: where to; anything with `write`, `flush` and `isatty`.
     """
     to = sys.stderr if stream is None else stream
@@ -118,6 +121,9 @@ def configure_logging(
         level=level.upper(),
         force=True,
     )
+    for name in _CLIENTS:
+        if logging.getLogger(name).level == logging.NOTSET:
+            logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
 
 

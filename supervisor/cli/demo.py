@@ -57,8 +57,7 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
     with screen:
         # Lines about what the bars show would bury them.
         configure_logging("console", "warning" if sys.stderr.isatty() else "info")
-        for teller in ("httpx2", "httpcore2", ETL):
-            logging.getLogger(teller).setLevel(logging.WARNING)
+        logging.getLogger(ETL).setLevel(logging.WARNING)
 
         async def guest(supervisor: Supervisor) -> None:
             url = str(supervisor.url)

@@ -79,14 +79,17 @@ async def test_a_budget_holds_between_a_request_that_was_long_under_way_and_one_
     check_budgets(items.service, [(1, 0.5)])
 
 
-async def test_each_hop_of_a_redirect_is_a_request_with_its_pause_and_its_place_in_the_budget(items, counts_of):
+async def test_each_hop_of_a_redirect_is_a_request_with_its_pause_and_its_place_in_the_budget(items, counts_of, raw):
+    await raw.execute("ALTER TABLE item ADD source_endpoint text")
     items.records = [item(1)]
     items.service.put("/items", Answer(status=302, headers={"Location": "/second?x=1"}))
-    items.service.put("/second", Answer(status=307, headers={"Location": "third"}))
+    items.service.put("/second", Answer(status=307, headers={"Location": "third?sig=2"}))
     items.service.put("/third", items.answer)
     paused = {"rate_min": 0.15, "rate_max": 0.15}
     counts = await counts_of(items_load(items.service.url, windows=None, pipeline=paused, budgets=(Budget(2, 0.8),)))
-    assert [str(seen) for seen in items.service.requests] == ["/items", "/second?x=1", "/third"]
+    assert [str(seen) for seen in items.service.requests] == ["/items", "/second?x=1", "/third?sig=2"]
+    # What may be signed in it is not stored.
+    assert await raw.fetchval("SELECT source_endpoint FROM item") == f"{items.service.url}/third"
     assert (counts["requests"], counts["inserted"]) == (3, 1)
     assert min(items.service.pauses()) >= 0.15
     check_budgets(items.service, [(2, 0.8)])

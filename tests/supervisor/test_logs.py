@@ -39,6 +39,8 @@ def out() -> Iterator[io.StringIO]:
     yield io.StringIO()
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name in ("httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
     logging.captureWarnings(capture=False)
     structlog.contextvars.clear_contextvars()
     structlog.reset_defaults()
@@ -268,6 +270,19 @@ def test_lines_below_the_level_are_left_out(out: io.StringIO) -> None:
     logging.getLogger("a").info("no")
     structlog.get_logger().warning("yes")
     assert [line["event"] for line in lines(out)] == ["yes"]
+
+
+def test_the_http_client_tells_of_no_request_unless_it_is_asked_to(out: io.StringIO) -> None:
+    client, steps = logging.getLogger("httpx2"), logging.getLogger("httpcore2.connection")
+    configure_logging("json", "debug", out)
+    client.info("HTTP Request: GET https://a.example/?signature=x")
+    steps.debug("connect_tcp.started")
+    assert lines(out) == []
+    client.warning("it can't be reached")
+    client.setLevel(logging.INFO)
+    configure_logging("json", "debug", out)
+    client.info("asked for")
+    assert [line["event"] for line in lines(out)] == ["it can't be reached", "asked for"]
 
 
 def test_a_logger_made_before_the_configuration_follows_it(out: io.StringIO) -> None:

@@ -23,6 +23,7 @@ from dataloader.flows.etl.sources.content import Format
 from dataloader.flows.etl.sources.formats import Json
 from dataloader.flows.etl.sources.http_client import (
     NO_CONTENT,
+    Hop,
     HttpConnection,
     charset_of,
     is_redirect,
@@ -151,8 +152,9 @@ class Http(Source):
             leads_to = httpx2.URL(response.url).join(response.headers["location"])
         except httpx2.InvalidURL as error:
             raise self.error(request, f"no URL: {error}", is_passing=False) from error
-        # Whole, with its query: what is signed in it must stay as it is.
-        return attrs.evolve(request, endpoint=str(self.resolve(str(leads_to))), params={}, body=None)
+        whole = self.resolve(str(leads_to))
+        endpoint = whole.copy_with(userinfo=b"", query=None, fragment=None)
+        return Hop(endpoint=str(endpoint), key=request.key, page=request.page, mark=request.mark, whole=whole)
 
     def error(self, request: Request, what: str, **fields: Any) -> SourceError:
         """A `SourceError` of a request, without secrets."""

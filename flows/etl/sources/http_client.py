@@ -32,7 +32,19 @@ KEPT_S: Final = 60.0
 """How long an idle connection is kept: longer than the pauses between requests usually are."""
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_WHOLE: Final = "dataloader.whole"
+"""The address to ask, in the extensions of a request whose own lacks what nobody may see."""
 NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
+
+
+@attrs.frozen(kw_only=True)
+class Hop(Request):
+    """A request to where a redirect leads.
+
+    `whole` is that address as it came: what is signed in it stays as it is, and is in nothing that is kept or logged.
+    """
+
+    whole: httpx2.URL = attrs.field(repr=False)
 
 
 @asynccontextmanager
@@ -94,6 +106,10 @@ class HttpConnection:
             sent = request.params if request.body is None else request.body
             options = {"content": msgspec.json.encode(sent), "headers": {"Content-Type": "application/json"}}
             options["params"] = None if request.body is None else request.params or None
+        if isinstance(request, Hop):
+            options["extensions"] = {_WHOLE: request.whole}
+            if request.whole.userinfo:
+                options["auth"] = request.whole.username, request.whole.password
         async with self.client.stream(request.method, url, **options) as answer:
             await self._take(request, answer, body)
             return answer
@@ -149,7 +165,7 @@ class HttpConnection:
 
 
 class _Signing(httpx2.AsyncBaseTransport):
-    """Adds what only the declared host may see, when all that logs or keeps a request has done so."""
+    """Adds what only the asked host may see, when all that logs or keeps a request has done so."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, source: Http) -> None:
         self._inner = inner
@@ -158,14 +174,14 @@ class _Signing(httpx2.AsyncBaseTransport):
         self._params = source.auth.params
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if is_same_place(request.url, self._own):
-            headers = request.headers.copy()
+        url, headers = request.extensions.get(_WHOLE, request.url), request.headers.copy()
+        if is_same_place(url, self._own):
             headers.update(self._headers)
-            url = request.url.copy_merge_params(self._params) if self._params else request.url
-            request = httpx2.Request(
-                request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
-            )
-        return await self._inner.handle_async_request(request)
+            url = url.copy_merge_params(self._params) if self._params else url
+        signed = httpx2.Request(
+            request.method, url, headers=headers, stream=request.stream, extensions=request.extensions
+        )
+        return await self._inner.handle_async_request(signed)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

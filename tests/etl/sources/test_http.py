@@ -351,12 +351,26 @@ async def test_the_encoding_is_the_one_that_the_service_names_unless_the_format_
 # Where one may be led.
 
 
-async def test_redirects_on_the_host_are_followed(service):
-    service.put("/old", Answer(status=302, headers={"Location": "/new?x=1"}))
+@pytest.mark.requirement("Q16")
+@pytest.mark.parametrize("user", ["", f"bob:{TOKEN}@"])
+async def test_redirects_on_the_host_are_followed_and_what_is_signed_in_them_is_sent_and_nowhere_else(
+    service, caplog, user
+):
+    caplog.set_level(logging.INFO, "httpx2")
+    signed = f"x=a%2Fb&X-Amz-Signature={TOKEN}&c=d+e%20f"
+    whole = service.url.replace("http://", f"http://{user}") + f"/new?{signed}"
+    service.put("/old", Answer(status=302, headers={"Location": whole}))
     service.put("/new", OK)
-    response = await ask(Http(service.url, endpoint="/old", params={"page": 2}))
-    assert (response.url, response.body) == (f"{service.url}/new?x=1", OK.body)
+    source = Http(service.url, endpoint="/old", params={"page": 2})
+    response = await ask(source)
+    assert (response.url, response.body) == (f"{service.url}/new", OK.body)
     assert response.request.endpoint == "/old"
+    assert service.requests[-1].raw_query == signed
+    assert ("authorization" in service.requests[-1].headers) == bool(user)
+    service.misbehave("^/new", status=404)
+    texts = [repr(response), str(await failure(source)), caplog.text]
+    assert TOKEN not in " ".join(texts)
+    assert "/new" in caplog.text
 
 
 async def test_a_post_is_not_redirected(service):
