@@ -15,6 +15,10 @@ class ConfigError(DataloaderError):
     """A setting is wrong. The text has one line for each: the variable, its value and what is allowed. Exit code 2."""
 
 
+class AddressError(DataloaderError, OSError):
+    """The HTTP server can't listen at the address of the settings: it is taken, or is none of this machine."""
+
+
 class StoreError(DataloaderError):
     """The database refused a statement in a way that trying again will not mend."""
 

@@ -34,7 +34,7 @@ from dataloader.actors.runs import Run, Runs
 from dataloader.actors.stager import Stager
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
-from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -155,7 +155,7 @@ async def open_parts(
     server: EmbeddedPostgres | None,
     unstoppable: Callable[[Run], None],
 ) -> AsyncIterator[Parts]:
-    """The parts over an open database, for the length of a block. Raises `OSError` when the HTTP address is taken.
+    """The parts over an open database, for the length of a block. Raises `AddressError` when the HTTP address is taken.
 
     `server` is the embedded one that the settings lead to, if it is to be kept running.
     """
@@ -163,7 +163,7 @@ async def open_parts(
     async with open_database(options) as database:
         parts = _make(settings, tasks, database, unstoppable=unstoppable)
         parts.server = None if server is None else partial(keep_server, server)
-        sock = open_listener(settings.host, settings.port) if with_web else None
+        sock = _listen(settings.host, settings.port) if with_web else None
         try:
             if sock is not None:
                 host, port = sock.getsockname()[:2]
@@ -180,6 +180,13 @@ async def open_parts(
                 await parts.locks.close()
                 await parts.heartbeat.session.close()
                 await parts.recorder.session.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return open_listener(host, port)
+    except OSError as error:
+        raise AddressError(f"the service can't start at {host}:{port}: {error}") from error
 
 
 def _make(

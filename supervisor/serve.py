@@ -60,7 +60,7 @@ async def serve(
     `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded one that
     the settings lead to: it is started again, should it end.
 
-    Raises `SchemaError`, `ConfigError` or `OSError` when it can't start at all.
+    Raises `SchemaError`, `ConfigError` or `AddressError` when it can't start at all.
     """
     outcome: DrainReport | Exception | None = None
     # All that is loaded stays: a collection that walks it each time stops the loop for tens of milliseconds.

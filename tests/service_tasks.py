@@ -169,6 +169,17 @@ def deaf_thread_visit(job: ThreadJob) -> None:
     LEDGER.end(number, "returned")
 
 
+@tasks.task("internal error")
+async def internal_error(_job: Job) -> None:
+    """Breaks the event loop, as a task in Trio's own nursery does that fails."""
+
+    async def fail() -> None:
+        raise LookupError("password=sesame is unknown")
+
+    trio.lowlevel.spawn_system_task(fail)
+    await trio.sleep_forever()
+
+
 @tasks.task("segmentation fault")
 async def segmentation_fault(job: Job) -> None:
     """Ends the process from within native code."""

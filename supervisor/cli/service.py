@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ import click
 from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.tasks import Tasks
-from dataloader.supervisor.cli.entry import leaves
+from dataloader.supervisor.cli.entry import FAILED, leaves
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import Column, print_json, print_table
 from dataloader.supervisor.cli.pipeline import as_variables, pipeline_options
@@ -20,6 +21,7 @@ from dataloader.supervisor.cli.target import data_dir_option, json_option, provi
 from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
 
 DEFAULT_WORKERS: Final = (Worker("default", 10),)
+UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait for the end of their leases"
 
 
 @click.command()
@@ -57,20 +59,34 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
     from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
 
     configure_logging(settings.log_format, settings.log_level)
+    faulthandler.enable()  # the last word of a process that ends within native code
     log = get_logger(__name__)
     for warning in unknown_variables():
         log.warning(warning)
     if not settings.workers:
         log.warning("no queues are served: this process only answers the HTTP API")
-    with provide_server(settings, create=True) as (provided, server):
-        if settings.db_dsn is None:
-            data_dir = settings.data_dir.absolute()
-            log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=f"dataloader psql --data-dir {data_dir}")
-        try:
-            return trio.run(partial(serve_until_drained, server=server), provided, tasks)
-        except* OSError as group:
-            reason = str(next(leaves(group)))
-            raise DataloaderError(f"the service can't start at {settings.host}:{settings.port}: {reason}") from None
+    is_over = False
+    try:
+        with provide_server(settings, create=True) as (provided, server):
+            if server is not None:
+                data_dir = settings.data_dir.absolute()
+                psql = f"dataloader psql --data-dir {data_dir}"
+                log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=psql)
+            try:
+                return trio.run(partial(serve_until_drained, server=server), provided, tasks)
+            except (Exception, BaseExceptionGroup) as error:
+                if all(isinstance(leaf, DataloaderError | KeyboardInterrupt) for leaf in leaves(error)):
+                    raise
+                log.critical(UNEXPECTED, exc_info=error)
+                return FAILED
+            finally:
+                is_over = True
+                if server is not None:
+                    log.info("the embedded PostgreSQL is left: it stops if nobody else uses it")
+    except KeyboardInterrupt:
+        if is_over:
+            log.warning("ended by a signal that came after the drain: an embedded PostgreSQL may go on running")
+        raise
 
 
 @click.command()

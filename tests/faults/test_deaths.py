@@ -225,6 +225,18 @@ async def test_f04_a_process_that_is_killed_before_it_has_recorded_what_was_done
     assert second["began_at"] > left["lease_expires_at"] > first["ended_at"]
 
 
+@pytest.mark.requirement("Q15")
+async def test_an_error_that_breaks_the_event_loop_is_the_last_line_of_the_log(serve, add):
+    await add("internal error")
+    service = await serve(ready=None)
+    assert await service.exit_code(within_s=30) == 1
+    last = service.lines[-1]
+    assert last["level"] == "critical"
+    assert last["event"].startswith("ended by an error that nobody expected")
+    assert "LookupError: password=*** is unknown" in last["exception"]
+    assert "no JSON" not in {line["level"] for line in service.lines}
+
+
 @pytest.mark.requirement("Q10")
 async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end_and_the_others_of_its_queue_succeed(
     serve, add, raw, ledger, row_when, counts, metric
@@ -235,6 +247,9 @@ async def test_f05_f20_a_job_that_kills_its_process_each_time_is_lost_in_the_end
     for _ in range(2):
         service = await serve({"q": 2}, ready=None, **FAST)
         assert await service.exit_code(within_s=30) == -signal.SIGSEGV
+        said = [line["event"] for line in service.lines]
+        assert "Fatal Python error: Segmentation fault\n" in said
+        assert any("in segmentation_fault" in line for line in said)
         await ledger.died(service.process.pid)
     last = await serve({"q": 2}, **FAST)
     row = await row_when(poison, "lost")
