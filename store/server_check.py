@@ -22,7 +22,8 @@ TESTED: Final = 18
 """The newest major version of PostgreSQL that the tests run on."""
 MOST_IDLE: Final = 5
 """How many connections of a pooler may be idle: it may give them out in turn, until it comes to the first one again."""
-SECOND_S: Final = 2.0
+SECOND_CONNECTION_S: Final = 2.0
+"""How long a pooler may take to give a statement a second connection."""
 
 _LOCK: Final = "SELECT pg_try_advisory_lock($1) AS got, pg_backend_pid() AS pid"
 _HOLDS: Final = """
@@ -106,7 +107,7 @@ async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
             if await other.fetchval(_PID) == pid:
                 # One that has no second connection waits for the first: then nothing can be lost either.
                 with contextlib.suppress(TimeoutError):
-                    await statement.fetchval(timeout=SECOND_S)
+                    await statement.fetchval(timeout=SECOND_CONNECTION_S)
                 return
 
 

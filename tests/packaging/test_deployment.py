@@ -15,6 +15,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from dataloader.store.cluster import STOP_TIMEOUT_S
 from dataloader.supervisor.cli.entry import WRONG_USE
 from dataloader.supervisor.settings import Settings, load_settings
 from dataloader.web.app import ROUTES
@@ -83,7 +84,7 @@ def unit() -> configparser.ConfigParser:
 @pytest.mark.requirement("Q15")
 def test_systemd_gives_a_drain_its_time_and_ends_the_embedded_database_last(unit: configparser.ConfigParser) -> None:
     service = unit["Service"]
-    assert float(service["TimeoutStopSec"]) > Settings().drain_timeout_s + 10
+    assert float(service["TimeoutStopSec"]) > Settings().drain_timeout_s + 10 + STOP_TIMEOUT_S
     assert (service["KillMode"], service["KillSignal"]) == ("mixed", "SIGTERM")
     assert service["RestartPreventExitStatus"] == str(WRONG_USE)
 

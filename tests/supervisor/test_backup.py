@@ -181,12 +181,12 @@ def test_a_database_that_the_server_itself_cleans_is_replaced_also_by_a_file_tha
         back_up(server, file, str)
         wait_until(lambda: psql(busy))
         check_backup(file)
-        command, environment = server.psql("-Xqc", "SELECT pg_sleep(120)")
+        command, environment = server.psql("-Xqc", "SELECT pg_sleep(30)")
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL):
-            wait_until(lambda: psql("SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(120)'"))
+            wait_until(lambda: psql("SELECT 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"))
             with pytest.raises(EmbeddedDatabaseError, match=r"is in use by 1 connection: stop "):
                 restore(server, file, str, replace=True)
-            psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(120)'")
+            psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'")
         assert psql(busy)
         restore(server, file, str, replace=True)
         assert psql("SELECT count(*) FROM dl_jobs") == "9999"
@@ -198,7 +198,7 @@ def test_a_backup_that_fails_leaves_no_file_nor_one_that_was_killed_once_another
     first, _ = data_dirs
     sql(first, "CREATE TABLE t AS SELECT 1 AS x")
     with embedded_postgres(first) as server:
-        command, environment = server.psql("-Xqc", "BEGIN; LOCK TABLE t; SELECT pg_sleep(120)")
+        command, environment = server.psql("-Xqc", "BEGIN; LOCK TABLE t; SELECT pg_sleep(30)")
         with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as holder:
             holds = "SELECT count(*) FROM pg_locks WHERE relation = 't'::regclass"
             end_dump = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pg_dump'"
@@ -238,7 +238,7 @@ def test_a_backup_does_not_wait_for_the_stages_of_loads(dataloader, data_dirs, t
     assert dataloader("migrate", "--data-dir", first).returncode == 0
     sql(first, "CREATE UNLOGGED TABLE dl_stage_0197_5_0 AS SELECT 1 AS x")
     with embedded_postgres(first) as server:
-        command, environment = server.psql("-Xqc", "BEGIN; LOCK TABLE dl_stage_0197_5_0; SELECT pg_sleep(120)")
+        command, environment = server.psql("-Xqc", "BEGIN; LOCK TABLE dl_stage_0197_5_0; SELECT pg_sleep(30)")
         with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as holder:
             wait_until(lambda: sql(first, "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock'") != "0")
             assert dataloader("backup", tmp_path / "b", "--data-dir", first).returncode == 0
