@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from dataloader.jobs.secret_names import NOTHING, Meaning, meaning_of, names_a_secret
 from dataloader.jobs.secrets_in_text import MASKED, secrets_in
 
-__all__ = ["MASKED", "mask", "mask_names", "mask_text", "names_a_secret"]
+__all__ = ["MASKED", "mask", "mask_address", "mask_names", "mask_text", "names_a_secret"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _OPTION: Final = re.compile(r"--?[A-Za-z_][\w.-]*+")
 def mask_text(text: str) -> str:
     """Return the text with the secrets in it replaced by `***`: URLs, headers, `name=value`, JSON, XML, tokens (Q16).
 
-    Takes time linear in the length. What is masked once stays as it is when masked again.
+    Takes time linear in the length. A text that is masked again may lose more of what is not secret, and gains nothing.
     """
     secrets = secrets_in(text)
     if not secrets:
@@ -44,6 +44,15 @@ def mask_text(text: str) -> str:
         parts += (text[done:start], MASKED)
         done = end
     return "".join([*parts, text[done:]])
+
+
+def mask_address(address: str) -> str:
+    """Return a database's address without user and password, also where these contain what no URL may (Q16)."""
+    place, mark, query = address.partition("?")
+    scheme, _, rest = place.partition("://")
+    if "@" in rest:
+        rest = f"{MASKED}@{rest.rpartition('@')[2]}"
+    return mask_text(f"{scheme}://{rest}{mark}{query}")
 
 
 def mask_names(values: Mapping[str, T]) -> dict[str, T]:

@@ -6,7 +6,6 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -16,6 +15,7 @@ import attrs
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import QueueState, Status, WaitsFor
+from dataloader.jobs.text import CONTROL, UNSTORABLE
 
 MAX_NAME: Final = 200
 """The longest queue or task name, in characters."""
@@ -35,10 +35,6 @@ DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_PRIORITY: Final = 100
 
 
-_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
     """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters.
 
@@ -48,7 +44,7 @@ def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> Non
         raise BadRequest(name, "is empty; 1 to " + str(limit) + " characters are allowed")
     if len(value) > limit:
         raise BadRequest(name, f"has {len(value):,} characters; at most {limit:,} are allowed")
-    if _UNSTORABLE.search(value):
+    if UNSTORABLE.search(value):
         raise BadRequest(name, f"{value!r:.60} has a NUL or half a surrogate pair, which PostgreSQL can't store")
 
 
@@ -60,7 +56,7 @@ def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> Non
     if value.isprintable() and 0 < len(value) <= limit and not value.isspace():
         return  # nearly all; the patterns take twenty times as long
     check_text(name, value, limit, empty=empty)
-    if value and (value.isspace() or _CONTROL.search(value)):
+    if value and (value.isspace() or CONTROL.search(value)):
         what = "has only spaces" if value.isspace() else "has a control character or a line break"
         raise BadRequest(name, f"{value!r:.60} {what}; must be 1 to {limit} characters on one line")
 

@@ -47,7 +47,7 @@ _SHORT_CODE: Final = re.compile(r"[A-Za-z0-9]{1,5}")
 # Each name of a secret, and each word that a secret may follow, has one of these in it.
 _HINTS: Final = (
     *("pass", "pwd", "pswd", "token", "secret", "key", "auth", "cookie", "credential", "dsn", "sig", "jwt", "bearer"),
-    *("csrf", "xsrf", "sess", "otp", "pin", "cvv", "cvc", "verifier", "assertion", "samlresponse", "code"),
+    *("csrf", "xsrf", "sess", "otp", "pin", "cvv", "cvc", "verifier", "assertion", "saml", "code"),
     *("basic", "identified", "netloc", "thin", "curl", "mysql"),
 )
 _NAME: Final = re.compile(r"[\w.-]*+")

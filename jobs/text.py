@@ -29,7 +29,10 @@ _EXPONENT = re.compile(JSON_TEXT + rb"|[0-9]e([+-]?[0-9]++)", re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS: Final = b"0" * 309
 _LONG_NUMBER = re.compile(JSON_TEXT + rb"|([0-9]{309})", re.DOTALL)
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+"""What PostgreSQL stores in no text."""
+CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What stands in no name: control characters, what ends a line, and what PostgreSQL can't store."""
 # jsonb refuses \u0000 and lone surrogates written as escapes too; a pair of surrogates is fine and is never written so
 # by msgspec.
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
@@ -41,7 +44,7 @@ def storable_text(text: str, limit: int = MAX_ERROR) -> str:
         note = f"\n… {len(text) - limit:,} characters cut …\n"
         keep = max(limit - len(note), 2)
         text = text[: keep - keep // 3] + note + text[len(text) - keep // 3 :]
-    return _UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def growth(encoded: bytes) -> int:

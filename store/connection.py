@@ -142,7 +142,7 @@ def _check_version(major: int, setting: str) -> None:
 
 def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
     """The setting that the address comes from."""
-    return "DL_LOCK_DSN" if direct and options.lock_dsn not in {None, options.dsn} else "DL_DB_DSN"
+    return "DL_LOCK_DSN" if direct and options.has_pooler else "DL_DB_DSN"
 
 
 def _hosts(dsn: str) -> str:

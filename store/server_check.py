@@ -64,7 +64,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
             )
         version = int(session.get_server_version().major)
         database = await session.fetchrow(_DATABASE)
-    if options.lock_dsn not in {None, options.dsn}:
+    if options.has_pooler:
         try:
             async with _aio_open(options, direct=False) as session:
                 await _aio_use_statement(session, options)

@@ -207,7 +207,7 @@ def told_of_users(connection: Any) -> Iterator[None]:
 
 def _begin_with(options: DatabaseOptions) -> str:
     """What begins a transaction. Behind a pooler, which ignores what a connection asks for, with the settings in it."""
-    if options.lock_dsn in {None, options.dsn}:
+    if not options.has_pooler:
         return "BEGIN"
     timeout = f"{int(options.transaction_timeout_s * 1000)}"
     timeouts = {"statement_timeout": timeout, "idle_in_transaction_session_timeout": timeout}

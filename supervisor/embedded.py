@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.jobs.masking import mask_address
 from dataloader.store.embedded import EmbeddedPostgres
 
 LOOK_S: Final = 5.0
@@ -28,7 +29,7 @@ async def keep_server(server: EmbeddedPostgres) -> None:
     running = await trio.to_thread.run_sync(server.ensure_running, abandon_on_cancel=True)
     if running.dsn != server.dsn:
         raise EmbeddedDatabaseError(
-            f"the embedded PostgreSQL has another address now, {running.masked_dsn}: start this process again"
+            f"the embedded PostgreSQL has another address now, {mask_address(running.dsn)}: start this process again"
         )
     await _wait_for_end(running)
     how = await trio.to_thread.run_sync(running.how_it_ended, abandon_on_cancel=True)

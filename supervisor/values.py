@@ -22,8 +22,9 @@ import msgspec
 
 from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.masking import MASKED, mask_text
+from dataloader.jobs.masking import MASKED, mask_address
 from dataloader.jobs.model import MAX_NAME, check_name
+from dataloader.jobs.text import CONTROL
 from dataloader.jobs.visible import visible
 
 Role = Literal["read", "operate", "admin"]
@@ -36,7 +37,6 @@ MOST_OF_POSTGRES_S: Final = 2_147_000
 SHORTEST_TOKEN: Final = 16
 PLACEHOLDER: Final = "replace-me-by-a-random-one"
 """The token in `.env.example`, which is none."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @attrs.frozen
@@ -148,13 +148,13 @@ def _read_flag(value: object) -> bool:
 
 
 def _read_line(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value.strip()) <= 200 or _CONTROL.search(value):
+    if not isinstance(value, str) or not 1 <= len(value.strip()) <= 200 or CONTROL.search(value):
         raise Refused(LINE.allowed)
     return value.strip()
 
 
 def _read_directory(value: object) -> Path:
-    if not isinstance(value, (str, Path)) or _CONTROL.search(str(value)):
+    if not isinstance(value, (str, Path)) or CONTROL.search(str(value)):
         raise Refused(DIRECTORY.allowed)
     try:
         return Path(value).expanduser()
@@ -175,7 +175,7 @@ def _read_host(value: object) -> str:
 def _read_dsn(value: object) -> str:
     scheme, _, rest = value.strip().partition("://") if isinstance(value, str) else ("", "", "")
     dsn = f"postgresql://{rest}"
-    if scheme.lower() not in _SCHEMES or not rest or re.search(r"\s", rest) or _CONTROL.search(rest):
+    if scheme.lower() not in _SCHEMES or not rest or re.search(r"\s", rest) or CONTROL.search(rest):
         raise Refused(DSN.allowed)
     try:
         parts = urlsplit(dsn)
@@ -186,15 +186,6 @@ def _read_dsn(value: object) -> str:
     if not whole_address:
         raise Refused(f"{DSN.allowed} (in the password / ? # are written as %2F %3F %23)")
     return dsn
-
-
-def _show_dsn(dsn: str) -> str:
-    """Return the DSN without user and password, also where these contain what no URL may."""
-    address, mark, query = dsn.partition("?")
-    scheme, _, rest = address.partition("://")
-    if "@" in rest:
-        rest = f"{MASKED}@{rest.rpartition('@')[2]}"
-    return mask_text(f"{scheme}://{rest}{mark}{query}")
 
 
 def is_loopback(host: str) -> bool:
@@ -322,7 +313,7 @@ FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
 LINE = Kind("a text of 1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)
 HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1", _read_host)
-DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, _show_dsn)
+DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, mask_address)
 QUEUE = Kind("a queue's name: 1 to 200 characters, no control characters", _read_queue)
 CONCURRENCY = whole(1, 1000)
 WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)

@@ -11,6 +11,7 @@ import attrs
 import click
 
 from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
+from dataloader.jobs.masking import mask_address
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.cli.entry import FAILED, leaves
@@ -163,4 +164,4 @@ def _embedded_address(settings: Settings) -> str | None:
         ConfigError,
     ):  # somebody else's, or without the extra: what shows the settings shows them still
         return None
-    return None if server is None else server.masked_dsn
+    return None if server is None else mask_address(server.dsn)

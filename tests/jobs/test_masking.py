@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataloader.jobs import secret_names
 from dataloader.jobs.masking import mask, mask_text, names_a_secret
 
 pytestmark = pytest.mark.requirement("Q16")
@@ -41,6 +42,13 @@ def test_a_value_under_a_secret_name_is_hidden(name: str) -> None:
     assert mask({"a": [{name: "hunter2-xyz"}]}) == {"a": [{name: "***"}]}
     assert mask_text(f"see {name}=hunter2-xyz now") == f"see {name}=*** now"
     assert mask_text(f'{{"{name}": "hunter2-xyz", "n": 1}}') == f'{{"{name}": "***", "n": 1}}'
+
+
+def test_each_name_that_is_secret_by_its_words_is_found_in_a_text() -> None:
+    names = {*secret_names._ALWAYS, *secret_names._AT_THE_END, *secret_names._ENDINGS, "pass", "password", "token"}
+    names |= {f"{word}_{last}" for last, words in secret_names._SECRET_IF_OF.items() for word in words}
+    assert {name for name in names if not names_a_secret(name)} == set()
+    assert {name for name in names if mask_text(f"{name}=gZ7qT4") != f"{name}=***"} == set()
 
 
 @pytest.mark.parametrize("name", HARMLESS_NAMES)

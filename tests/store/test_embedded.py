@@ -26,7 +26,7 @@ from databases import raw_connection
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 from dataloader.store import cluster as cluster_module
 from dataloader.store.cluster import Cluster
-from dataloader.store.embedded import embedded_postgres, psql_command
+from dataloader.store.embedded import embedded_postgres, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -198,8 +198,8 @@ def test_other_users_do_not_reach_roots_server_even_with_the_password(data_dir):
 
 def test_the_password_shows_nowhere(data_dir):
     with embedded_postgres(data_dir, extra_settings=QUICK) as server:
-        arguments, _ = psql_command(data_dir)
-        shown = [*arguments, repr(server), server.masked_dsn, server.log_path.read_text(), *command_lines()]
+        arguments, _ = server.psql()
+        shown = [*arguments, repr(server), server.log_path.read_text(), *command_lines()]
     assert server.password in server.dsn
     assert not [text for text in shown if server.password in text]
 
@@ -435,11 +435,10 @@ def test_without_the_extra_the_error_says_what_to_install(data_dir, monkeypatch)
 
 def test_psql_opens_on_a_running_server_only(data_dir, monkeypatch):
     monkeypatch.setenv("PGPORT", "1")
-    with pytest.raises(EmbeddedDatabaseError, match="No embedded PostgreSQL runs"):
-        psql_command(data_dir)
+    assert running_server(data_dir) is None
     with embedded_postgres(data_dir, extra_settings=QUICK):
-        command, environment = psql_command(data_dir, "-XAtc", "select current_user || '@' || current_database()")
+        server = running_server(data_dir)
+        command, environment = server.psql("-XAtc", "select current_user || '@' || current_database()")
         answer = subprocess.check_output(command, env=environment, text=True, timeout=30)
     assert answer == "postgres@dataloader\n"
-    with pytest.raises(EmbeddedDatabaseError, match="No embedded PostgreSQL runs"):
-        psql_command(data_dir)
+    assert running_server(data_dir) is None
