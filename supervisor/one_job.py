@@ -62,6 +62,11 @@ async def run_job(
     task = tasks[new.task]
     new = attrs.evolve(new, queue=queue, max_attempts=1, lease_ttl_sec=task.lease_ttl_sec)
     outcome, begun = OneJob(), trio.Event()
+
+    def changed(job: JobRecord) -> None:
+        # Its queue is its own. Read beside the row, a moment later, it seems full of the job itself.
+        on_change(attrs.evolve(job, queue_state=None))
+
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             canceling = trio.Event()
@@ -75,8 +80,8 @@ async def run_job(
                 nursery.start_soon(_cancel_when, canceling, client, enqueued.job_id)
                 try:
                     outcome.job = await client.job(enqueued.job_id)
-                    on_change(outcome.job)
-                    outcome.job = await wait_for_end(client, outcome.job, timeout_s=math.inf, on_change=on_change)
+                    changed(outcome.job)
+                    outcome.job = await wait_for_end(client, outcome.job, timeout_s=math.inf, on_change=changed)
                 except BaseException:
                     # Else it would go back to a queue that nobody serves.
                     with trio.move_on_after(LAST_WORD_S, shield=True), contextlib.suppress(StoreError):

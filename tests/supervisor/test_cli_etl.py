@@ -166,6 +166,7 @@ def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, data
     assert header.split() == ["SEGMENT", "PHASE", "ITEM", "ERROR"]
     assert failure.split()[:3] == ["data/a.csv", "record", "x"]
     assert [line.split()[:2] for line in stderr.splitlines()][-1] == ["people", "succeeded"]
+    assert "slots of the queue" not in stderr
     # Nothing is left over: neither a job in a queue that nobody serves, nor a worker.
     assert database.psql("SELECT status, attempt, max_attempts, lock_key FROM dl_jobs") == "succeeded|1|1|load:people"
     assert database.psql("SELECT count(*) FROM dl_workers") == "0"
