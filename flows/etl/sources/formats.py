@@ -256,8 +256,8 @@ class _Lines:
         for line in itertools.islice(self._text, MOST_BLANK):
             self._first.append(line)
             if line.strip():
-                refuse_html(line)
                 break
+        refuse_html("".join(self._first))
 
     def __iter__(self) -> Iterator[str]:
         for line in itertools.chain(self._first, self._text):
