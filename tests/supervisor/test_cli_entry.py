@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from dataloader.supervisor.cli.entry import cli
+from dataloader.jobs.errors import StoreError
+from dataloader.supervisor.cli.entry import cli, report
 
 
 def test_the_version_needs_neither_a_web_framework_nor_a_database_driver(tmp_path):
@@ -45,6 +46,12 @@ def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
         result = dataloader(*words)
         assert (result.returncode, f"did you mean {meant}?" in result.stderr) == (2, True)
     assert "No such command 'xyzzy'" in dataloader("xyzzy").stderr
+
+
+@pytest.mark.requirement("Q16")
+def test_what_went_wrong_writes_nothing_of_its_own_on_the_terminal(capsys):
+    assert report(StoreError("of a server:\x1b[2J\u202e\nand more")) == 1
+    assert capsys.readouterr().err == "of a server:\\x1b[2J\\u202e\nand more\n"
 
 
 def test_a_wrong_argument_ends_with_2(dataloader):

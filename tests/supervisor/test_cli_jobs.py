@@ -243,15 +243,16 @@ def test_what_jobs_carry_neither_shows_secrets_nor_writes_on_the_terminal(on_dat
     unseen = "\x1b\x9b\u202e\u2066\u2028\u200b\ufeff"
     job_id = add("q", "t", "--args", json.dumps({"password": "sesame", "rows": unseen}))
     # As a service of somebody else may name it.
-    database.psql(f"update dl_jobs set queue = 'q{unseen}'")
+    database.psql(f"update dl_jobs set queue = 'q{unseen}', task = 't{unseen.replace(chr(0x2028), '')}'")
+    database.psql(f"update dl_job_events set payload = jsonb_build_object('said', 'x{unseen}')")
     database.psql(f"update dl_jobs set error = E'at postgresql://me:sesame@db/x\\n\\x1b[2J' where job_id = '{job_id}'")
-    for command in (("jobs",), ("status", job_id), ("status", "--all-fields", job_id)):
+    for command in (("jobs",), ("status", job_id), ("status", "--all-fields", job_id), ("events", job_id)):
         for form in ((), ("--json",)):
             result = on_database(*command, *form)
             assert result.returncode == 0
             assert "sesame" not in result.stdout
             assert not {*unseen} & {*result.stdout}
-            if form:
+            if form and command[0] != "events":
                 shown = json.loads(result.stdout)
                 assert (shown[0] if isinstance(shown, list) else shown.get("jobs", [shown])[0])["queue"] == f"q{unseen}"
 
