@@ -31,7 +31,7 @@ from dataloader.jobs.outcomes import Canceled, Ending, GiveUp, Retry, Snooze, Wh
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.jobs.text import read_json, storable_json, storable_text
+from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.job_logs import LEVELS, Level
 from dataloader.store.transaction import Transactions
 
@@ -218,7 +218,8 @@ def error_text(error: BaseException) -> str:
         trace = "".join(traceback.format_exception(type(error), error, frames, limit=-30))
     except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
         trace = ""
-    return storable_text(f"{summary}\n\n{mask_text(trace[:200_000])}".rstrip())
+    # Cut twice: masking takes time, and a cut right before the end could part a secret from its name.
+    return storable_text(f"{summary}\n\n{mask_text(storable_text(trace, MAX_MASKED))}".rstrip())
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -271,8 +272,8 @@ class _Port:
             fields = {"load": load, **fields}
         payload = {
             "level": level,
-            "message": mask_text(str(message)),
-            **({"fields": mask(dict(fields))} if fields else {}),
+            "message": mask_text(storable_text(str(message), MAX_MASKED)),
+            **({"fields": mask(cut_texts(fields))} if fields else {}),
         }
         line = storable_json(payload, MAX_LINE)
         run.lines.append((datetime.now(UTC), line))

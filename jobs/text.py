@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,8 @@ JSON_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 
 One that does not end is taken, too: or each quote in it would begin a search that reads to the end.
 """
+MAX_MASKED: Final = 65_536
+"""Characters of a text that are masked where less of it is kept: more of them would hold up the event loop."""
 
 # What PostgreSQL writes out: 1e308 is 309 digits. A text that looks like one is told from it by the second pattern.
 _MAY_GROW = re.compile(rb"e[+-]?[0-9]{2}")
@@ -45,6 +48,14 @@ def storable_text(text: str, limit: int = MAX_ERROR) -> str:
         keep = max(limit - len(note), 2)
         text = text[: keep - keep // 3] + note + text[len(text) - keep // 3 :]
     return UNSTORABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def cut_texts(fields: Mapping[str, object], limit: int = MAX_MASKED) -> dict[str, object]:
+    """The fields of a line, with texts cut that are longer than is masked."""
+    return {
+        name: storable_text(value, limit) if isinstance(value, str) and len(value) > limit else value
+        for name, value in fields.items()
+    }
 
 
 def growth(encoded: bytes) -> int:

@@ -26,7 +26,7 @@ import structlog
 
 from dataloader.jobs.logger import Line
 from dataloader.jobs.masking import mask, mask_text
-from dataloader.jobs.text import storable_text
+from dataloader.jobs.text import MAX_MASKED, cut_texts, storable_text
 from dataloader.jobs.visible import visible, visible_json
 from dataloader.supervisor.log_stream import LogStream
 
@@ -35,7 +35,6 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 MAX_TRACEBACK: Final = 20_000
 """Characters kept of an exception's text: its head and its tail."""
-_MAX_MASKED: Final = 200_000
 _CLIENTS: Final = ("httpx2", "httpcore2")
 """They have a line for each request, and for each step of it, of which our own line says as much."""
 
@@ -157,14 +156,14 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
         except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
             text = f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"
         # Cut twice: masking takes time, and a cut right before it could part a secret from its name.
-        event["exception"] = storable_text(mask_text(storable_text(text, _MAX_MASKED)), MAX_TRACEBACK)
+        event["exception"] = storable_text(mask_text(storable_text(text, MAX_MASKED)), MAX_TRACEBACK)
     return event
 
 
 def _masked(render: Callable[[dict[str, Any]], str]) -> Callable[[Any, str, _EventDict], str]:
     def finish(logger: Any, method: str, event: _EventDict) -> str:  # noqa: ARG001 - structlog's signature
         try:
-            fields = mask(event)
+            fields = mask(cut_texts(event))
             return render(fields if isinstance(fields, dict) else {"event": fields})
         except Exception as error:  # noqa: BLE001 - a log call never raises
             return _json({"level": method, "event": "a log line could not be rendered", "error": type(error).__name__})

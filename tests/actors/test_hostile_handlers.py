@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import trio
 from conditions import until
 
 from dataloader import RetryPolicy, Tasks
+from dataloader.actors.runner import error_text
 
 
 class UnspeakableError(Exception):
@@ -176,3 +178,23 @@ async def test_arguments_of_another_service_that_are_no_object_reach_the_handler
             )
             assert (await supervisor.wait(job_id, timeout_s=10)).status == "succeeded"
     assert seen[:3] == [[1, 2], "text", None]
+
+
+@pytest.mark.requirement("Q9", "Q16")
+async def test_a_line_or_an_error_of_megabytes_holds_the_others_up_for_no_longer_than_a_shorter_one(open_worker):
+    tasks, took_s = Tasks(), {}
+
+    @tasks.task("say")
+    async def say(job):
+        text = "token=a, " * job.args["times"]
+        began = time.thread_time()
+        job.log.warning(text, it=text)
+        error_text(ValueError(text))
+        took_s[job.args["times"]] = time.thread_time() - began
+
+    async with open_worker(tasks, job_log_level="warning") as supervisor:
+        for times in (20_000, 2_000_000):
+            job = await supervisor.trigger("q", "say", {"times": times})
+            assert (await supervisor.wait(job.job_id, timeout_s=60)).status == "succeeded"
+    # Making 18 MB of text takes its time, too; to mask them takes ten seconds.
+    assert took_s[2_000_000] < 10 * took_s[20_000]

@@ -469,7 +469,7 @@ PIECES = [
         "value=x ",
     ),
     *('value="', "value=(", 'key="token" value=', "('token','", '["token",', '("token",\'', '("a","', "(a,token)=("),
-    *("<token>", "</token>", "<token ", "<name>", "<name>token</name><b>", "<![CDATA["),
+    *("<token>", "<token>a</token>", "</token>", "<token ", "<name>", "<name>token</name><b>", "<![CDATA["),
     *("%3D", "%253D", "%22", "%25", "&quot;", "&amp;", "\\u0022", "\\n"),
     *(
         "eyJ",

@@ -264,6 +264,15 @@ def test_text_from_outside_writes_no_lines_or_colours_of_its_own(out: io.StringI
     assert said.items() <= line.items()
 
 
+def test_a_text_of_megabytes_is_cut_before_its_secrets_are_looked_for(out: io.StringIO) -> None:
+    configure_logging("json", "info", out)
+    structlog.get_logger().info("read", body="token=a, " * 100_000)
+    [line] = lines(out)
+    assert line["body"].startswith("token=***, token=***")
+    assert "characters cut" in line["body"]
+    assert len(line["body"]) < 100_000
+
+
 def test_lines_below_the_level_are_left_out(out: io.StringIO) -> None:
     configure_logging("json", "warning", out)
     structlog.get_logger().info("no")
