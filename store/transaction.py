@@ -21,7 +21,7 @@ import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
-from dataloader.store.connection import PLANNER_OF_USERS, connect
+from dataloader.store.connection import LOST_STATEMENTS, PLANNER_OF_USERS, connect
 from dataloader.store.database import (
     MISSING,
     Database,
@@ -199,10 +199,19 @@ def told_of_users(connection: Any) -> Iterator[None]:
         yield
     except MISSING as error:
         raise StoreError(said(error)) from error
+    except LOST_STATEMENTS as error:
+        raise _deallocated(error) from error
     except asyncpg.InterfaceError as error:
         if connection.is_closed():
             raise
         raise StoreError(said(error)) from error
+
+
+def _deallocated(error: BaseException) -> StoreError:
+    return StoreError(
+        f"the driver's prepared statements on this connection are gone ({said(error)}): a handler must not run"
+        " DEALLOCATE, nor a pooler lose them"
+    )
 
 
 def _begin_with(options: DatabaseOptions) -> str:
@@ -229,7 +238,10 @@ async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
         raise StoreError(
             "the handler ended its transaction itself: its rows and the job's success can't be one any more"
         )
-    finished = await aio_finish(connection, [ending], patient=True)
+    try:
+        finished = await aio_finish(connection, [ending], patient=True)
+    except LOST_STATEMENTS as error:
+        raise _deallocated(error) from error
     if ending.token not in finished.written:
         message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
         raise LeaseLost(message)

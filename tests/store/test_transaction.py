@@ -132,6 +132,26 @@ async def test_a_wrong_number_of_arguments_is_the_handlers_error_and_no_database
 
 
 @pytest.mark.requirement("Q12")
+async def test_a_handler_that_deallocates_the_drivers_statements_is_told_so_and_nobody_after_it(
+    transactions, run, row_of
+):
+    _worker, job, success = run
+    told = "a handler must not run DEALLOCATE"
+    with pytest.raises(StoreError, match=told):  # noqa: PT012 - the whole block is what is refused
+        async with transactions.open(success) as transaction:
+            await transaction.fetch("SELECT 2")
+            await transaction.execute("DEALLOCATE ALL")
+            await transaction.fetch("SELECT 2")
+    async with transactions.open(success) as transaction:
+        await transaction.fetch("SELECT 2")
+    assert await row_of(job.job_id, "status") == "succeeded"
+    # The statement that writes the success is prepared on this connection by now.
+    with pytest.raises(StoreError, match=told):
+        async with transactions.open(success) as transaction:
+            await transaction.execute("DEALLOCATE ALL")
+
+
+@pytest.mark.requirement("Q12")
 async def test_a_connection_that_is_gone_within_the_block_is_a_database_that_is_away(transactions, run, raw):
     _worker, _job, success = run
     with pytest.raises(StoreUnavailable):  # noqa: PT012 - the whole block is what is refused
