@@ -147,6 +147,17 @@ class Cluster:
         finally:
             os.close(users)
 
+    def has_members(self) -> bool:
+        """Whether anybody counts as a user of the server: under `serialised` nobody joins or leaves meanwhile."""
+        users = _open_lock(self.data_dir / "users.lock")
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(users)
+        return False
+
     def ensure_initialised(self, *, durable: bool) -> None:
         """Make the cluster if there is none. Killed half way, it leaves nothing that looks like one."""
         for leftover in self.data_dir.glob(f"{self.directory.name}.*.new"):

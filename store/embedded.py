@@ -66,9 +66,14 @@ class EmbeddedPostgres:
     def ensure_running(self) -> EmbeddedPostgres:
         """Start the server if it has ended; it comes back as it is then. Blocks for as long as a recovery takes.
 
-        Raises `EmbeddedDatabaseError` if it can't be started.
+        Raises `EmbeddedDatabaseError` if it can't be started, or nobody uses it any more.
         """
         with _told_of(self._cluster.data_dir), self._cluster.serialised():
+            # A thread that was left behind may have waited here until the last user had left: nobody would stop it.
+            if not self._cluster.has_members():
+                raise EmbeddedDatabaseError(
+                    f"Nobody uses the server of {self.data_dir} any more: it is not started again"
+                )
             self._cluster.ensure_running(self._settings)
             return _server_of(self._cluster, self._settings)
 

@@ -442,3 +442,13 @@ def test_psql_opens_on_a_running_server_only(data_dir, monkeypatch):
         answer = subprocess.check_output(command, env=environment, text=True, timeout=30)
     assert answer == "postgres@dataloader\n"
     assert running_server(data_dir) is None
+
+
+def test_a_server_that_nobody_uses_any_more_is_not_started_again(data_dir):
+    with embedded_postgres(data_dir, extra_settings=QUICK) as server:
+        assert server.ensure_running().pid == server.pid
+        end(server.pid)
+        assert server.ensure_running().dsn == server.dsn
+    with pytest.raises(EmbeddedDatabaseError, match="Nobody uses the server"):
+        server.ensure_running()
+    assert running_server(data_dir) is None
