@@ -22,14 +22,8 @@ import trio
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Ending
 from dataloader.store.connection import LOST_STATEMENTS, PLANNER_OF_USERS, connect
-from dataloader.store.database import (
-    MISSING,
-    Database,
-    DatabaseOptions,
-    aio_close,
-    said,
-    set_local,
-)
+from dataloader.store.database import Database, DatabaseOptions, aio_close, set_local
+from dataloader.store.driver_errors import MISSING, said
 from dataloader.store.outcomes import aio_finish
 
 P = ParamSpec("P")
