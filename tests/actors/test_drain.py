@@ -166,7 +166,7 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
             async with open_worker(tasks, dsn=proxy.dsn, drain_timeout_s=0.1) as supervisor:
                 await supervisor.trigger("q", "wait")
                 await started.wait()
-                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
+                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
                 getattr(proxy, broken)()
                 release.set()
                 began = trio.current_time()
@@ -180,11 +180,14 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
 
 
 @pytest.mark.requirement("Q15")
-async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_database(open_worker, raw, database):
+async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_database(
+    open_worker, raw, database, monkeypatch
+):
+    monkeypatch.setattr("dataloader.supervisor.tree.LEAVE_S", 0.3)
     async with open_proxy(database.dsn) as proxy:
         with trio.fail_after(30):
             async with open_worker(Tasks(), dsn=proxy.dsn, reaper_period_s=0.2) as supervisor:
-                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
+                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
                 proxy.freeze()
                 await trio.sleep(0.5)  # the reaper asks, and has no answer
                 report = await supervisor.drain()

@@ -256,7 +256,10 @@ async def test_a_body_ends_before_its_key_though_its_lease_is_held(stopped_witho
 
 
 @pytest.mark.requirement("Q7")
-async def test_claims_go_on_and_a_process_leaves_while_a_look_at_keys_has_no_answer(open_worker, database, row_of):
+async def test_claims_go_on_and_a_process_leaves_while_a_look_at_keys_has_no_answer(
+    open_worker, database, row_of, monkeypatch
+):
+    monkeypatch.setattr("dataloader.supervisor.tree.LEAVE_S", 0.3)
     tasks, held, begun, release = Tasks(), trio.Event(), trio.Event(), trio.Event()
 
     @tasks.task("hold")

@@ -268,7 +268,7 @@ async def test_a_handler_that_goes_on_after_its_commit_is_no_reason_to_end_the_p
         async with job.transaction():
             pass
         with trio.CancelScope(shield=True):
-            await trio.sleep(4.5)
+            await trio.sleep(3.6)  # the lease and the grace
         ended.set()
 
     settings = {"default_lease_s": 3, "heartbeat_s": 0.5, "cancel_grace_s": 0.2}

@@ -16,6 +16,7 @@ WHERE application_name LIKE '% ' || $1 AND wait_event_type = 'Lock' AND state = 
 """Sessions of role $1 that wait for a lock."""
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q12")
 async def test_a_table_lock_that_outlasts_the_leases_ends_no_process_and_no_commit_counts_twice(
     serve, add, row_when, raw, ledger, database, tmp_path
