@@ -502,7 +502,8 @@ async def test_a_failure_that_is_tried_again_alone_solves_no_other(items, counts
         return record
 
     items.records = [item(1, 1, "bad"), item(2, 2, "bad")]
-    load = items_load(items.service.url, transform=one_is_bad)
+    # One worker: the failures have the order of the days.
+    load = items_load(items.service.url, transform=one_is_bad, pipeline={"workers": 1})
     await counts_of_failed(load, to="2026-01-03")
     await counts_of_failed(load, failures="all")  # both fail again
     opened = "SELECT array_agg(failure_id ORDER BY failure_id) FROM dl_etl_failures WHERE solved_at IS NULL"

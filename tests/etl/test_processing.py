@@ -14,6 +14,7 @@ from logged import capture_logs
 
 from dataloader import Tasks
 from dataloader.flows.etl import Flow, Target, add_flows, belt, writer
+from dataloader.flows.etl.belt import Room
 from dataloader.flows.etl.processing import HASH_VERSION, content_hash
 
 pytestmark = pytest.mark.slow
@@ -183,20 +184,27 @@ async def test_a_writer_that_lags_twice_the_queue_behind_is_warned_of_once_and_t
 
 
 @pytest.mark.requirement("E9")
-async def test_a_queue_that_stays_full_is_warned_of_once(items, counts_of, soon):
+async def test_a_queue_that_stays_full_is_warned_of_once(items, counts_of, soon, monkeypatch):
+    entered, take_place = [], Room.take_place
+
+    async def noted(room):
+        entered.append(room.is_full)
+        await take_place(room)
+
+    monkeypatch.setattr(Room, "take_place", noted)
     items.records = [item(number, number) for number in range(1, 11)]
     with capture_logs() as lines:
 
         def transform(record):
-            # Until the answer behind the next one waits, so that the queue is full whenever there is a request to send.
-            wanted = min(record["id"] + 1, 10)
-            assert _wait_for(lambda: len([line for line in lines if line["event"] == "request"]) >= wanted)
+            # Until the request behind the next one waits for its place, so that the queue is full each time.
+            assert _wait_for(lambda: len(entered) >= min(record["id"] + 2, 10))
             return record
 
         load = items_load(items.service.url, transform=transform, pipeline={"workers": 1, "queue_size": 1})
         assert (await counts_of(load, to="2026-01-11"))["inserted"] == 10
     full = [line for line in lines if "queue is full" in line["event"]]
     assert len(full) == 1
+    assert entered == [False, False, *[True] * 8]
 
 
 @pytest.mark.requirement("E11")

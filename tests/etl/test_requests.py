@@ -102,25 +102,6 @@ async def _succeed(tasks, name, dsn):
     assert outcome.status == "succeeded", outcome.error
 
 
-@pytest.mark.slow
-@pytest.mark.requirement("E1", "S4")
-@pytest.mark.full
-async def test_two_processes_never_have_two_requests_at_one_source_and_keep_its_pause(items, serve, add, row_when):
-    environment = {"ITEMS_URL": items.service.url, "ITEMS_PIPELINE": '{"rate_min": 0.2, "rate_max": 0.3}'}
-    items.service.misbehave(times=None, delay_s=0.03)
-    services = [await serve({q: 1}, tasks="etl.etl_tasks:tasks", environment=environment) for q in "ab"]
-    jobs = [
-        await add(load, {"to": "2026-01-06"}, queue=queue)
-        for queue, load in zip("ab", ("items", "others"), strict=True)
-    ]
-    for job_id in jobs:
-        await row_when(job_id, "succeeded", within_s=40)
-    assert len({service.process.pid for service in services}) == 2
-    assert len(items.service.requests) == 10
-    assert items.service.most_at_once() == 1
-    assert min(items.gaps()) >= 0.2
-
-
 @pytest.mark.requirement("E1", "S4")
 async def test_several_budgets_hold_at_once_and_over_two_runs(items, counts_of, raw):
     # The third, which nobody reaches, keeps all calls on record.

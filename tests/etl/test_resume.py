@@ -16,7 +16,7 @@ from etl.etl_tasks import BEARS_ALL, day, detailed_load, item, items_load
 from etl.source_app import Answer
 
 from dataloader import Tasks
-from dataloader.flows.etl import Target, Windows, run_load
+from dataloader.flows.etl import Target, Windows, loading, run_load
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.testing import work_off
 
@@ -31,8 +31,11 @@ class Stumble(Exception):  # noqa: N818 - no error of ours
 
 
 @pytest.fixture
-def two_attempts_of(items, database, raw):
+def two_attempts_of(items, database, raw, monkeypatch):
     """Runs a job of a load whose first attempt ends in the request that matches, and its second one to the end."""
+
+    # The answer that never comes is not waited for.
+    monkeypatch.setattr(loading, "LINGER_S", 0)
 
     async def two_attempts_of(load, stumbles_at, until_day, ends="succeeded"):
         tasks = Tasks()

@@ -52,7 +52,7 @@ async def test_two_processes_keep_pauses_and_budgets_on_slow_ways_with_redirects
     budgets = [(3, 0.5), (8, 1.6)]
     environment = {
         "ITEMS_URL": items.service.url,
-        "ITEMS_PIPELINE": json.dumps({"rate_min": 0.01, "rate_max": 0.05, "attempts": 9, "max_failures": 100}),
+        "ITEMS_PIPELINE": json.dumps({"rate_min": 0.05, "rate_max": 0.1, "attempts": 9, "max_failures": 100}),
         "ITEMS_BUDGETS": json.dumps(budgets),
     }
     redirecting(items, draw)
@@ -68,7 +68,7 @@ async def test_two_processes_keep_pauses_and_budgets_on_slow_ways_with_redirects
         await row_when(job_id, "succeeded", within_s=90)
     assert len(items.service.requests) > 34
     assert items.service.most_at_once() == 1
-    assert min(items.service.pauses()) >= 0.01
+    assert min(items.service.pauses()) >= 0.05
     check_budgets(items.service, budgets)
 
 
