@@ -127,6 +127,7 @@ class Dispatcher:
             task_status.started()
             with self.intake:
                 await keep(partial(self._claim_for_ever, partial(jobs.start_soon, keep, self._test), jobs, limiter))
+            self.outage.left(self._part)
             self.closed.set()
         while self.running:
             await self._slots.wait(math.inf)

@@ -1,10 +1,10 @@
 """The troubles of all parts with the database, told in one place: when they begin, once a minute, when they are over.
 
 A part that tries again and again reports under a name of its own: `failed` after a try that came to nothing, `worked`
-after one that did not. Each try alone is a line at level debug: thirty seconds without a database are hundreds of them.
-A database that can't be used is one trouble of all parts; whatever else is refused is a trouble of the part's own. A
-trouble is over with the first of its parts that works. The others follow at their own pace: their failures are news no
-more, unless they last.
+after one that did not, `left` when it has ended. Each try alone is a line at level debug: thirty seconds without a
+database are hundreds of them. A database that can't be used is one trouble of all parts; whatever else is refused is a
+trouble of the part's own, and shows that the database can be used. A trouble is over with the first of its parts that
+works. The others follow at their own pace: their failures are news no more, unless they last.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Outage:
         log.debug("a try failed", part=part, error=str(error), **fields)
         now = trio.current_time()
         whose = None if isinstance(error, StoreUnavailable) else part
+        if whose is not None:
+            self._over(None, part)  # a database that refuses something is there
         trouble = self._troubles.get(whose)
         # A part that has worked since the trouble was over is in a new one.
         if trouble is None or (trouble.is_over and part not in trouble.parts):
@@ -71,14 +73,30 @@ class Outage:
 
     def worked(self, part: str) -> None:
         """A try of `part` has succeeded."""
-        if not self._troubles:
+        if self._troubles:
+            self._over(None, part)
+            self._over(part, part)
+
+    def left(self, part: str) -> None:
+        """`part` has ended, and tries no more."""
+        for whose in (None, part):
+            if whose in self._troubles:
+                self._leave(whose, part)
+
+    def _over(self, whose: str | None, part: str) -> None:
+        """This trouble is over for `part`; the first of its parts tells so."""
+        trouble = self._troubles.get(whose)
+        if trouble is None or part not in trouble.parts:
             return
-        for whose, trouble in list(self._troubles.items()):
-            if part in trouble.parts and not trouble.is_over:
-                trouble.is_over = True
-                what = "the database can be used again" if whose is None else "a part does its work again"
-                after_s = round(trio.current_time() - trouble.began, 1)
-                log.warning(what, part=part, after_s=after_s, tries=trouble.tries)
-            trouble.parts.discard(part)
-            if not trouble.parts:
-                del self._troubles[whose]
+        if not trouble.is_over:
+            trouble.is_over = True
+            what = "the database can be used again" if whose is None else "a part does its work again"
+            after_s = round(trio.current_time() - trouble.began, 1)
+            log.warning(what, part=part, after_s=after_s, tries=trouble.tries)
+        self._leave(whose, part)
+
+    def _leave(self, whose: str | None, part: str) -> None:
+        parts = self._troubles[whose].parts
+        parts.discard(part)
+        if not parts:
+            del self._troubles[whose]

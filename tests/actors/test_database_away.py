@@ -301,3 +301,46 @@ async def test_what_fails_after_an_outage_is_news_if_it_has_worked_since_and_tol
         ("the database can't be used", "heartbeat"),
     ]
     assert [line["parts"] for line in lines if "parts" in line] == [["claims of q"]]
+
+
+@pytest.mark.requirement("Q5")
+async def test_a_part_that_the_database_refuses_something_or_that_has_ended_is_in_the_outage_no_more(autojump_clock):
+    outage = Outage()
+    with capture_logs() as lines:
+        outage.failed("stager", StoreUnavailable("gone"))
+        outage.failed("stager", StoreError("permission denied"))  # whoever refuses is there
+        assert not outage.lasts
+        outage.failed("claims of q", StoreUnavailable("gone again"))
+        outage.failed("stager", StoreUnavailable("gone again"))  # which says nothing of its own trouble
+        assert outage.lasts
+        outage.left("claims of q")
+        assert outage.lasts
+        outage.left("stager")
+        assert not outage.lasts
+        outage.failed("stager", StoreError("permission denied"))
+        outage.worked("stager")
+    assert [(line["event"], line.get("part")) for line in lines if line["event"] != "a try failed"] == [
+        ("the database can't be used", "stager"),
+        ("the database can be used again", "stager"),
+        ("a part can't do its work", "stager"),
+        ("the database can't be used", "claims of q"),
+        ("a part can't do its work", "stager"),
+        ("a part does its work again", "stager"),
+    ]
+
+
+@pytest.mark.requirement("Q5")
+async def test_claims_that_end_by_a_drain_while_they_fail_leave_the_outage(open_worker, database):
+    with trio.fail_after(30):
+        async with open_proxy(database.dsn) as proxy:
+            settings = {"poll_s": 0.2, "connect_timeout_s": 1, "drain_timeout_s": 0.1}
+            async with open_worker(quick_tasks(), dsn=proxy.dsn, **settings) as supervisor:
+                proxy.cut()
+                [trouble] = await until(lambda: _troubles_of(supervisor, "claims of q"))
+                supervisor.request_drain()
+                await supervisor._parts.dispatchers[0].closed.wait()
+                assert "claims of q" not in trouble.parts
+
+
+async def _troubles_of(supervisor, part):
+    return [trouble for trouble in supervisor._parts.outage._troubles.values() if part in trouble.parts]
