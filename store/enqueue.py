@@ -151,7 +151,9 @@ class Enqueuer:
         if len(group.rows) == 1:
             await self._add(group)
         else:
-            await group.ended.wait()
+            # As for the first: our row goes in whether or not we are there to hear of it.
+            with trio.move_on_after(ANSWER_S, shield=True):
+                await group.ended.wait()
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
         return row[0] in group.added

@@ -7,6 +7,7 @@ processes in `dl_workers`; services of others are not there, and may serve it al
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ from dataloader.store.workers import ALIVE_WITHIN_S
 
 REMEMBERED_S: Final = 1.0
 ASK_WITHIN_S: Final = 0.5
-"""How long an answer to a trigger may be held up for what it says of the queue."""
+"""How long a trigger may be held up for what its answer says of the queue."""
+UNSAID_S: Final = 0.1
+"""The statement ends so long before that."""
 _MOST_RUNNING: Final = 10_000
 """Running jobs of a queue that are counted: with more it may be full without being called so."""
 
@@ -58,39 +61,60 @@ async def aio_queue_states(connection: Any, queues: Iterable[str]) -> dict[str, 
     return {row["queue"]: QueueState(row["state"]) for row in rows if row["state"] is not None}
 
 
+@attrs.frozen
+class Served:
+    """Which queues are paused, and which have workers."""
+
+    paused: frozenset[str]
+    served: frozenset[str]
+
+    def state_of(self, queue: str) -> QueueState | None:
+        """PAUSED, NO_WORKER, or None for a queue that is served."""
+        if queue in self.paused:
+            return QueueState.PAUSED
+        return None if queue in self.served else QueueState.NO_WORKER
+
+
+async def read_served(database: Database) -> Served | None:
+    """How the queues stand, or None if the database has not said so in `ASK_WITHIN_S`."""
+    until = trio.current_time() + ASK_WITHIN_S
+    with contextlib.suppress(StoreError), trio.move_on_at(until):
+        # The statement's own time is over first: a cancellation would end the connection.
+        return await database.run(_aio_served, until - UNSAID_S)
+    return None
+
+
+async def _aio_served(connection: Any, until: float) -> Served | None:
+    left_s = until - trio.current_time()
+    # Not the driver's to raise: the session would take its connection for lost.
+    with contextlib.suppress(TimeoutError):
+        if left_s > 0:
+            row = await connection.fetchrow(_PAUSED_AND_SERVED, ALIVE_WITHIN_S, timeout=left_s)
+            return Served(frozenset(row["paused"]), frozenset(row["served"]))
+    return None
+
+
 @attrs.define
 class ServedQueues:
     """Which queues were paused and which had workers at most a second ago, however many ask; for answers to triggers.
 
-    One small read a second, whatever the number of triggers and of queues.
+    One small read a second, whatever the number of triggers and of queues; whoever comes while it is made waits for it.
     """
 
     _database: Database
-    _known: tuple[frozenset[str], frozenset[str]] | None = attrs.field(default=None, init=False)
-    _asked_at: float = attrs.field(default=float("-inf"), init=False)
+    _known: Served | None = attrs.field(default=None, init=False)
+    _read_at: float = attrs.field(default=-math.inf, init=False)
+    _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     async def state_of(self, queues: Iterable[str]) -> dict[str, QueueState | None]:
         """PAUSED or NO_WORKER for each of these queues; None for a served one, and while the database does not tell."""
-        if trio.current_time() - self._asked_at >= REMEMBERED_S:
-            # Before the answer: others who come meanwhile take the one before.
-            self._asked_at = trio.current_time()
-            self._known = await self._ask()
-        return {queue: self._state(queue) for queue in queues}
+        if self._is_old:
+            async with self._turn:
+                if self._is_old:
+                    self._known = await read_served(self._database)
+                    self._read_at = trio.current_time()
+        return {queue: None if self._known is None else self._known.state_of(queue) for queue in queues}
 
-    def _state(self, queue: str) -> QueueState | None:
-        if self._known is None:
-            return None
-        paused, served = self._known
-        if queue in paused:
-            return QueueState.PAUSED
-        return None if queue in served else QueueState.NO_WORKER
-
-    async def _ask(self) -> tuple[frozenset[str], frozenset[str]] | None:
-        with contextlib.suppress(StoreError), trio.move_on_after(ASK_WITHIN_S):
-            return await self._database.run(_aio_paused_and_served)
-        return None
-
-
-async def _aio_paused_and_served(connection: Any) -> tuple[frozenset[str], frozenset[str]]:
-    row = await connection.fetchrow(_PAUSED_AND_SERVED, ALIVE_WITHIN_S)
-    return frozenset(row["paused"]), frozenset(row["served"])
+    @property
+    def _is_old(self) -> bool:
+        return trio.current_time() - self._read_at >= REMEMBERED_S

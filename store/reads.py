@@ -387,13 +387,13 @@ async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueReco
     return [QueueRecord(**record) for record in await connection.fetch(sql, *values)]
 
 
-async def list_workers(database: Database, *, alive_within_s: float) -> list[WorkerRecord]:
-    """The processes that were seen in the last `alive_within_s` seconds, by name."""
-    return await database.run(_aio_workers, alive_within_s)
+async def list_workers(database: Database) -> list[WorkerRecord]:
+    """The processes that live, by name: those that have shown themselves in the last `ALIVE_WITHIN_S` seconds."""
+    return await database.run(_aio_workers)
 
 
-async def _aio_workers(connection: Any, alive_within_s: float) -> list[WorkerRecord]:
-    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, alive_within_s)]
+async def _aio_workers(connection: Any) -> list[WorkerRecord]:
+    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, ALIVE_WITHIN_S)]
 
 
 async def list_audit(database: Database, *, limit: int = 100, before: int | None = None) -> list[AuditRecord]:

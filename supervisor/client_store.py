@@ -27,9 +27,8 @@ from dataloader.store.database import Database, DatabaseOptions, open_database
 from dataloader.store.enqueue import enqueue
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.job_logs import Level, LogPage, list_log
-from dataloader.store.queue_states import ServedQueues
+from dataloader.store.queue_states import read_served
 from dataloader.store.reads import AuditRecord, JobFilter, JobPage
-from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
@@ -78,8 +77,8 @@ class StoreClient(Client):
         (enqueued,) = await enqueue(self.database, [job], default_lease_s=self.settings.default_lease_s)
         if enqueued.status is not Status.QUEUED:
             return enqueued
-        states = await ServedQueues(self.database).state_of([job.queue])
-        return attrs.evolve(enqueued, queue_state=states[job.queue])
+        served = await read_served(self.database)
+        return attrs.evolve(enqueued, queue_state=None if served is None else served.state_of(job.queue))
 
     async def job(self, job_id: UUID) -> JobRecord:
         return await reads.get_job(self.database, job_id)
@@ -123,7 +122,7 @@ class StoreClient(Client):
         await control.resume(self.database, queue, self.actor)
 
     async def workers(self) -> list[WorkerRecord]:
-        return await reads.list_workers(self.database, alive_within_s=ALIVE_WITHIN_S)
+        return await reads.list_workers(self.database)
 
     async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
         return await reads.list_audit(self.database, limit=limit, before=before)

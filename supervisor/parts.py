@@ -44,6 +44,7 @@ from dataloader.store.embedded import EmbeddedPostgres
 from dataloader.store.enqueue import Enqueuer
 from dataloader.store.leases import aio_rehearse
 from dataloader.store.lock_session import LockSession
+from dataloader.store.queue_states import ServedQueues
 from dataloader.store.transaction import Transactions
 from dataloader.store.waits import Waits
 from dataloader.store.workers import Worker
@@ -76,6 +77,7 @@ class Parts:
     worker: Worker
     database: Database
     enqueuer: Enqueuer
+    served_queues: ServedQueues
     runs: Runs
     outage: Outage
     locks: LockSession
@@ -302,6 +304,7 @@ def _make(
         worker=worker,
         database=database,
         enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
+        served_queues=ServedQueues(database),
         runs=runs,
         outage=outage,
         locks=locks,
@@ -338,6 +341,7 @@ def _app(parts: Parts) -> App:
         Services(
             database=parts.database,
             enqueuer=parts.enqueuer,
+            served_queues=parts.served_queues,
             waits=parts.waits,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),

@@ -25,7 +25,6 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.embedded import EmbeddedPostgres
-from dataloader.store.queue_states import ServedQueues
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.restarts import leaf
@@ -41,7 +40,6 @@ class Supervisor:
     def __init__(self, parts: Parts) -> None:
         """`parts` are alive already."""
         self._parts = parts
-        self._served_queues = ServedQueues(parts.database)
         self._started = trio.Event()
         self._drained = trio.Event()
         self._impossible: Exception | None = None
@@ -73,12 +71,14 @@ class Supervisor:
     async def trigger_many(self, jobs: list[NewJob]) -> list[Enqueued]:
         """Add jobs, all or none, in one statement; each comes back with what keeps its queue from taking it.
 
-        That costs one small read a second, however many are added. Errors as `trigger`.
+        That costs one small read a second, however many are added. Errors as `trigger`. A cancellation comes before
+        anything is added; while jobs are being added it waits for the answer, 12 s at the most.
         """
         if self._parts.drain.requested.is_set():
             raise Draining("this supervisor is draining and takes no new jobs")
+        # First what may be cancelled: once the jobs are in the queue their ids come back.
+        states = await self._parts.served_queues.state_of(job.queue for job in jobs)
         enqueued = await self._parts.enqueuer.enqueue(jobs)
-        states = await self._served_queues.state_of(job.queue for job in jobs)
         return [
             attrs.evolve(one, queue_state=states[job.queue]) if one.status is Status.QUEUED else one
             for job, one in zip(jobs, enqueued, strict=True)

@@ -17,6 +17,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.database import DatabaseOptions, open_database
 from dataloader.store.enqueue import Enqueuer
+from dataloader.store.queue_states import ServedQueues
 from dataloader.store.waits import Waits
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
@@ -82,6 +83,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
         services = Services(
             database=database,
             enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
+            served_queues=ServedQueues(database),
             waits=Waits(database),
             settings=WebSettings(**settings),
             state=lambda: state[0],

@@ -94,8 +94,9 @@ async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> li
     if services.state().draining:
         raise Draining("this process takes no new jobs")
     new = [NewJob(**request.domain_fields()) for request in requests]
-    enqueued = await services.enqueuer.enqueue(new)
+    # First what may be cancelled: once the jobs are in the queue they are answered for.
     states = await services.served_queues.state_of(job.queue for job in new)
+    enqueued = await services.enqueuer.enqueue(new)
     return [
         Triggered(job.job_id, job.status, job.created, states[request.queue] if job.status is Status.QUEUED else None)
         for job, request in zip(enqueued, new, strict=True)

@@ -12,7 +12,6 @@ from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import QueueRecord
 from dataloader.store import control, reads
 from dataloader.store.database import Database
-from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
@@ -65,7 +64,7 @@ async def resume_queue(call: Call, queue: str) -> Answer:
 @routes.add("GET", "/api/v1/workers", role=Role.READ, answers={200: WorkerList})
 async def list_workers(call: Call) -> Answer:
     """List the processes that have beaten in the last minute."""
-    workers = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+    workers = await reads.list_workers(call.services.database)
     return Answer(value=WorkerList(list(map(shown.worker, workers))))
 
 

@@ -63,12 +63,12 @@ class Services:
 
     database: Database
     enqueuer: Enqueuer
+    served_queues: ServedQueues
     waits: Waits
     settings: WebSettings
     state: Callable[[], ProcessState]
     registry: CollectorRegistry
     depths: QueueDepths = attrs.field(init=False)
-    served_queues: ServedQueues = attrs.field(init=False)
     refusals: Refusals = attrs.field(init=False)
     waiting: Waiting = attrs.field(init=False)
     receiving: LongBodies = attrs.field(init=False)
@@ -79,10 +79,6 @@ class Services:
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
         return QueueDepths(self.database)
-
-    @served_queues.default
-    def _served_queues_of_the_database(self) -> ServedQueues:
-        return ServedQueues(self.database)
 
     @receiving.default
     def _receiving_two_batches_at_least(self) -> LongBodies:

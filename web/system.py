@@ -14,7 +14,6 @@ import trio
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.masking import mask_names
 from dataloader.store import reads
-from dataloader.store.workers import ALIVE_WITHIN_S
 from dataloader.web import metrics, shown
 from dataloader.web.auth import Role
 from dataloader.web.metrics import PING_S
@@ -55,7 +54,7 @@ async def show_process(call: Call) -> Answer:
     reachable = await reads.answers(call.services.database, PING_S)
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
-            found = await reads.list_workers(call.services.database, alive_within_s=ALIVE_WITHIN_S)
+            found = await reads.list_workers(call.services.database)
             workers = list(map(shown.worker, found))
             queues, queues_next = await page_of_queues(call.services.database, MOST_QUEUES)
     return Answer(

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 import trio
+import trio.testing
 import trio_asyncio
 from conditions import until
+from databases import raw_connection
 
 from dataloader import NewJob, Tasks
 
@@ -51,6 +53,49 @@ async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one
         assert (await supervisor.wait(new.job_id, timeout_s=10)).status == "succeeded"
         assert [added.created for added in await supervisor.trigger_many([new])] == [False]
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", new.job_id) == 1
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_host_that_is_cancelled_while_its_jobs_are_added_gets_their_ids(
+    open_worker, settled, raw, database, monkeypatch
+):
+    inserts = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO dl_jobs%'"
+    )
+    added, scopes = [], []
+    async with (
+        raw_connection(database.dsn) as other,
+        open_worker(greeting_tasks(), {"elsewhere": 1}, pool_size=6) as supervisor,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def trigger(*, task_status=trio.TASK_STATUS_IGNORED):
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                task_status.started()
+                added.append((await supervisor.trigger("q", "greet")).job_id)
+            assert not scope.cancelled_caught
+
+        async def cancel_all():
+            await until(lambda: raw.fetchval(inserts))
+            await trio.testing.wait_all_tasks_blocked()
+            while scopes:
+                scopes.pop().cancel()
+            await other.execute("COMMIT")
+
+        await settled(supervisor)
+        await other.execute("BEGIN; LOCK TABLE dl_jobs")
+        await nursery.start(trigger)
+        await cancel_all()
+        await until(lambda: raw.fetchval("SELECT count(*) = 1 FROM dl_jobs"))
+        # Where no look at the queue is due: one whose statement is under way, the next one's first, and who joins that.
+        monkeypatch.setattr("dataloader.store.queue_states.REMEMBERED_S", 3_600)
+        await other.execute("BEGIN; LOCK TABLE dl_jobs")
+        for _ in range(3):
+            await nursery.start(trigger)
+        await cancel_all()
+        await until(lambda: raw.fetchval("SELECT count(*) = 4 FROM dl_jobs"))
+    assert await raw.fetchval("SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == sorted(added)
 
 
 async def test_a_host_that_is_cancelled_as_it_begins_leaves_none_behind(open_worker, raw):

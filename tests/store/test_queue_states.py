@@ -98,6 +98,35 @@ async def test_the_answers_to_many_triggers_cost_one_read_a_second(store, raw):
     assert 1 <= reads_of_workers <= seconds / REMEMBERED_S + 1
 
 
+async def test_all_who_ask_at_once_hear_how_the_queue_stands_now_and_not_how_it_stood(store, raw, monkeypatch):
+    monkeypatch.setattr(queue_states, "REMEMBERED_S", 0.01)
+    monkeypatch.setattr(queue_states, "ASK_WITHIN_S", 20)
+    served, heard = ServedQueues(store), []
+
+    async def ask():
+        heard.extend((await served.state_of(["q"])).values())
+
+    await ask()
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('q', true)")
+    await trio.sleep(queue_states.REMEMBERED_S)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(ask)
+    assert heard == [QueueState.NO_WORKER] + [QueueState.PAUSED] * 3
+
+
+async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database, raw):
+    async def pid(connection):
+        return await connection.fetchval("SELECT pg_backend_pid()")
+
+    async with open_database(DatabaseOptions(dsn=database.dsn, pool_size=1)) as store:
+        before = await store.run(pid)
+        await raw.execute("BEGIN; LOCK TABLE dl_queues")
+        assert await ServedQueues(store).state_of(["q"]) == {"q": None}
+        assert await store.run(pid) == before
+        await raw.execute("ROLLBACK")
+
+
 async def test_a_database_that_does_not_answer_says_nothing_of_queues():
     options = DatabaseOptions(dsn="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
     async with open_database(options) as away:
