@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Final
 
 import attrs
-import trio
 
 from dataloader.flows.etl.belt import Fetched, Shared
 from dataloader.flows.etl.load import Detail
 from dataloader.flows.etl.plan import Part, Segment
-from dataloader.flows.etl.sender import Sender, wait_s
+from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.sources.base import Connection, Request, Response, SourceError
 from dataloader.flows.etl.turnstile import Slot
 
@@ -94,25 +94,11 @@ class Asker:
         """Ask again for what can't be read, though nobody waited for it when it came."""
         while self.shared.again.unread:
             unread = self.shared.again.unread.popleft()
-            part, request, tries, error = unread.part, unread.request, unread.tries, unread.error
-            is_asked = False
-            while not is_asked and error.is_passing and tries < self.shared.config.attempts:
-                self.shared.log.warning(
-                    "an answer can't be read: its request is sent again",
-                    phase="requests",
-                    error=str(error),
-                    tries=tries,
-                )
-                await trio.sleep(wait_s(tries))
-                tries += 1
-                try:
-                    await self._try(part, request, tries)
-                    is_asked = True
-                except SourceError as failed:
-                    error = failed
-            if not is_asked:
-                self.shared.request_failed(part, request, error)
-            await self.shared.drop_answer(part, request)
+            try:
+                await self.sender.tried(partial(self._once, unread.part, unread.request), after=unread.tries)
+            except SourceError as error:
+                self.shared.request_failed(unread.part, unread.request, error)
+            await self.shared.drop_answer(unread.part, unread.request)
 
     async def _walk(self, part: Part, request: Request | None) -> None:
         while request is not None:
@@ -124,22 +110,22 @@ class Asker:
 
     async def _ask(self, part: Part, request: Request) -> Request | None:
         """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
-        source = part.table.source
-
-        async def once(tries: int) -> Fetched:
-            fetched = await self._try(part, request, tries)
-            if source.needs_answer:
-                await fetched.is_read.wait()
-                if fetched.error is not None:
-                    raise fetched.error
-            return fetched
-
         try:
-            fetched = await self.sender.tried(once)
+            fetched = await self.sender.tried(partial(self._once, part, request))
         except SourceError as error:
             self.shared.request_failed(part, request, error)
-            return None if error.ends_walk else source.after_failure(request)
+            return None if error.ends_walk else part.table.source.after_failure(request)
         return fetched.page.following if fetched.page is not None else None
+
+    async def _once(self, part: Part, request: Request, tries: int) -> Fetched:
+        """Ask for the `tries`th time, and hand the response on; it has been read if the source needs that."""
+        fetched = await self._try(part, request, tries)
+        if part.table.source.needs_answer:
+            await fetched.is_read.wait()
+            # An error in its records, which may have shown by now, is the worker's to tell of.
+            if fetched.page is None and fetched.error is not None:
+                raise fetched.error
+        return fetched
 
     async def _try(self, part: Part, request: Request, tries: int) -> Fetched:
         """Ask, for the `tries`th time, and go where the source redirects to, when there is a place for the answer."""
@@ -148,7 +134,7 @@ class Asker:
         asked = request
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                async with self.sender.turn(part.table.source) as slot:
+                async with self.sender.turnstile.turn(part.table.source.name) as slot:
                     response = await self._fetch(slot, part, asked)
                     hop = part.table.source.redirected(response)
                     if hop is None:

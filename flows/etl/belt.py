@@ -61,12 +61,11 @@ class Rows:
 
 @attrs.frozen(eq=False)
 class Unread:
-    """An answer to the request's `tries`th try that can't be read, by an error that passes."""
+    """A request whose `tries`th answer can't be read, and that is to be tried again."""
 
     part: Part
     request: Request
     tries: int
-    error: SourceError
 
 
 @attrs.define(eq=False)
@@ -183,6 +182,10 @@ class Shared:
             requests=[part.table.kept(request) for request in requests],
             times=times,
         )
+
+    def is_to_be_tried_again(self, error: SourceError, tries: int) -> bool:
+        """Tell whether a request is sent once more whose `tries`th try has failed so."""
+        return error.is_passing and tries < self.config.attempts
 
     def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
         """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""

@@ -6,17 +6,12 @@ were sent, each try and each hop of a redirect for itself, as budgets count them
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Final, TypeVar
 
 import attrs
-import stamina
-import stamina.instrumentation
 import trio
-from stamina.instrumentation import RetryHook
 
 from dataloader.flows.etl.belt import Shared
 from dataloader.flows.etl.sources.base import Source, SourceError
@@ -33,16 +28,6 @@ def wait_s(tries: int) -> float:
     return min(RETRY_S[0] * 2.0 ** (tries - 1), RETRY_S[1])
 
 
-def _unless_told(hook: RetryHook) -> RetryHook:
-    """What stamina says of a retry, but not of a request's: the line `request failed` has said it already."""
-    return lambda details: None if isinstance(details.caused_by, SourceError) else hook(details)
-
-
-stamina.instrumentation.set_on_retry_hooks(
-    [_unless_told(hook) for hook in stamina.instrumentation.get_on_retry_hooks()]
-)
-
-
 @attrs.frozen(eq=False)
 class Sender:
     """Sends the requests of one run."""
@@ -50,17 +35,21 @@ class Sender:
     shared: Shared
     turnstile: Turnstile
 
-    def turn(self, source: Source) -> AbstractAsyncContextManager[Slot]:
-        """The turn at a source, for the length of a block."""
-        return self.turnstile.turn(source.name)
+    async def tried(self, ask: Callable[[int], Awaitable[T]], *, after: int = 0) -> T:
+        """Await `ask`, which is told the number of the try, again as long as that may help.
 
-    async def tried(self, ask: Callable[[int], Awaitable[T]]) -> T:
-        """Await `ask`, which is told the number of the try, again as long as it fails by what may pass."""
-        numbers = itertools.count(1)
-        caller = stamina.AsyncRetryingCaller(
-            attempts=self.shared.config.attempts, timeout=None, wait_initial=RETRY_S[0], wait_max=RETRY_S[1]
-        )
-        return await caller(_is_passing, lambda: ask(next(numbers)))
+        `after` so many tries that have failed already. Raises the `SourceError` of the last one.
+        """
+        tries = after
+        while True:
+            if tries:
+                await trio.sleep(wait_s(tries))
+            tries += 1
+            try:
+                return await ask(tries)
+            except SourceError as error:
+                if not self.shared.is_to_be_tried_again(error, tries):
+                    raise
 
     async def send(self, slot: Slot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
         """Send a request in its turn by `ask`, which is told how many seconds there are, and have the answer.
@@ -97,7 +86,7 @@ class Sender:
         """
 
         async def once(_try: int) -> T:
-            async with self.turn(source) as slot:
+            async with self.turnstile.turn(source.name) as slot:
                 began = trio.current_time()
                 answer = await self.send(slot, endpoint, ask)
                 self.answered(endpoint, HTTPStatus.OK, trio.current_time() - began)
@@ -109,7 +98,3 @@ class Sender:
 def _shown(endpoint: str) -> str:
     """What the log says was asked for: the address of a redirect may be signed."""
     return endpoint.partition("?")[0]
-
-
-def _is_passing(error: Exception) -> bool:
-    return isinstance(error, SourceError) and error.is_passing

@@ -55,7 +55,7 @@ class Workers:
                     report.phases["processing"].add(trio.current_time() - began)
 
     async def _process(self, fetched: Fetched, reader: Reader) -> None:
-        part, needs_answer = fetched.part, fetched.part.table.source.needs_answer
+        part = fetched.part
         try:
             fetched.page = await self._in_thread(_read, part.table.source, fetched.response, self.in_processes)
         except Exception as error:  # noqa: BLE001 - whatever a format raises, it is this response that can't be read
@@ -73,14 +73,24 @@ class Workers:
         self.shared.room.hold(-len(fetched.response.body))
         if fetched.error is None:
             await self.shared.answer_done(part)
-        elif needs_answer and fetched.page is None:
-            # The asker waits for it, and tries again, or tells of it.
-            await self.shared.drop_answer(part, fetched.request)
-        elif fetched.error.is_passing and fetched.tries < self.shared.config.attempts:
-            self.shared.again.add(Unread(part, fetched.request, fetched.tries, fetched.error))
         else:
-            self.shared.request_failed(part, fetched.request, fetched.error)
-            await self.shared.drop_answer(part, fetched.request)
+            await self._give_up(fetched, fetched.error)
+
+    async def _give_up(self, fetched: Fetched, error: SourceError) -> None:
+        """Leave what can't be read to the asker if its request is to be sent again; else it has failed."""
+        part, request = fetched.part, fetched.request
+        is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
+        if is_again:
+            told = {"error": str(error), "tries": fetched.tries}
+            self.shared.log.warning("an answer can't be read: its request is sent again", phase="processing", **told)
+        if part.table.source.needs_answer and fetched.page is None:
+            # The asker waits for it, and tries again, or tells of it.
+            await self.shared.drop_answer(part, request)
+        elif is_again:
+            self.shared.again.add(Unread(part, request, fetched.tries))
+        else:
+            self.shared.request_failed(part, request, error)
+            await self.shared.drop_answer(part, request)
 
     async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> Processed:
         part = fetched.part

@@ -161,6 +161,36 @@ async def test_a_list_that_could_not_be_read_at_first_has_its_details_asked_for(
     assert [seen.path for seen in items.service.requests].count("/more") == 3
 
 
+class EndsBadly:
+    """A format that can say that a request failed, and whose records may end in an error that shows as one goes."""
+
+    reports_errors = True
+    has_end = True
+
+    def parse(self, stream, _charset):
+        said = SourceError("it can't be read", is_passing=True)
+        if stream.read() == b"late":
+            return Content(rest=self.ending(said))
+        raise said
+
+    def ending(self, error):
+        yield {"id": 1}
+        raise error
+
+
+async def test_what_can_not_be_read_a_second_time_is_a_failure_too_where_an_answer_may_be_an_error(
+    items, outcome_of, soon
+):
+    items.service.put("/", Answer(b"never"))
+    items.service.misbehave(body=b"late", status=200)
+    outcome = await outcome_of(load_of(items.service.url, EndsBadly()))
+    assert outcome.status == "failed"
+    assert [failure["error"] for failure in outcome.result["failures"]] == ["it can't be read"]
+    assert len(items.service.requests) == 3
+    again = [line.fields["tries"] for line in outcome.log if "its request is sent again" in line.message]
+    assert again == [1, 2]
+
+
 async def test_gzip_of_several_members_is_unpacked(service):
     whole = b'[{"a": 1},' + b" " * 100_000 + b'{"a": 2}]'
     body = b"".join(gzip.compress(whole[at : at + 30_000]) for at in range(0, len(whole), 30_000))
