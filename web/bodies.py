@@ -69,11 +69,12 @@ class Body:
         self._data = bytearray()
         self._taken = 0
         self._refused: ProblemError | None = None
+        self._dropped = False
         self._ended = trio.Event()
 
     def append(self, data: bytes) -> None:
         """More of it has come. Quart calls this, and `set_complete` at the end."""
-        if self._refused is not None or not data:
+        if self._dropped or not data:
             return
         length = len(self._data) + len(data)
         more = max(0, length - NOT_COUNTED) - self._taken
@@ -114,7 +115,7 @@ class Body:
 
     def drop(self) -> None:
         """Forget it, and all that may still come."""
-        self._limit = 0
+        self._dropped = True
         self._data = bytearray()
         self._long_bodies.has_come(self)
         self._long_bodies.give(self._taken)
