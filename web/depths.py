@@ -33,13 +33,15 @@ class QueueDepths:
     _database: Database
     _queues: list[QueueRecord] | None = None
     _asked_at: float = float("-inf")
+    _asking: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def latest(self) -> list[QueueRecord] | None:
         """The queues, or None while the database does not answer."""
-        if trio.current_time() - self._asked_at >= REMEMBERED_S:
-            self._asked_at = trio.current_time()
-            self._queues = await self._ask()
-        return self._queues
+        async with self._asking:
+            if trio.current_time() - self._asked_at >= REMEMBERED_S:
+                self._queues = await self._ask()
+                self._asked_at = trio.current_time()
+            return self._queues
 
     async def _ask(self) -> list[QueueRecord] | None:
         try:

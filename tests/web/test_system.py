@@ -175,13 +175,31 @@ async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypat
     assert at_once == [1] * 40
 
 
-async def test_depths_are_counted_once_for_many_scrapes(open_web):
+async def test_depths_are_counted_once_for_many_scrapes_and_those_who_ask_meanwhile_wait_for_it(
+    open_web, database, monkeypatch
+):
+    asked, count_queues = [], depths.count_queues
+
+    async def counted(*args, **more):
+        asked.append(args)
+        return await count_queues(*args, **more)
+
+    monkeypatch.setattr(depths, "count_queues", counted)
+    hostile_queues(database, 1)
     async with open_web() as web:
-        await web.client.get("/metrics")
+        found = []
+
+        async def scrape():
+            found.append("dataloader_queue_jobs{" in (await web.client.get("/metrics")).text)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(scrape)
+        assert (found, len(asked)) == ([True] * 5, 1)
         await web.trigger()
-        assert "dataloader_queue_jobs{" not in (await web.client.get("/metrics")).text
+        assert 'dataloader_queue_jobs{queue="q"' not in (await web.client.get("/metrics")).text
         web.services.depths._asked_at -= 5
-        assert "dataloader_queue_jobs{" in (await web.client.get("/metrics")).text
+        assert 'dataloader_queue_jobs{queue="q"' in (await web.client.get("/metrics")).text
 
 
 async def test_a_decent_request_id_comes_back_and_any_other_is_refused(open_web):
