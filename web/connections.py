@@ -17,6 +17,7 @@ import enum
 import math
 import resource
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final, Protocol
 
 import trio
@@ -99,15 +100,16 @@ class Connections:
 
     def make_room(self) -> bool:
         """Let the connection go that can best be spared. False if there is none, or none yet."""
-        phase = next((phase for phase in _GIVING_WAY if self._due_s(phase) <= 0), None)
-        if phase is None:
+        client = next(chain.from_iterable(map(self.who_may_go, _GIVING_WAY)), None)
+        if client is None:
             return False
-        self.end(next(self.oldest(phase)), Refusal.GAVE_WAY)
+        self.end(client, Refusal.GAVE_WAY)
         return True
 
-    def oldest(self, phase: Phase) -> Iterator[Client]:
-        """Those in `phase`, first the one that has been in it for longest."""
-        return iter(self._order[phase])
+    def who_may_go(self, phase: Phase) -> Iterator[Client]:
+        """Those that have been in `phase` for a moment at least, first the one that has been in it for longest."""
+        now = trio.current_time()
+        return (client for client, since in self._order[phase].items() if since + YOUNG_S <= now)
 
     def end(self, client: Client, why: Refusal) -> None:
         """Let a connection go."""
@@ -177,14 +179,20 @@ class LongAnswers:
         """Whether there is room for an answer of `length` bytes, which is taken then.
 
         As long as there is none, the reader is ended that has waited for longest to take the piece that is sent to it.
+        None is ended that takes its pieces at once, nor if it would be in vain.
         """
-        while self.held + length > self.most:
-            by_reader = {other.client: other for other in self._lengths}
-            slowest = next(filter(by_reader.__contains__, self._connections.oldest(Phase.SENDING)), None)
+        by_reader = {other.client: other for other in self._lengths}
+        slow_readers = filter(by_reader.__contains__, self._connections.who_may_go(Phase.SENDING))
+        ending, missing = [], self.held + length - self.most
+        while missing > 0:
+            slowest = next(slow_readers, None)
             if slowest is None:
                 return False
-            self.give(by_reader[slowest])
-            self._connections.end(slowest, Refusal.SLOW_READER)
+            ending.append(slowest)
+            missing -= self._lengths[by_reader[slowest]]
+        for reader in ending:
+            self.give(by_reader[reader])
+            self._connections.end(reader, Refusal.SLOW_READER)
         self._lengths[answer] = length
         return True
 

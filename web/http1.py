@@ -330,6 +330,9 @@ class Connection:
                 self._connections.move(self, before)
                 return
         await self._protocol.handle(Closed())
+        # With a next request in hand it waits for the end of this answer, which will not come.
+        self._header_began = False
+        self._reading.cancel()
 
     async def _end(self) -> None:
         """Send what is being sent, and no more; drop what still comes.

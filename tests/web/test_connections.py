@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import inspect
+import itertools
 import json
 import random
 import re
 import socket
+import struct
 from contextlib import asynccontextmanager
 
+import attrs
 import h11
 import hypercorn.protocol.h11
 import pytest
@@ -25,11 +28,12 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from dataloader.web import connections, http1, refusals
 from dataloader.web.bodies import Body
-from dataloader.web.connections import Connections, Phase, most_connections
+from dataloader.web.connections import Connections, LongAnswers, Phase, most_connections
 from dataloader.web.refusals import Refusal, Refusals
 
 pytestmark = pytest.mark.requirement("Q5")
 
+RESET = struct.pack("ii", 1, 0)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TRIGGER = (
     b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n"
@@ -88,9 +92,15 @@ async def none_left(web):
     """Wait until the last connection has ended, and with it what was done for its requests."""
 
     async def left():
-        return len(web.services.connections)
+        tasks, serving = [trio.lowlevel.current_root_task()], []
+        while tasks:
+            task = tasks.pop()
+            tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+            if task.name.endswith("http1.Connection.run"):
+                serving.append(task)
+        return len(web.services.connections), len(serving)
 
-    await until(left, lambda left: left == 0)
+    await until(left, lambda left: left == (0, 0))
 
 
 async def refused(web, kind, number=1):
@@ -253,6 +263,32 @@ async def test_whoever_has_just_come_does_not_give_way_yet_and_newcomers_wait_me
     assert len(closed) == 1
 
 
+@attrs.frozen(eq=False)
+class OnItsWay:
+    client: Stub
+
+
+async def test_no_reader_is_ended_that_takes_its_pieces_at_once_nor_one_whose_room_would_not_do(autojump_clock):
+    del autojump_clock
+    closed = []
+    counts = Refusals(CollectorRegistry())
+    crowd = Connections(10, counts)
+    answers = LongAnswers(100, crowd)
+    slow, fast, newcomer, late = (OnItsWay(Stub(closed)) for _ in range(4))
+    for answer in (slow, fast):
+        assert answers.take(answer, 50)
+        crowd.move(answer.client, Phase.SENDING)
+    assert not answers.take(newcomer, 1)
+    await trio.sleep(connections.YOUNG_S)
+    crowd.move(fast.client, Phase.SENDING)
+    for length in (51, 101):
+        assert not answers.take(newcomer, length)
+    assert (closed, counts.counts) == ([], {})
+    assert answers.take(newcomer, 50)
+    assert not answers.take(late, 1)
+    assert (closed, counts.counts, answers.held) == ([slow.client], {Refusal.SLOW_READER: 1}, 100)
+
+
 def test_connections_leave_a_quarter_of_the_files_for_everything_else(monkeypatch):
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _what: (1024, 4096))
     assert (most_connections(500), most_connections(5_000)) == (500, 768)
@@ -294,22 +330,31 @@ async def test_an_idle_connection_is_kept_for_its_time_and_then_closed_without_b
         assert web.services.refusals.counts == {}
 
 
-async def test_a_client_that_does_not_take_a_piece_of_its_answer_is_ended(open_web, monkeypatch):
-    monkeypatch.setattr(http1, "TAKEN_S", 0.1)
+async def test_a_client_that_takes_no_more_of_its_answer_is_ended_though_its_next_request_has_come(
+    open_web, monkeypatch
+):
     async with open_web() as web:
         ask = await a_long_answer(web)
-        with trio.fail_after(30):
-            async with await a_slow_reader(web) as stream:
-                await stream.send_all(ask)
-                await refused(web, Refusal.SLOW_READER)
+        await web.client.aclose()
+        with trio.fail_after(60):
+            for how, requests in itertools.product(("closed", "reset", "stays"), (1, 3)):
+                if how == "stays":
+                    monkeypatch.setattr(http1, "TAKEN_S", 0.1)
+                async with await a_slow_reader(web) as stream:
+                    await stream.send_all(ask * requests)
+                    if how == "stays":
+                        await none_left(web)
+                    else:
+                        await in_phase(web, Phase.SENDING, 1)
+                    if how == "reset":
+                        stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, RESET)
+                await none_left(web)
+                assert web.services.sending.held == 0
+        assert web.services.refusals.counts == {Refusal.SLOW_READER: 2}
 
-            async def held():
-                return web.services.sending.held
 
-            assert await until(held, lambda held: held == 0) == 0
-
-
-async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_goes_first(open_web):
+async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_goes_first(open_web, monkeypatch):
+    monkeypatch.setattr(connections, "YOUNG_S", 0)
     async with open_web() as web:
         ask = await a_long_answer(web)
         web.services.sending.most = 2_000_000
@@ -491,7 +536,7 @@ async def test_uploads_that_are_cut_off_are_counted_and_nothing_else(open_web, h
                 stream = await connect(web)
                 await stream.send_all(TRIGGER.replace(b" 70\r", b" 90000\r") + b"x" * length * 100)
                 if how == "reset":
-                    stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+                    stream.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, RESET)
                     stream.socket.close()
                 else:
                     await stream.aclose()
@@ -519,7 +564,7 @@ def upload_and_leave(address, chance):
         if chance.random() < 0.3:
             sock.shutdown(socket.SHUT_WR)
         if chance.random() < 0.6:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 async def test_uploads_that_end_in_any_way_at_any_moment_leave_no_traceback_and_no_connection(open_web):
