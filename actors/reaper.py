@@ -76,6 +76,7 @@ class Reaper:
                     return None  # where all take so long, nothing would ever be taken else
                 log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
                 self.jumped.set()
+                ahead_s = None  # what it was: the next sweep takes, also if this one can't tell what it is now
             if reaped.hashes:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.hashes))
                 self.telemetry.taken_back(reaped.became)

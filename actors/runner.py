@@ -254,6 +254,7 @@ class _Port:
     def __init__(self, run: Run, workshop: Workshop) -> None:
         self._run = run
         self._workshop = workshop
+        self._in_transaction = False
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Keep the newest progress; the recorder writes it within a second."""
@@ -285,6 +286,11 @@ class _Port:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """See `dataloader.jobs.job.Job.transaction`."""
         run = self._run
+        # It could not commit together with the success, and its end would take the success back.
+        if self._in_transaction:
+            raise RuntimeError("the job has a transaction open: a handler has one job.transaction() at a time")
+        if run.committed:
+            raise RuntimeError("the job has succeeded with its transaction: write all its rows in that one block")
 
         def success(result: object) -> Ending:
             # The recorder writes nothing about this run any more, so what was shown last goes along.
@@ -292,6 +298,7 @@ class _Port:
             return Ending(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
 
         failure: StoreUnavailable | None = None
+        self._in_transaction = True
         try:
             async with self._workshop.transactions.open(success, run.shield_commit) as transaction:
                 yield transaction
@@ -300,6 +307,8 @@ class _Port:
         except BaseException:
             run.commit_ended(well=False)
             raise
+        finally:
+            self._in_transaction = False
         run.commit_ended(well=failure is None)
         if failure is not None:
             # A body whose lease has ended meanwhile was stopped by that, and hears of nothing else.

@@ -154,8 +154,10 @@ class Job(_Facts):
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
 
         When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
-        handler does later can change that. When it raises, nothing was written. `LeaseLost` if the job was no longer
-        this worker's.
+        handler does later can change that. When it raises, nothing was written, and another may be opened.
+
+        Raises `LeaseLost` at the end of the block if the job was no longer this worker's, and `RuntimeError` at its
+        beginning while another one is open, or after one that has committed.
         """
         return self._port.transaction()
 

@@ -6,7 +6,8 @@ import pytest
 import trio
 from conditions import until
 
-from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
+from dataloader import GiveUp, LeaseLost, Retry, RetryPolicy, Snooze, Tasks
+from dataloader.jobs.states import Step
 from dataloader.store import control
 
 
@@ -113,12 +114,22 @@ async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, r
 @pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(open_worker, row_of):
-    tasks, went_on = Tasks(), []
+    """Nor is a second transaction, which could not be one with the success any more, begun."""
+    tasks, refused, went_on = Tasks(), [], []
+
+    async def one_more(job):
+        try:
+            async with job.transaction() as transaction:
+                transaction.result = "undone"
+        except (RuntimeError, LeaseLost) as error:
+            refused.append(str(error))
 
     @tasks.task("t", lease_ttl_sec=3)
     async def handler(job):
         async with job.transaction() as transaction:
+            await one_more(job)
             transaction.result = "committed"
+        await one_more(job)
         await trio.sleep(4)
         went_on.append(True)
 
@@ -128,7 +139,10 @@ async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(
         assert (await supervisor.wait(job.job_id, timeout_s=5)).result == "committed"
         report = await supervisor.drain()
     assert (report.finished, report.is_clean) == (0, True)
-    assert supervisor._parts.recorder.tally.total() == 1
+    assert supervisor._parts.recorder.tally == {Step.SUCCEED: 1}
+    inside, after = refused
+    assert "has a transaction open" in inside
+    assert "has succeeded with its transaction" in after
 
 
 @pytest.mark.slow
