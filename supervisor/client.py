@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
 from dataloader.store.job_logs import Level, LogPage
@@ -90,6 +91,13 @@ class Client(Protocol):
 
     async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
         """What failed in any run of a load and is not solved, in the same way. `LoadNotFound` if it has never run."""
+
+
+async def served_instead(client: Client, queue: str) -> list[str] | None:
+    """The queues that are served, when nobody serves this one; None when somebody does."""
+    served = {name for worker in await client.workers() for name in worker.queues}
+    # A service shows names without their secrets.
+    return None if {queue, mask_text(queue)} & served else sorted(served)
 
 
 AWAY_S: Final = 1.0

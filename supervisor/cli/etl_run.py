@@ -16,7 +16,6 @@ import attrs
 import click
 
 from dataloader.jobs.errors import ConfigError, DataloaderError
-from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -27,7 +26,7 @@ from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import print_json, tell
 from dataloader.supervisor.cli.pipeline import pipeline_options
 from dataloader.supervisor.cli.target import Target, asks_queue, provide_server
-from dataloader.supervisor.client import Client, job_that_was_added, wait_for_end
+from dataloader.supervisor.client import Client, job_that_was_added, served_instead, wait_for_end
 from dataloader.supervisor.settings import load_settings
 
 QUEUE: Final = "default"
@@ -183,10 +182,10 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
 
 async def _unserved(client: Client, queue: str) -> str | None:
     """Why nobody would take a job of the queue, None if somebody would."""
-    served = {name for worker in await client.workers() for name in worker.queues}
-    if {queue, mask_text(queue)} & served:  # a service shows names without their secrets
+    served = await served_instead(client, queue)
+    if served is None:
         return None
-    others = f"; served are {', '.join(sorted(served))} (--queue)" if served else ""
+    others = f"; served are {', '.join(served)} (--queue)" if served else ""
     return (
         f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
     )

@@ -10,7 +10,7 @@ import click
 from dataloader.jobs.states import QueueState
 from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, why_not_taken
 from dataloader.supervisor.cli.target import Target, asks_queue
-from dataloader.supervisor.client import Client
+from dataloader.supervisor.client import Client, served_instead
 
 _QUEUES: Final = (
     Column("QUEUE", least=12),
@@ -77,13 +77,13 @@ def _slots(queues: Mapping[str, int]) -> str:
 def pause(target: Target, *, queue: str, as_json: bool) -> None:
     """Let no process start jobs of QUEUE; running ones go on."""
 
-    async def question(client: Client) -> bool:
+    async def question(client: Client) -> list[str] | None:
         await client.pause(queue)
-        return any(found.queue == queue and found.workers for found in await client.queues())
+        return await served_instead(client, queue)
 
-    is_served = target.ask(question)
+    served = target.ask(question)
     _say(queue, as_json=as_json, paused=True)
-    if not is_served:  # the name may be mistyped, and the queue that was meant goes on
+    if served is not None:  # the name may be mistyped, and the queue that was meant goes on
         click.echo(why_not_taken(queue, QueueState.NO_WORKER), err=True)
 
 

@@ -195,6 +195,12 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     wrong = dataloader("queues", "--url", url, "--token", "wrong-wrong-wrong")
     assert (wrong.returncode, wrong.stderr.startswith("--token: ")) == (2, True)
     assert "wrong-wrong" not in wrong.stderr
+    database.psql(
+        "insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 7, '1', '{\"token=hush\": 2}')"
+    )
+    for name, warning in (("token=hush", ""), ("nobody", "no dataloader worker serves the queue 'nobody'")):
+        paused = dataloader("pause", name, "--url", url, DL_TOKEN="sixteen-characters")
+        assert (paused.returncode, paused.stderr.partition(";")[0]) == (0, warning)
 
 
 @pytest.mark.requirement("Q9")
