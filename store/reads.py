@@ -123,6 +123,10 @@ SELECT * FROM ({_QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY 
 """
 
 # Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
+_QUEUE_OF_DIGEST: Final = f"""
+SELECT queue FROM ({_QUEUES}) AS queues WHERE encode(sha256(convert_to(queue, 'UTF8')), 'hex') = $2
+"""
+
 _DEPTHS: Final = f"""
 WITH queues AS ({_QUEUES}),
      named AS (SELECT queue FROM queues
@@ -381,6 +385,17 @@ async def list_queues(database: Database, *, limit: int | None = None, after: st
 async def count_queues(database: Database, *, most: int, rest: str) -> list[QueueRecord]:
     """The same for at most `most` queues, those with workers first, and all others together under the name `rest`."""
     return await database.run(_aio_queues, _DEPTHS, ALIVE_WITHIN_S, most, rest)
+
+
+async def queue_of_digest(database: Database, digest: str) -> str | None:
+    """The name, of one of these queues, whose SHA-256 is `digest` (in hexadecimal). There may be very many of them."""
+    name: str | None = await database.run(_aio_queue_of_digest, digest)
+    return name
+
+
+async def _aio_queue_of_digest(connection: Any, digest: str) -> str | None:
+    name: str | None = await connection.fetchval(_QUEUE_OF_DIGEST, ALIVE_WITHIN_S, digest)
+    return name
 
 
 async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:

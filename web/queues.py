@@ -41,9 +41,9 @@ async def page_of_queues(
 
 
 async def _queue_at(database: Database, place: str) -> str:
-    for record in await reads.list_queues(database):
-        if shown.place(record.queue) == place:
-            return record.queue
+    queue = await reads.queue_of_digest(database, place.removeprefix(shown.DIGEST))
+    if queue is not None:
+        return queue
     raise BadRequest("after", f"{place!r:.80} is the place of a queue that is gone; list them from the beginning")
 
 

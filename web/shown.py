@@ -60,7 +60,8 @@ def audit(record: AuditRecord) -> AuditRecord:
 
 def place(name: str) -> str:
     """What stands for a name as the `next` of a page: itself, or the digest of one that has a secret in it."""
-    return name if mask_text(name) == name else DIGEST + sha256(name.encode()).hexdigest()
+    shows_itself = mask_text(name) == name and not name.startswith(DIGEST)
+    return name if shows_itself else DIGEST + sha256(name.encode()).hexdigest()
 
 
 def _text(text: str | None) -> str | None:
