@@ -49,10 +49,11 @@ class Keeper:
             while True:
                 # A foreign job's may be shorter: no reason to be taken for dead within a second.
                 self._lease_s = max(self.runs.shortest_lease_s(), MIN_LEASE_S)
+                # The watch may come to it late, when the ping is over.
+                answered = self._answered = trio.Event()
                 self._pinging.set()
                 pause_s = await self._ping(self._lease_s)
-                self._answered.set()
-                self._answered = trio.Event()
+                answered.set()
                 await self.wake.wait(pause_s)
 
     async def _ping(self, lease_s: float) -> float:

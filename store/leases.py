@@ -88,10 +88,12 @@ SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes, ARRAY(SELECT q
 FROM clock
 """
 
-ENDLESS: Final = """
-status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity')
-AND NOT coalesce(heartbeat_at, started_at, created_at)
-        BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
+_UNRENEWED: Final = """
+NOT coalesce(heartbeat_at, started_at, created_at)
+    BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
+"""
+ENDLESS: Final = f"""
+status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity') AND {_UNRENEWED}
 """
 """A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
 
@@ -100,11 +102,9 @@ it back; an operator can end it.
 """
 
 _FIND_ENDLESS: Final = f"""
-SELECT job_id FROM (
-  (SELECT * FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL LIMIT $1)
-  UNION ALL
-  (SELECT * FROM dl_jobs WHERE status = 'running' AND lease_expires_at = 'infinity' LIMIT $1)
-) AS j WHERE {ENDLESS}
+(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL AND {_UNRENEWED} LIMIT $1)
+UNION ALL
+(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at = 'infinity' AND {_UNRENEWED} LIMIT $1)
 """
 
 
@@ -191,9 +191,9 @@ async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, j
 
 
 async def find_endless(database: Database, limit: int) -> list[UUID]:
-    """Running jobs whose lease never ends and whom nobody renews (`ENDLESS`), from at most `limit` without a lease.
+    """Running jobs whose lease never ends and that nobody renews (`ENDLESS`).
 
-    And from as many with an infinite one.
+    At most `limit` whose lease has no end, and at most `limit` whose lease ends at infinity.
     """
     return await database.run(_aio_find_endless, limit)
 

@@ -11,6 +11,9 @@ from databases import raw_connection
 from proxy import open_proxy
 
 from dataloader import Tasks
+from dataloader.actors.keeper import Keeper
+from dataloader.actors.outage import Outage
+from dataloader.actors.runs import Runs
 
 LOCK = "BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE"
 WAITING = """
@@ -107,6 +110,37 @@ async def test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bod
             await until(lambda: raw.fetchval(HELD, "long"), lambda count: count == 0)
             proxy.thaw()
     assert holds.ended["long"] == 1, "the body was stopped after the server had given its key away"
+
+
+class SlowToClose:
+    """A lock session whose first ping waits for its turn, and whose other connection takes long to close."""
+
+    def __init__(self):
+        self.safe_until, self.pings, self.is_pinging, self.watched = 0.0, 0, False, []
+
+    async def ping(self, _lease_s):
+        self.pings += 1
+        self.is_pinging = True
+        await trio.sleep(3 if self.pings == 1 else 0.01)
+        self.is_pinging, self.safe_until = False, trio.current_time() + 6
+
+    async def repair(self): ...
+
+    async def watch(self, _timeout_s):
+        self.watched.append(self.is_pinging)
+        return True
+
+    async def end_watch(self):
+        await trio.sleep(5)
+
+
+@pytest.mark.requirement("Q7")
+async def test_no_other_connection_asks_after_a_ping_that_has_been_answered(autojump_clock):
+    locks = SlowToClose()
+    with trio.move_on_after(60):
+        await Keeper(locks=locks, runs=Runs(8), outage=Outage(), period_s=10).run()
+    assert locks.pings > 20
+    assert locks.watched == [True, True]
 
 
 async def _later(supervisor, moment):

@@ -175,6 +175,10 @@ async def reap(_connection, measuring):
     await leases._aio_reap(measuring, 10)
 
 
+async def find_endless(_connection, measuring):
+    await leases._aio_find_endless(measuring, 100)
+
+
 async def release(connection, measuring):
     hashes = await connection.fetchval("SELECT array_agg(hashtext('parked ' || i)) FROM generate_series(1, 10) AS i")
     await measuring.fetch(lock_session._RELEASE, hashes)
@@ -203,7 +207,20 @@ async def add(_connection, measuring):
     await enqueue._aio_add(measuring, jobs, rows, rows)
 
 
-OPERATIONS = [claim, finish, beat, show_progress, reap, release, unpark, sweep, ready_due, ready_known, add]
+OPERATIONS = [
+    claim,
+    finish,
+    beat,
+    show_progress,
+    reap,
+    find_endless,
+    release,
+    unpark,
+    sweep,
+    ready_due,
+    ready_known,
+    add,
+]
 # Without the sweep, which asks for each key once: of those there are many more in the million.
 BY_SESSIONS = [look, claim_fifty, finish, beat, show_progress, release]
 BY_THE_POOL = [reap, unpark, ready_due, ready_known, add]
