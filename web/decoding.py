@@ -35,20 +35,18 @@ MAX_VALUES: Final = 100_000
 """Values that a body may have, lists and objects counted twice: more of them take the loop's time, and memory."""
 _MARKS: Final = (b",", b"[", b"{")
 _STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
-_THREADS: Final = trio.CapacityLimiter(2)
-"""Not Trio's own threads, which handlers may have taken all."""
 _decoder: Final = cache(msgspec.json.Decoder)
 
 
-async def decode_body(data: bytearray, kind: type[S], refusals: Refusals) -> S:
-    """The request in a body; a long one is decoded in a thread, where only its single fields hold up the loop.
+async def decode_body(data: bytearray, kind: type[S], refusals: Refusals, threads: trio.CapacityLimiter) -> S:
+    """The request in a body; a long one is decoded in one of `threads`, where only its single fields hold up the loop.
 
     Raises `ProblemError`: 413 for too many values, 400 for what is no JSON, 422 with the path of each bad field.
     """
     try:
         if len(data) <= NOT_COUNTED:
             return _decode(data, kind)
-        return await trio.to_thread.run_sync(_decode, data, kind, limiter=_THREADS)
+        return await trio.to_thread.run_sync(_decode, data, kind, limiter=threads)
     except _TooManyValuesError as error:
         refusals.count(Refusal.VALUES)
         message = f"The body may have {MAX_VALUES:,} values here, a list or an object counted twice."

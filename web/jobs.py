@@ -20,7 +20,7 @@ from dataloader.jobs.states import Status
 from dataloader.store import control, reads
 from dataloader.web import shown
 from dataloader.web.auth import Role
-from dataloader.web.routes import DEADLINE_S, LONG_ANSWERS, Answer, Call, Routes
+from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 from dataloader.web.schemas import (
     MAX_WAIT_S,
     BatchRequest,
@@ -41,9 +41,6 @@ from dataloader.web.schemas import (
 from dataloader.web.services import Services
 
 routes: Final = Routes()
-
-_MASKING: Final = trio.CapacityLimiter(2)
-"""Not Trio's own threads, which handlers may have taken all."""
 
 
 @routes.add(
@@ -111,23 +108,23 @@ async def list_jobs(call: Call, query: JobsQuery) -> Answer:
     """
     after = None if query.after is None else reads.Cursor.decode(query.after)
     page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
-    return Answer(value=JobList(await _masked(page.jobs), page.next))
+    return Answer(value=JobList(await _masked(call.services, page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    [job] = await _masked([await reads.get_job(call.services.database, job_id)])
+    [job] = await _masked(call.services, [await reads.get_job(call.services.database, job_id)])
     return Answer(value=job)
 
 
-async def _masked(jobs: Sequence[JobRecord]) -> list[JobRecord]:
+async def _masked(services: Services, jobs: Sequence[JobRecord]) -> list[JobRecord]:
     """The jobs without secrets. In a thread: a megabyte of args takes a tenth of a second."""
-    return await trio.to_thread.run_sync(lambda: list(map(shown.job, jobs)), limiter=_MASKING)
+    return await trio.to_thread.run_sync(lambda: list(map(shown.job, jobs)), limiter=services.turns.masking)
 
 
-async def _status(job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
-    [masked] = await _masked([job])
+async def _status(services: Services, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
+    [masked] = await _masked(services, [job])
     return JobStatus.of(masked, note)
 
 
@@ -144,8 +141,8 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
-    async with LONG_ANSWERS:
-        return Answer(value=await _status(await reads.get_job(call.services.database, job_id)))
+    async with call.services.turns.long_answers:
+        return Answer(value=await _status(call.services, await reads.get_job(call.services.database, job_id)))
 
 
 @routes.add(
@@ -170,8 +167,10 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """
     job = await control.cancel(call.services.database, job_id, call.actor)
     if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(value=await _status(job, f"the job had ended before: it is {job.status} and stays so"))
-    return Answer(value=await _status(job))
+        return Answer(
+            value=await _status(call.services, job, f"the job had ended before: it is {job.status} and stays so")
+        )
+    return Answer(value=await _status(call.services, job))
 
 
 @routes.add(
@@ -186,7 +185,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
 async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
     job = await control.retry(call.services.database, job_id, call.actor, force=query.force)
-    return Answer(value=await _status(job))
+    return Answer(value=await _status(call.services, job))
 
 
 @routes.add(
@@ -194,7 +193,7 @@ async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
 )
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
-    return Answer(value=await _status(await control.run_now(call.services.database, job_id, call.actor)))
+    return Answer(value=await _status(call.services, await control.run_now(call.services.database, job_id, call.actor)))
 
 
 @routes.add(
@@ -208,7 +207,9 @@ async def run_job_now(call: Call, job_id: UUID) -> Answer:
 )
 async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> Answer:
     """Change the priority of a queued job."""
-    [job] = await _masked([await control.set_priority(call.services.database, job_id, body.priority, call.actor)])
+    [job] = await _masked(
+        call.services, [await control.set_priority(call.services.database, job_id, body.priority, call.actor)]
+    )
     return Answer(value=job)
 
 

@@ -25,8 +25,6 @@ from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PING_S: Final = 2.0
-_WRITING: Final = trio.CapacityLimiter(1)
-"""One scrape is written in a turn of the loop, however many ask."""
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "running")
 
 
@@ -36,7 +34,7 @@ async def render(services: Services) -> bytes:
     up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
     gauges = CollectorRegistry()
     gauges.register(_Gauges(services, depths, up=up))
-    async with _WRITING:
+    async with services.turns.scrapes:
         text = generate_latest(services.registry) + generate_latest(gauges)
         await trio.lowlevel.checkpoint()
     return text

@@ -40,13 +40,7 @@ JSON: Final = "application/json"
 IDENTITY: Final = "identity"
 """The name of no encoding."""
 _encode: Final = msgspec.json.Encoder().encode
-_LONG_BODIES: Final = trio.CapacityLimiter(2)
-"""Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
-_LONGEST_BODIES: Final = trio.CapacityLimiter(1)
-"""Those of a megabyte and more, which is there five times on its way to the database."""
 _LONGEST: Final = 1 << 20
-LONG_ANSWERS: Final = trio.CapacityLimiter(2)
-"""Likewise those whose rows may have megabytes; the others wait with nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +129,8 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
         if len(data) <= NOT_COUNTED:
             return await _decode_and_view(route, call, parts, data)
         with trio.fail_after(route.deadline_s):
-            async with _LONG_BODIES if len(data) <= _LONGEST else _LONGEST_BODIES:
+            turns = services.turns
+            async with turns.long_bodies if len(data) <= _LONGEST else turns.longest_bodies:
                 return await _decode_and_view(route, call, parts, data)
     finally:
         services.at_work.give(1)
@@ -143,12 +138,12 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
 
 async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data: bytearray) -> Answer:
     if route.body is not None:
-        parts["body"] = await decode_body(data, route.body, call.services.refusals)
+        parts["body"] = await decode_body(data, route.body, call.services.refusals, call.services.turns.decoding)
         data.clear()  # it may be megabytes, and is there twice now
     if not route.rows:
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
-        async with LONG_ANSWERS:
+        async with call.services.turns.long_answers:
             return await _view(route, call, parts)
 
 

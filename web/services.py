@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
+from typing import Final
 
 import attrs
+import trio
 from prometheus_client import CollectorRegistry
 
 from dataloader.store.database import Database
@@ -22,6 +25,9 @@ from dataloader.web.connections import Connections, LongAnswers, most_connection
 from dataloader.web.depths import QueueDepths
 from dataloader.web.refusals import Refusals
 from dataloader.web.waiting import Waiting
+
+_one: Final = partial(trio.CapacityLimiter, 1)
+_two: Final = partial(trio.CapacityLimiter, 2)
 
 
 @attrs.frozen(kw_only=True)
@@ -57,6 +63,27 @@ class ProcessState:
     store_ready: bool
 
 
+@attrs.frozen
+class Turns:
+    """How many at a time do what takes much memory or many milliseconds; the others wait with nothing.
+
+    Threads are not Trio's own, which handlers may have taken all. An app has its own, since a limiter belongs to a run.
+    """
+
+    long_bodies: trio.CapacityLimiter = attrs.field(factory=_two)
+    """Requests of many kilobytes that are decoded and stored, as many as the pool has connections by default."""
+    longest_bodies: trio.CapacityLimiter = attrs.field(factory=_one)
+    """Those of a megabyte and more, which is there five times on its way to the database."""
+    long_answers: trio.CapacityLimiter = attrs.field(factory=_two)
+    """Requests whose answers may have megabytes."""
+    decoding: trio.CapacityLimiter = attrs.field(factory=_two)
+    """Threads that decode bodies."""
+    masking: trio.CapacityLimiter = attrs.field(factory=_two)
+    """Threads that take the secrets out of jobs."""
+    scrapes: trio.CapacityLimiter = attrs.field(factory=_one)
+    """One scrape is written in a turn of the loop, however many ask."""
+
+
 @attrs.frozen(kw_only=True)
 class Services:
     """Everything a view may use. `state` is asked at each request."""
@@ -75,6 +102,7 @@ class Services:
     connections: Connections = attrs.field(init=False)
     sending: LongAnswers = attrs.field(init=False)
     at_work: Bound = attrs.field(init=False)
+    turns: Turns = attrs.field(factory=Turns, init=False)
 
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:

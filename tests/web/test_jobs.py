@@ -234,7 +234,10 @@ async def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monk
     jobs = [BODY] * 500 + [BODY | {"priority": "high"}] + [BODY] * (number - 501)
     with pytest.raises(ProblemError):
         await decoding.decode_body(
-            bytearray(json.dumps({"jobs": jobs}).encode()), BatchRequest, Refusals(CollectorRegistry())
+            bytearray(json.dumps({"jobs": jobs}).encode()),
+            BatchRequest,
+            Refusals(CollectorRegistry()),
+            trio.CapacityLimiter(1),
         )
     assert looked == looked_at
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import socket
 from contextlib import suppress
 
@@ -10,6 +12,7 @@ import pytest
 import trio
 from logged import capture_logs
 
+from dataloader import web
 from dataloader.web import http1
 
 pytestmark = pytest.mark.requirement("Q5")
@@ -117,3 +120,14 @@ async def test_who_asks_for_a_websocket_is_answered_by_http_and_no_error_is_logg
                     )
                     assert b"HTTP/1.1 40" in await stream.receive_some(4096)
     assert [line for line in lines if line["log_level"] in {"error", "critical"}] == []
+
+
+def test_no_module_keeps_what_belongs_to_one_app():
+    """A limiter or an event of Trio belongs to one run; two apps in one process may each have a run of its own."""
+    shared = [
+        f"{module.name}.{name}"
+        for module in pkgutil.iter_modules(web.__path__, "dataloader.web.")
+        for name, value in vars(importlib.import_module(module.name)).items()
+        if isinstance(value, trio.CapacityLimiter | trio.Semaphore | trio.Lock | trio.Event)
+    ]
+    assert shared == []

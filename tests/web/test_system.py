@@ -165,7 +165,7 @@ async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypat
     at_once, write = [], metrics.generate_latest
 
     def written(registry):
-        at_once.append(metrics._WRITING.borrowed_tokens)
+        at_once.append(web.services.turns.scrapes.borrowed_tokens)
         return write(registry)
 
     monkeypatch.setattr(metrics, "generate_latest", written)
