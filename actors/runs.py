@@ -69,17 +69,17 @@ class Run:
             self.commit.cancel(reason=f"{why}")
 
     def shield_commit(self) -> trio.CancelScope:
-        """What shields the commit of its rows and its success: until the body has to have ended, and no longer.
+        """The scope in which the run's transaction commits: shielded until the body has to have ended, and no longer.
 
-        Its outcome may be unknown then; the row's token decides. No heartbeat asks for the run from here on, since one
-        that finds the row ended would take that for a loss.
+        Whether the transaction has committed may be unknown then; the row's token decides. From this call on
+        no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
         """
         self.committed = True
         self.commit = trio.CancelScope(shield=True, deadline=self._commit_deadline())
         return self.commit
 
     def commit_ended(self, *, well: bool) -> None:
-        """What has committed needs no lease any more, but its key still; what has not needs both again."""
+        """The commit is over. A run that has committed (`well`) needs its key alone; another needs its lease again."""
         self.commit, self.committed = None, well
         self.set_deadline(self.key_safe_until)
 

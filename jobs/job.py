@@ -68,9 +68,9 @@ class Port(Protocol):
 
 @attrs.frozen(eq=False)
 class JobLog:
-    """Writes lines that are kept with the job as events of kind `log`, up to the setting's number a run.
+    """Writes log lines, which are kept with the job as events of kind `log`.
 
-    Of a load's own log (`Job.log_of`) so many are kept for that load.
+    Of one run `DL_LOG_LINES_PER_JOB` lines are kept, and as many of each load that has a log of its own (`Job.log_of`).
     """
 
     _write: Callable[[str, str, Mapping[str, Any]], None]

@@ -242,10 +242,13 @@ class LockSession:
             await self._session.write(self._aio_release)
 
     async def watch(self, timeout_s: float) -> bool:
-        """Ask on another connection whether the server is at work on the session: then our keys are safe as by a ping.
+        """Ask on another connection, for `timeout_s` seconds at most, whether the server is at work on the session.
 
-        For while an operation has the session for long. If the server has been idle between two looks the request or
-        its answer is lost: the session is dropped, and the operation raises `StoreUnavailable`.
+        To be called while an operation has the session for long. True means that the server is at work: our keys are as
+        safe as after a ping. If the server was idle, and since the same moment, at two looks at one operation, that
+        operation's request or answer is lost: the session is dropped, and the operation raises `StoreUnavailable`.
+
+        Raises `StoreUnavailable` when the other connection has no answer.
         """
         if self._keys_are_with is None:
             return False
@@ -265,7 +268,7 @@ class LockSession:
         return False
 
     async def end_watch(self) -> None:
-        """Close that connection."""
+        """Close the connection on which `watch` asks."""
         self._idle_when_seen = None
         await self._beside.close()
 

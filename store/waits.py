@@ -36,9 +36,11 @@ UPDATE dl_jobs SET watched = true WHERE job_id = $1 AND NOT watched AND status I
 
 @attrs.define(eq=False)
 class _Watch:
-    """One job's waiters and what they know. `stale`: somebody needs a reading that begins from now on.
+    """One job that somebody waits for, and the last reading of it, which all its waiters share.
 
-    Nobody knows args and results, which may be long, and are needed once the wait is over.
+    `stale` says that a waiter needs a reading that begins from now on; `read_at` is when the last one began, by Trio's
+    clock in seconds. `job` is without args and result, which may be long: whoever waited reads them when the wait is
+    over.
     """
 
     job_id: UUID

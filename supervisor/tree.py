@@ -110,7 +110,8 @@ async def _work(
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
-                    # A look at parked jobs may wait for its answer still. Who is stuck may write as long as he likes.
+                    # A look at parked jobs may still wait for its answer. The connections stay for a handler that is
+                    # stuck, however long it runs: its end is to be written.
                     if not report.stuck:
                         cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 if report.stuck:

@@ -18,9 +18,11 @@ import pytest
 import trio
 from conditions import until
 from databases import raw_connection
+from logged import capture_logs
 from roles import a_role, grant_to_service
 from services import PATIENT
 
+from dataloader import Settings, Tasks, Worker, open_supervisor
 from dataloader.store.migrations import LATEST, function_set
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q7", "Q14", "Q15")]
@@ -32,6 +34,9 @@ SELECT jsonb_object_agg(name, definition) FROM (
   UNION ALL
   SELECT 'trigger ' || tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass
   UNION ALL
+  SELECT 'trigger made from ' || tgname, obj_description(oid, 'pg_trigger') FROM pg_trigger
+  WHERE tgrelid = 'dl_jobs'::regclass
+  UNION ALL
   SELECT 'migrations', string_agg(m::text, ', ' ORDER BY m.number) FROM dl_migrations m
 ) AS parts
 """
@@ -40,6 +45,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO jobs_serv
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO jobs_service;
 """
 """What the page of the release before gave a service that owns no table: everybody might execute the functions."""
+OF_THE_NEXT_RELEASE = f"""
+ALTER TABLE dl_jobs ADD COLUMN of_the_next_release int NOT NULL DEFAULT 0;
+INSERT INTO dl_migrations (number, name, oldest) VALUES ({LATEST + 1}, 'of the next release', {LATEST});
+COMMENT ON TRIGGER dl_jobs_changed ON dl_jobs IS 'another definition';
+CREATE FUNCTION dl_of_the_next_release() RETURNS int LANGUAGE sql AS 'SELECT 1';
+INSERT INTO dl_function_sets (number, hash, oldest) VALUES ({function_set.NUMBER + 1}, '', {function_set.NUMBER});
+"""
 RUNS = """
 SELECT j.job_id, j.status::text, j.attempt, j.crashes, j.error,
        (SELECT count(*) FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked') AS picked,
@@ -282,6 +294,35 @@ async def test_f42_the_release_before_when_started_on_the_newer_database_works_o
     await nothing_lost_or_doubled(asked)
     assert await raw.fetchval(SCHEMA) == schema
     untroubled(new)
+
+
+@pytest.fixture
+def newer_database(postgres):
+    """A database that the release after this one has brought up to date, as this one can still work with it."""
+    with postgres.database("migrated") as newer:
+        newer.psql(OF_THE_NEXT_RELEASE)
+        yield newer
+
+
+async def test_f42_this_release_works_beside_a_newer_schema_that_allows_it_and_changes_nothing(newer_database):
+    """In this process, which is cheaper: of the release before, the other tests run processes."""
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job): ...
+
+    settings = Settings(db_dsn=newer_database.dsn, workers=(Worker("q", 2),))
+    async with raw_connection(newer_database.dsn) as raw:
+        before = [await raw.fetchval(SCHEMA), await raw.fetch("TABLE dl_function_sets")]
+        with capture_logs() as lines:
+            async with open_supervisor(settings, tasks) as supervisor:
+                job = await supervisor.trigger("q", "quick", lock_key="k")
+                ended = await supervisor.wait(job.job_id, timeout_s=30)
+                report = await supervisor.drain()
+        assert (ended.status, ended.attempt, report.is_clean) == ("succeeded", 1, True)
+        assert [await raw.fetchval(SCHEMA), await raw.fetch("TABLE dl_function_sets")] == before
+    [said] = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert "newer than this version" in said
 
 
 def _events(service):
