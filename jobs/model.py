@@ -33,6 +33,8 @@ MAX_LEASE_S: Final = 86_400
 MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_PRIORITY: Final = 100
+NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
+"""What names and keys must be, besides not too long."""
 
 
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
@@ -40,12 +42,11 @@ def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> Non
 
     For what may be somebody else's: a filter, a name that a foreign service has given.
     """
-    if not empty and not value:
-        raise BadRequest(name, "is empty; 1 to " + str(limit) + " characters are allowed")
-    if len(value) > limit:
-        raise BadRequest(name, f"has {len(value):,} characters; at most {limit:,} are allowed")
+    least = 0 if empty else 1
+    if not least <= len(value) <= limit:
+        raise BadRequest(name, f"must have {least} to {limit:,} characters, not {len(value):,}")
     if UNSTORABLE.search(value):
-        raise BadRequest(name, f"{value!r:.60} has a NUL or half a surrogate pair, which PostgreSQL can't store")
+        raise BadRequest(name, f"must have no NUL and no half of a surrogate pair, as {value!r:.60} has")
 
 
 def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> None:
@@ -57,22 +58,21 @@ def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> Non
         return  # nearly all; the patterns take twenty times as long
     check_text(name, value, limit, empty=empty)
     if value and (value.isspace() or CONTROL.search(value)):
-        what = "has only spaces" if value.isspace() else "has a control character or a line break"
-        raise BadRequest(name, f"{value!r:.60} {what}; must be 1 to {limit} characters on one line")
+        raise BadRequest(name, f"must be {NAME_RULE}, not {value!r:.60}")
 
 
 def check_between(name: str, value: int, low: int, high: int) -> None:
     """Raise `BadRequest` for field `name` unless `low` <= `value` <= `high`."""
     if not low <= value <= high:
-        raise BadRequest(name, f"{value} is not allowed; a whole number from {low:,} to {high:,}")
+        raise BadRequest(name, f"must be an integer from {low:,} to {high:,}, not {value}")
 
 
 def check_instant(name: str, value: datetime) -> None:
     """Raise `BadRequest` for field `name` unless `value` has a time zone and is far from the ends of Python's time."""
     if value.tzinfo is None:
-        raise BadRequest(name, f"{value.isoformat()} has no time zone; RFC 3339 needs one")
+        raise BadRequest(name, f"must be an instant with a time zone (RFC 3339), not {value.isoformat()}")
     if not FIRST_INSTANT <= value <= LAST_INSTANT:
-        raise BadRequest(name, f"{value.isoformat()} is not allowed; an instant of the years 1900 to 9000")
+        raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {value.isoformat()}")
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,7 @@ from dataloader.jobs.states import Step
 def _not_negative(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
     del instance
     if not 0 <= value <= MAX_DELAY_S:
-        message = f"{attribute.name}: {value!r} is not allowed; a number of seconds from 0 to {MAX_DELAY_S:,}"
+        message = f"{attribute.name}: must be a number of seconds from 0 to {MAX_DELAY_S:,}, not {value!r}"
         raise ValueError(message)
 
 

@@ -36,11 +36,11 @@ class RetryPolicy:
             ("jitter", self.jitter, 0, 1),
         ):
             if not low <= value <= high:
-                message = f"RetryPolicy.{name}: {value!r} is not allowed; a number from {low:,} to {high:,}"
+                message = f"RetryPolicy.{name}: must be a number from {low:,} to {high:,}, not {value!r}"
                 raise ValueError(message)
         for kind in self.final:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                message = f"RetryPolicy.final: {kind!r} is not allowed; exception types, for example (ValueError,)"
+                message = f"RetryPolicy.final: must be exception types, for example (ValueError,), not {kind!r}"
                 raise ValueError(message)  # noqa: TRY004 - one error for all that is not allowed
 
     def delay_s(self, attempt: int, generator: random.Random = _GENERATOR) -> float:

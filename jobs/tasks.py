@@ -65,14 +65,14 @@ class Tasks(Mapping[str, Task]):
             message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} has the name already"
             raise ValueError(message)
         if timeout_s is not None and not timeout_s > 0:
-            message = f"task {name!r}: timeout_s {timeout_s!r} is not allowed; a number of seconds greater than 0"
+            message = f"task {name!r}: timeout_s must be a number of seconds greater than 0, not {timeout_s!r}"
             raise ValueError(message)
         if max_attempts is not None and not 1 <= max_attempts <= MAX_ATTEMPTS:
-            message = f"task {name!r}: max_attempts {max_attempts!r} is not allowed; 1 to {MAX_ATTEMPTS:,}"
+            message = f"task {name!r}: max_attempts must be an integer from 1 to {MAX_ATTEMPTS:,}, not {max_attempts!r}"
             raise ValueError(message)
         if lease_ttl_sec is not None and not MIN_LEASE_S <= lease_ttl_sec <= MAX_LEASE_S:
-            allowed = f"{MIN_LEASE_S} to {MAX_LEASE_S:,} seconds"
-            message = f"task {name!r}: lease_ttl_sec {lease_ttl_sec!r} is not allowed; {allowed}"
+            allowed = f"an integer from {MIN_LEASE_S} to {MAX_LEASE_S:,}"
+            message = f"task {name!r}: lease_ttl_sec must be {allowed}, not {lease_ttl_sec!r}"
             raise ValueError(message)
 
         def register(handler: H) -> H:

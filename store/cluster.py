@@ -473,7 +473,7 @@ def _make_writable(data_dir: Path) -> Path:
     except (OSError, RuntimeError) as error:  # the latter for links that lead in a circle, before Python 3.13
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            f"DL_DATA_DIR: '{data_dir}' is not allowed ({reason}); a directory that this user can write to"
+            f"DL_DATA_DIR: must be a directory that this user can write to, not '{data_dir}' ({reason})"
         ) from error
     return found
 

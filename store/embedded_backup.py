@@ -108,7 +108,7 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
 def check_backup(file: Path) -> None:
     """Read all of a backup, without a server. Raises `ConfigError` if it is none, is broken, or holds no queue."""
     if file.exists() and not file.is_file():  # it is read several times, and a pipe may keep its reader for ever
-        raise ConfigError(f"FILE: {file} is not allowed; it must be a regular file")
+        raise ConfigError(f"FILE: must be a regular file, not {file}")
     try:
         listed = _read(file, "--list")
         _read(file, "--file=/dev/null")

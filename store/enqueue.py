@@ -198,10 +198,10 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest("args", f"is no JSON: {error}") from error
     if has_long_number(args):
-        raise BadRequest("args", "has a whole number of more than 308 digits; send it as a text")
+        raise BadRequest("args", "must have no integer of more than 308 digits; send it as a text")
     length = len(args) + growth(args)
     if length > MAX_ARGS_BYTES:
-        message = f"has {length:,} bytes as PostgreSQL writes it; at most {MAX_ARGS_BYTES:,} are allowed"
+        message = f"must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes it, not {length:,}"
         raise BadRequest("args", message)
     if b"\\u0000" in args and storable_json(job.args, MAX_ARGS_BYTES) != args.decode():
         raise BadRequest("args", "has a NUL in a text, which PostgreSQL can't store")

@@ -28,9 +28,9 @@ class Budget:
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.requests, bool) or not isinstance(self.requests, int) or not 1 <= self.requests <= 1_000_000:
-            raise ValueError(f"requests: {self.requests!r} is not allowed; a whole number from 1 to 1,000,000")
+            raise ValueError(f"requests: must be an integer from 1 to 1,000,000, not {self.requests!r}")
         if not 0.001 <= self.per_s <= WEEK_S:
-            raise ValueError(f"per_s: {self.per_s!r} is not allowed; a number of seconds from 0.001 to {WEEK_S:,}")
+            raise ValueError(f"per_s: must be a number of seconds from 0.001 to {WEEK_S:,}, not {self.per_s!r}")
 
 
 WEEK_S: Final = 604_800

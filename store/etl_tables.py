@@ -77,7 +77,7 @@ _IN_LINE: Final = re.compile(r"^COPY .*?, line (?P<line>\d+)(?:, column (?P<colu
 def as_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names of columns as a tuple. Raises `ValueError` for a text, which would be taken for its letters."""
     if isinstance(names, str):
-        raise ValueError(f"{names!r} is not allowed; the names of columns, such as ({names!r},)")  # noqa: TRY004
+        raise ValueError(f"must be the names of columns, such as ({names!r},), not {names!r}")  # noqa: TRY004
     return tuple(names)
 
 

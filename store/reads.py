@@ -212,7 +212,7 @@ class Cursor:
             microseconds, job_id = _CURSOR.unpack(base64.b64decode(text, altchars=b"-_", validate=True))
             return cls(_EPOCH + timedelta(microseconds=microseconds), UUID(bytes=job_id))
         except (ValueError, struct.error, OverflowError) as error:
-            raise BadRequest("after", f"{text!r:.60} is not allowed; the `next` of the page before") from error
+            raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
 
 
 @attrs.frozen

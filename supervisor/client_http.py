@@ -49,9 +49,9 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
     except httpx2.InvalidURL:
         address = httpx2.URL("")
     if address.scheme not in {"http", "https"} or not address.host:
-        raise ConfigError(f"--url: {mask_text(url)!r} is not allowed; an address such as http://127.0.0.1:8080")
+        raise ConfigError(f"--url: must be an address such as http://127.0.0.1:8080, not {mask_text(url)!r}")
     if token and not token.isascii():
-        raise ConfigError("--token: is not allowed; a token has letters, digits and signs of ASCII only")
+        raise ConfigError("--token: must be letters, digits and signs of ASCII only")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx2.Timeout(ANSWER_S, connect=10.0)
     # A proxy of the environment is for what is elsewhere, and would be told the token.

@@ -268,22 +268,22 @@ class Settings:
         found = []
         if self.heartbeat_s >= self.default_lease_s:
             found.append(
-                f"DL_HEARTBEAT_SEC: '{self.heartbeat_s:g}' is not allowed; less than DL_DEFAULT_LEASE_TTL_SEC "
-                f"({self.default_lease_s}), best a sixth of it"
+                f"DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC ({self.default_lease_s}), best a sixth "
+                f"of it, not '{self.heartbeat_s:g}'"
             )
         if self.max_batch_body_bytes < self.max_body_bytes:
             found.append(
-                f"DL_MAX_BATCH_BODY_BYTES: '{self.max_batch_body_bytes}' is not allowed; "
-                f"at least DL_MAX_BODY_BYTES ({self.max_body_bytes})"
+                f"DL_MAX_BATCH_BODY_BYTES: must be at least DL_MAX_BODY_BYTES ({self.max_body_bytes}), "
+                f"not '{self.max_batch_body_bytes}'"
             )
         if not self.tokens and not values.is_loopback(self.host):
             found.append(
-                f"DL_HOST: {quoted(self.host)} is not allowed without DL_TOKENS; "
-                "a loopback address such as 127.0.0.1, or tokens for those who may connect"
+                "DL_HOST: must be a loopback address such as 127.0.0.1 where DL_TOKENS names nobody who may connect, "
+                f"not {quoted(self.host)}"
             )
         if self.lock_dsn is not None and self.db_dsn is None:
             shown = quoted(values.DSN.show(self.lock_dsn))
-            found.append(f"DL_LOCK_DSN: {shown} is not allowed without DL_DB_DSN; set both or neither")
+            found.append(f"DL_LOCK_DSN: must be set together with DL_DB_DSN, not alone ({shown})")
         return found
 
 
@@ -370,7 +370,7 @@ def settings_table() -> str:
 def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> str:
     about = field.metadata
     if isinstance(refused, Missing):
-        return f"{about['name']}: {refused.where} is missing; {refused.allowed}"
+        return f"{about['name']}: {refused.where} must be {refused.allowed}, and is missing"
     if refused.shown is not None:
         shown = refused.shown
     elif about["secret"]:
@@ -380,7 +380,7 @@ def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> 
     else:
         shown = str(value)
     where = f"{refused.where} " if refused.where else ""
-    return f"{about['name']}: {where}{quoted(shown)} is not allowed; {refused.allowed}"
+    return f"{about['name']}: {where}must be {refused.allowed}, not {quoted(shown)}"
 
 
 def _given(
@@ -438,7 +438,7 @@ def _read_file(path: Path) -> dict[str, str]:
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
             line = binding.original.line + len(binding.original.string) - len(binding.original.string.lstrip("\n"))
-            raise ConfigError(f"{path.name}: line {line} is not allowed; NAME=value, with quotes that are closed")
+            raise ConfigError(f"{path.name}: line {line} must be NAME=value, with quotes that are closed")
         if binding.key is not None and binding.value is not None:
             found[binding.key] = binding.value
     return found

@@ -3,7 +3,7 @@
 settings.py names a kind for each setting; the kind's `read` takes the text of an environment variable as well as the
 value itself (tests and embedders construct `Settings` directly), so there is one check and one message for both. `read`
 raises `Refused`, or a group of them for a list with several faults, which settings.py turns into lines such as
-`NAME: 'value' is not allowed; what is`. Nothing here knows the settings' names.
+`NAME: must be what is allowed, not 'value'`. Nothing here knows the settings' names.
 
 Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which one line for a person
 would have to be pieced together again; the kinds are shorter than that.
@@ -23,7 +23,7 @@ import msgspec
 from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.masking import MASKED, mask_address
-from dataloader.jobs.model import MAX_NAME, check_name
+from dataloader.jobs.model import MAX_NAME, NAME_RULE, check_name
 from dataloader.jobs.text import CONTROL
 from dataloader.jobs.visible import visible
 
@@ -110,8 +110,8 @@ def seconds(example: str, *, zero: bool = False, most: int = _LONGEST_S) -> Kind
 
 
 def whole(least: int, most: int) -> Kind:
-    """Return the kind of a whole number from `least` to `most`."""
-    allowed = f"a whole number from {least} to {most}"
+    """Return the kind of an integer from `least` to `most`."""
+    allowed = f"an integer from {least} to {most}"
 
     def read(value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
@@ -218,7 +218,7 @@ def _read_list(
         for name in once:
             if name in entry and any(other.get(name) == entry[name] for other in entries):
                 shown = _shown(name, entry[name], has_secret=has_secret)
-                wrong.append(Refused(f"each {name} once", f"[{index}].{name}", shown))
+                wrong.append(Refused(f"another {name} in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
     if wrong:
         raise ExceptionGroup("entries that are not allowed", wrong)
@@ -235,7 +235,7 @@ def _read_entry(
         wrong.append(Refused(f"an object with {fields}", where, shown))
         return {}
     others = [str(name) for name in given if name not in kinds]
-    wrong += [Refused(f"only {fields}", where, MASKED if has_secret else name) for name in others]
+    wrong += [Refused(f"an object with {fields} alone", where, MASKED if has_secret else name) for name in others]
     entry: dict[str, Any] = {}
     for name, kind in kinds.items():
         if name not in given:
@@ -281,7 +281,7 @@ def _read_token(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
         raise Refused(TOKEN.allowed)
     if value == PLACEHOLDER:
-        raise Refused("a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example", shown=value)
+        raise Refused("a random one, made by `openssl rand -hex 24`, and none that everybody knows", shown=value)
     return value
 
 
@@ -310,11 +310,11 @@ def _show_pipeline(settings: PipelineSettings) -> str:
 
 PIPELINE = Kind("variables such as DL_PIPELINE__RATE_MIN", _read_pipeline, _show_pipeline)
 FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
-LINE = Kind("a text of 1 to 200 characters on one line", _read_line)
+LINE = Kind("1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)
 HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1", _read_host)
 DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, mask_address)
-QUEUE = Kind("a queue's name: 1 to 200 characters, no control characters", _read_queue)
+QUEUE = Kind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
 CONCURRENCY = whole(1, 1000)
 WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
 TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)

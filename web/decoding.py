@@ -98,7 +98,7 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
         raise unprocessable(_faults(value, kind, error, strict=False)) from error
     # msgspec takes the word for what is not given; so a filter that is no instant would be none at all.
     if nulls := [name for name in value if getattr(query, name) is None]:
-        raise unprocessable([FieldError(name, "null is not allowed; leave it out instead") for name in nulls])
+        raise unprocessable([FieldError(name, "must not be null; leave it out instead") for name in nulls])
     return query
 
 

@@ -50,7 +50,7 @@ class PipelineConfig:
             value = getattr(self, name)
             least = 0 if name == "max_failed_segments" else 1
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-                raise _refusal(name, value, f"a whole number from {least} to {MOST:,}")
+                raise _refusal(name, value, f"an integer from {least} to {MOST:,}")
         for name, most, what in (*((name, LONGEST_S, "number of seconds") for name in SECONDS), (SHARE, 1, "number")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
@@ -75,7 +75,7 @@ Given = Mapping[str, Any]
 
 
 def _refusal(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"pipeline.{name}: {value!r} is not allowed; {allowed}")
+    return ValueError(f"pipeline.{name}: must be {allowed}, not {value!r}")
 
 
 def check_names(given: Given, where: str) -> None:
@@ -137,7 +137,7 @@ def read_settings(texts: Mapping[str, str]) -> PipelineSettings:
         name = name.lower()
         check_names({name: text}, variable)
         if len(load) > 1:
-            raise ValueError(f"{variable}: is not allowed; {PREFIX}<SETTING> or {PREFIX}<LOAD>__<SETTING>")
+            raise ValueError(f"{variable}: must be {PREFIX}<SETTING> or {PREFIX}<LOAD>__<SETTING>")
         with _naming(variable.removesuffix(name.upper())):
             (of_one.setdefault(load[0], {}) if load else of_all)[name] = _number(name, text)
     together = {PREFIX: of_all, **{f"{PREFIX}{load}__": {**of_all, **one} for load, one in of_one.items()}}

@@ -81,12 +81,12 @@ class Dimensions:
 
     def __attrs_post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
+            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
         if self.parallel is not None and (type(self.parallel) is not int or not 1 <= self.parallel <= 100):
-            raise ValueError(f"parallel: {self.parallel!r} is not allowed; a whole number from 1 to 100")
+            raise ValueError(f"parallel: must be an integer from 1 to 100, not {self.parallel!r}")
         names = [dimension.table for dimension in self.tables]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"tables: {', '.join(names) or 'none'} is not allowed; one or more, each table once")
+            raise ValueError(f"tables: must be one or more, each table once, not {', '.join(names) or 'none'}")
 
 
 async def run_dimensions(run: JobRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:

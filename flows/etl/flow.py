@@ -45,10 +45,10 @@ class Flow:
 
     def __attrs_post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
+            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
         names = [task.name for _, task in self.tasks]
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"layers: {', '.join(names) or 'none'} is not allowed; one or more tasks, each name once")
+            raise ValueError(f"layers: must be one or more tasks, each name once, not {', '.join(names) or 'none'}")
 
     @property
     def tasks(self) -> list[tuple[str, Load | Dimensions]]:
@@ -139,5 +139,5 @@ def _read_args(args: Mapping[str, Any]) -> tuple[date | None, Asked]:
     try:
         as_of = None if text is None else date.fromisoformat(text)
     except (TypeError, ValueError):
-        raise ValueError(f"args.as_of: {text!r} is not allowed; a day, such as 2026-01-31") from None
+        raise ValueError(f"args.as_of: must be a day, such as 2026-01-31, not {text!r}") from None
     return as_of, read_args(rest)

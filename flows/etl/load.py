@@ -131,7 +131,7 @@ class Target:
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in {"upsert", "insert"}:
-            raise ValueError(f"mode: {self.mode!r} is not allowed; upsert or insert")
+            raise ValueError(f"mode: must be upsert or insert, not {self.mode!r}")
         for name, needed in (
             ("mode", self.mode == "upsert"),
             ("delete_missing", self.delete_missing),
@@ -193,7 +193,7 @@ class Load:
 
     def __attrs_post_init__(self) -> None:
         if not self.name or len(self.name) > MAX_NAME:
-            raise ValueError(f"name: {self.name!r:.80} is not allowed; 1 to {MAX_NAME} characters")
+            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
         check_names(self.pipeline, f"load {self.name}: pipeline")
         # Of a pause with one end the other is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})

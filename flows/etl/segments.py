@@ -34,11 +34,11 @@ def read_args(args: Mapping[str, Any]) -> Asked:
     """The args of a load's job. Raises `ValueError`, which names the field, its value and what is allowed."""
     for name in args:
         if name not in {"from", "to", "pipeline", "failures"}:
-            raise ValueError(f"args.{name}: is not allowed; from, to, pipeline and failures are")
+            raise ValueError(f"args.{name}: must be one of from, to, pipeline, failures")
     pipeline = args.get("pipeline") or {}
     if not isinstance(pipeline, Mapping):
         raise ValueError(  # noqa: TRY004 - as for all args
-            f"args.pipeline: {pipeline!r} is not allowed; an object with settings such as rate_min"
+            f"args.pipeline: must be an object with settings such as rate_min, not {pipeline!r}"
         )
     failures = args.get("failures")
     if failures == "all":
@@ -46,7 +46,7 @@ def read_args(args: Mapping[str, Any]) -> Asked:
     elif failures is not None and (
         not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
     ):
-        raise ValueError(f'args.failures: {failures!r:.80} is not allowed; "all", or a list of failures\' numbers')
+        raise ValueError(f'args.failures: must be "all", or a list of numbers of failures, not {failures!r:.80}')
     return Asked(
         since=_instant(args, "from"),
         until=_instant(args, "to"),
@@ -64,7 +64,7 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
             return kind.fromisoformat(text)
         except (TypeError, ValueError):
             continue
-    raise ValueError(f"args.{name}: {text!r} is not allowed; a day or an instant, such as 2026-01-31")
+    raise ValueError(f"args.{name}: must be a day or an instant, such as 2026-01-31, not {text!r}")
 
 
 async def new_segments(

@@ -23,7 +23,7 @@ class CancellationToken:
 
     def __init__(self, timeout: float | None = None) -> None:
         if timeout is not None and not timeout > 0:
-            message = f"timeout: {timeout!r} is not allowed; a number of seconds greater than 0"
+            message = f"timeout: must be a number of seconds greater than 0, not {timeout!r}"
             raise ValueError(message)
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._cancelled = False

@@ -50,16 +50,16 @@ class Windows:
     def __attrs_post_init__(self) -> None:
         if isinstance(self.segment, timedelta):
             if self.segment < timedelta(seconds=1):
-                raise ValueError(f"segment: {self.segment} is not allowed; a second or more")
+                raise ValueError(f"segment: must be a second or more, not {self.segment}")
         elif self.segment not in SEGMENTS:
-            raise ValueError(f"segment: {self.segment!r} is not allowed; {', '.join(SEGMENTS)} or a timedelta")
+            raise ValueError(f"segment: must be {', '.join(SEGMENTS)} or a timedelta, not {self.segment!r}")
         for name in ("look_back", "delay"):
             if getattr(self, name) < timedelta():
-                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; a timedelta not below zero")
+                raise ValueError(f"{name}: must be a timedelta not below zero, not {getattr(self, name)}")
         try:
             self._zone()
         except (KeyError, ValueError):
-            raise ValueError(f"zone: {self.zone!r} is not allowed; a time zone such as Europe/Berlin") from None
+            raise ValueError(f"zone: must be a time zone such as Europe/Berlin, not {self.zone!r}") from None
 
     def begin(self) -> datetime:
         """Where the very first run begins."""
@@ -88,7 +88,7 @@ class Windows:
         if since is not None:
             begin = instant(since, zone)
             if begin.astimezone(UTC) >= end.astimezone(UTC):
-                raise BadRequest("from", f"{begin.isoformat()} is not allowed; a time before {end.isoformat()}")
+                raise BadRequest("from", f"must be a time before {end.isoformat()}, not {begin.isoformat()}")
         elif cursor is None:
             begin = instant(self.start, zone)
         else:

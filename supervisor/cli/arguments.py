@@ -42,7 +42,7 @@ def _instant(text: str, sign: int) -> datetime:
         instant = None
     if instant is None or instant.tzinfo is None:
         allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
-        raise click.BadParameter(f"{text!r} is not allowed; {allowed}")
+        raise click.BadParameter(f"must be {allowed}, not {text!r}")
     return instant
 
 
@@ -50,7 +50,7 @@ def row_number(text: str | int) -> int:
     """The number of a row in one of the queue's tables."""
     number = int(text) if re.fullmatch(r"[0-9]{1,19}", str(text)) else -1
     if not 0 <= number < 2**63:
-        raise click.BadParameter(f"{text!r} is not allowed; a whole number not less than 0")
+        raise click.BadParameter(f"must be an integer of at least 0, not {text!r}")
     return number
 
 
@@ -61,7 +61,7 @@ def span_to_wait(value: str | float) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise click.BadParameter(f"{value!r} is not allowed; a number of seconds not less than 0")
+        raise click.BadParameter(f"must be a number of seconds not less than 0, not {value!r}")
     return seconds
 
 
@@ -73,7 +73,7 @@ def day_or_instant(text: str) -> str:
         except ValueError:
             continue
         return text
-    raise click.BadParameter(f"{text!r} is not allowed; a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z")
+    raise click.BadParameter(f"must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not {text!r}")
 
 
 def json_object(text: str) -> dict[str, Any]:

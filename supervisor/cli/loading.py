@@ -23,7 +23,7 @@ def load_tasks(where: str) -> Tasks:
     """
     module_name, colon, attribute = where.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
-        raise ConfigError(f"--tasks: {where!r} is not allowed; module:attribute, for example my_module:tasks")
+        raise ConfigError(f"--tasks: must be module:attribute, for example my_module:tasks, not {where!r}")
     module = _import(module_name)
     try:
         found = operator.attrgetter(attribute)(module)

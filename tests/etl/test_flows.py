@@ -170,17 +170,16 @@ async def test_a_run_that_is_tried_again_goes_on_with_what_has_not_succeeded(dat
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda load: Flow(name="", layers={"ods": [load]}), "name: '' is not allowed"),
-        (lambda _load: Flow(name="f", layers={}), "layers: none is not allowed"),
-        (lambda load: Flow(name="f", layers={"a": [load], "b": [load]}), "layers: ods.city, ods.city is not allowed"),
-        (lambda _load: Dimensions(name="d", tables=()), "tables: none is not allowed"),
-        (lambda _load: Dimensions(name="d", tables=(PEOPLE,), parallel=0), "parallel: 0 is not allowed"),
+        (lambda load: Flow(name="", layers={"ods": [load]}), "name: must be .*, not ''"),
+        (lambda _load: Flow(name="f", layers={}), "layers: must be .*, not none"),
+        (lambda load: Flow(name="f", layers={"a": [load], "b": [load]}), "layers: must be .*, not ods.city, ods.city"),
+        (lambda _load: Dimensions(name="d", tables=()), "tables: must be .*, not none"),
+        (lambda _load: Dimensions(name="d", tables=(PEOPLE,), parallel=0), "parallel: must be .*, not 0"),
         (lambda _load: Dimension(table="t", query="SELECT 1", key=()), "table t: key: is missing"),
     ],
 )
 @pytest.mark.requirement("E8", "E12")
 def test_what_can_not_be_meant_is_refused_by_name(make, message, tmp_path):
     load = Load(name="ods.city", source=Files(str(tmp_path), format=Csv()), target=Target(table="t", key=("a",)))
-    with pytest.raises(ValueError, match="is") as refused:
+    with pytest.raises(ValueError, match=f"^{message}"):
         make(load)
-    assert str(refused.value).startswith(message)

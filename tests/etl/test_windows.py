@@ -86,20 +86,19 @@ def test_segments_follow_each_other_without_gaps_and_reach_the_end(segment, star
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"segment": "fortnight"}, "segment: 'fortnight' is not allowed; hour, day, week, month, year or a timedelta"),
-        ({"segment": timedelta()}, "segment: 0:00:00 is not allowed; a second or more"),
-        ({"look_back": timedelta(days=-1)}, "look_back: -1 day, 0:00:00 is not allowed; a timedelta not below zero"),
-        ({"zone": "Mars/Olympus"}, "zone: 'Mars/Olympus' is not allowed; a time zone such as Europe/Berlin"),
+        ({"segment": "fortnight"}, "segment: must be hour, day, week, month, year or a timedelta, not 'fortnight'"),
+        ({"segment": timedelta()}, "segment: must be a second or more, not 0:00:00"),
+        ({"look_back": timedelta(days=-1)}, "look_back: must be a timedelta not below zero, not -1 day, 0:00:00"),
+        ({"zone": "Mars/Olympus"}, "zone: must be a time zone such as Europe/Berlin, not 'Mars/Olympus'"),
     ],
 )
 def test_bad_windows_are_refused_by_name(fields, message):
-    with pytest.raises(ValueError, match="is not allowed") as refused:
+    with pytest.raises(ValueError, match=f"^{message}$"):
         Windows(start=date(2026, 1, 1), **fields)
-    assert str(refused.value) == message
 
 
 def test_a_span_that_ends_before_it_begins_is_refused():
-    with pytest.raises(ValueError, match=r"from: 2026-05-01T00:00:00\+00:00 is not allowed"):
+    with pytest.raises(ValueError, match=r"from: must be .*, not 2026-05-01T00:00:00\+00:00"):
         Windows(start=date(2020, 1, 1)).plan(cursor=None, now=NOW, since=date(2026, 5, 1))
 
 

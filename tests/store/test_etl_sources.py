@@ -195,12 +195,12 @@ async def test_a_source_that_nobody_has_a_budget_for_keeps_no_calls(take, give, 
 @pytest.mark.parametrize(
     ("requests", "per_s", "said"),
     [
-        (0, 1, "requests: 0 is not allowed; a whole number from 1 to 1,000,000"),
-        (1.5, 1, "requests: 1.5 is not allowed; a whole number from 1 to 1,000,000"),
-        (True, 1, "requests: True is not allowed; a whole number from 1 to 1,000,000"),
-        (1, 0, "per_s: 0 is not allowed; a number of seconds from 0.001 to 604,800"),
-        (1, 604_801, "per_s: 604801 is not allowed; a number of seconds from 0.001 to 604,800"),
-        (1, float("nan"), "per_s: nan is not allowed; a number of seconds from 0.001 to 604,800"),
+        (0, 1, "requests: must be an integer from 1 to 1,000,000, not 0"),
+        (1.5, 1, "requests: must be an integer from 1 to 1,000,000, not 1.5"),
+        (True, 1, "requests: must be an integer from 1 to 1,000,000, not True"),
+        (1, 0, "per_s: must be a number of seconds from 0.001 to 604,800, not 0"),
+        (1, 604_801, "per_s: must be a number of seconds from 0.001 to 604,800, not 604801"),
+        (1, float("nan"), "per_s: must be a number of seconds from 0.001 to 604,800, not nan"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(requests, per_s, said):

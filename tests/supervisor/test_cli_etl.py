@@ -226,7 +226,7 @@ def test_what_may_fail_is_set_on_the_command_line(call):
     code, stdout, _ = call("etl", "run", "people", *HERE, "--pipeline-max-failed-share", 0.1)
     assert (code, "1 of 3 records failed (33.3%; max_failed_share is 0.1)" in stdout) == (3, True)
     code, _, stderr = call("etl", "run", "people", *HERE, "--pipeline-max-failed-share", 2)
-    assert (code, "pipeline.max_failed_share: 2.0 is not allowed; a number from 0 to 1" in stderr) == (2, True)
+    assert (code, "pipeline.max_failed_share: must be a number from 0 to 1, not 2.0" in stderr) == (2, True)
 
 
 @pytest.mark.requirement("E10")
@@ -438,17 +438,20 @@ def test_what_was_asked_for_is_in_the_job(on_database, database, arguments, job)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("run", "days", "--from", "yesterday"), "'yesterday' is not allowed; a day or an instant"),
-        (("run", "days", "--pipeline-workers", 0), "pipeline.workers: 0 is not allowed"),
-        (("run", "days", "--pipeline-batch-size", -1), "pipeline.batch_size: -1 is not allowed"),
+        (
+            ("run", "days", "--from", "yesterday"),
+            "must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not 'yesterday'",
+        ),
+        (("run", "days", "--pipeline-workers", 0), "pipeline.workers: must be "),
+        (("run", "days", "--pipeline-batch-size", -1), "pipeline.batch_size: must be "),
         (("run", "days", "--pipeline-rate-min", 9, "--pipeline-rate-max", 3), "not greater than rate_max (3)"),
-        (("run", "days", "--pipeline-rate-max", "nan"), "pipeline.rate_max: nan is not allowed"),
+        (("run", "days", "--pipeline-rate-max", "nan"), "pipeline.rate_max: must be "),
         (("run", "days", *HERE, "--queue", "q"), "--tasks runs it here"),
         (("run", "days", *HERE, "--no-wait"), "--tasks runs it here"),
         (("run", "days", *HERE, "--url", "http://127.0.0.1:1"), "--tasks runs it here"),
         (("failures",), "name either a LOAD, or a run"),
         (("failures", "days", "--run", "01900000-0000-7000-8000-000000000000"), "name either a LOAD, or a run"),
-        (("run", ""), "task: is empty"),
+        (("run", ""), "task: must have 1 to 200 characters, not 0"),
     ],
 )
 def test_what_is_not_allowed_ends_with_2_and_adds_no_job(on_database, database, arguments, said):
@@ -497,7 +500,7 @@ def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, da
     assert (plan["upto"], plan["requests"]) == (None, 8)
     assert not (tmp_path / ".dataloader").exists()
     code, _, stderr = call("etl", "plan", "days", *HERE, "--from", "2026-01-09", "--to", "2026-01-09")
-    assert (code, "from: 2026-01-09T00:00:00+00:00 is not allowed" in stderr) == (2, True)
+    assert (code, "not 2026-01-09T00:00:00+00:00" in stderr) == (2, True)
 
 
 @pytest.mark.requirement("E6")

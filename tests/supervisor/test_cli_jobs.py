@@ -52,13 +52,13 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
         (("--args", "[1]"), "no JSON object"),
         (("--args", "@none.json"), "none.json"),
         (("--args", '{"a": "\\u0000"}'), "args: "),
-        (("--priority", "-1"), "priority: -1 is not allowed"),
+        (("--priority", "-1"), "priority: must be an integer from 0 to 2,147,483,647, not -1"),
         (("--available-at", "2040-01-02T03:04:05"), "time zone"),
-        (("--available-at", "tomorrow"), "'tomorrow' is not allowed"),
-        (("--available-at", "9999999d"), "'9999999d' is not allowed"),
+        (("--available-at", "tomorrow"), ", not 'tomorrow'"),
+        (("--available-at", "9999999d"), ", not '9999999d'"),
         (("--args", "@deep.json"), "nested too deeply"),
-        (("--wait", "--timeout", "nan"), "'nan' is not allowed"),
-        (("--lease", "1"), "lease_ttl_sec: 1 is not allowed"),
+        (("--wait", "--timeout", "nan"), ", not 'nan'"),
+        (("--lease", "1"), "lease_ttl_sec: must be an integer from 3 to 86,400, not 1"),
     ],
 )
 def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database, database, tmp_path, options, said):
@@ -100,7 +100,7 @@ def test_a_job_that_is_not_there_ends_with_4(on_database, command):
 
 def test_an_id_or_a_number_that_is_none_ends_with_2(on_database):
     assert on_database("status", "17").returncode == 2
-    assert "whole number not less than 0" in on_database("events", MISSING, "--after", 2**63).stderr
+    assert "integer of at least 0" in on_database("events", MISSING, "--after", 2**63).stderr
 
 
 @pytest.mark.parametrize(("status", "code"), [("succeeded", 0), ("failed", 3), ("canceled", 3), ("lost", 3)])

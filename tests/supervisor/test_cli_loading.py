@@ -86,9 +86,9 @@ def test_a_module_that_does_not_serve_is_one_line(dataloader, module, text, attr
     [
         ("no_such_module:tasks", "there is no module 'no_such_module' in "),
         ("json.no_such_part:tasks", "there is no module 'json.no_such_part' in "),
-        ("no_such_module", "'no_such_module' is not allowed; module:attr"),
-        ("a/b.py:tasks", "'a/b.py:tasks' is not allowed"),
-        (":", "':' is not allowed"),
+        ("no_such_module", "must be module:attribute, for example my_module:tasks, not 'no_such_module'"),
+        ("a/b.py:tasks", "not 'a/b.py:tasks'"),
+        (":", "not ':'"),
     ],
 )
 def test_a_module_that_is_not_there_is_one_line(dataloader, where, said):

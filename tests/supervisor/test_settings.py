@@ -88,7 +88,7 @@ def test_files_are_taken_literally(tmp_path: Path) -> None:
 
 def test_a_broken_line_of_a_file_is_named_without_its_content(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DL_PORT=1\n\nDL_DB_DSN='postgresql://u:s3cr3t@h/d\n")
-    assert refusals({}, tmp_path) == [".env: line 3 is not allowed; NAME=value, with quotes that are closed"]
+    assert refusals({}, tmp_path) == [".env: line 3 must be NAME=value, with quotes that are closed"]
     (tmp_path / ".env").write_bytes(b"DL_INSTANCE=\xff\n")
     assert refusals({}, tmp_path) == [".env: can't be read: it is no UTF-8 text"]
 
@@ -111,99 +111,104 @@ def test_the_lock_address_is_the_database_unless_given_also_when_that_is_changed
     assert Settings(db_dsn=DSN, lock_dsn="postgres://direct/etl").lock_dsn == "postgresql://direct/etl"
 
 
+NAME = "1 to 200 characters on one line, without control characters, and not of spaces alone"
 SEC = "a number of seconds greater than 0, for example"
 WORKERS = 'a JSON list such as [{"queue":"load.cbr","concurrency":2}]'
 DSN_LIKE = "the address of a database, for example postgresql://user:password@host:5432/name"
 ENCODED = "(in the password / ? # are written as %2F %3F %23)"
 ENTRY = '{"queue":"a","concurrency":1}'
 BAD = [
-    ("DL_HEARTBEAT_SEC", "0", f"'0' is not allowed; {SEC} 10"),
-    ("DL_HEARTBEAT_SEC", "-1", f"'-1' is not allowed; {SEC} 10"),
-    ("DL_HEARTBEAT_SEC", "ten", f"'ten' is not allowed; {SEC} 10"),
-    ("DL_HEARTBEAT_SEC", "nan", f"'nan' is not allowed; {SEC} 10"),
+    ("DL_HEARTBEAT_SEC", "0", f"must be {SEC} 10, not '0'"),
+    ("DL_HEARTBEAT_SEC", "-1", f"must be {SEC} 10, not '-1'"),
+    ("DL_HEARTBEAT_SEC", "ten", f"must be {SEC} 10, not 'ten'"),
+    ("DL_HEARTBEAT_SEC", "nan", f"must be {SEC} 10, not 'nan'"),
     (
         "DL_STATEMENT_TIMEOUT_SEC",
         "2592000",
-        f"'2592000' is not allowed; {SEC} 30, and at most 2147000 (PostgreSQL has no more)",
+        f"must be {SEC} 30, and at most 2147000 (PostgreSQL has no more), not '2592000'",
     ),
-    ("DL_CONNECT_TIMEOUT_SEC", "0.0001", f"'0.0001' is not allowed; {SEC} 10, and at least 0.001"),
-    ("DL_CLAIM_BACKOFF_SEC", "inf", f"'inf' is not allowed; {SEC} 15, and at most 31536000 (a year)"),
-    ("DL_DRAIN_TIMEOUT_SEC", "-1", "'-1' is not allowed; a number of seconds not less than 0, for example 30"),
-    ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "'1.5' is not allowed; a whole number from 3 to 86400"),
-    ("DL_PORT", "65536", "'65536' is not allowed; a whole number from 0 to 65535"),
-    ("DL_PORT", "8_0", "'8_0' is not allowed; a whole number from 0 to 65535"),
-    ("DL_PORT", "9" * 5000, f"'{'9' * 200}…' is not allowed; a whole number from 0 to 65535"),
-    ("DL_MIGRATE", "maybe", "'maybe' is not allowed; true or false"),
-    ("DL_LOG_FORMAT", "xml", "'xml' is not allowed; one of auto, console, json"),
+    ("DL_CONNECT_TIMEOUT_SEC", "0.0001", f"must be {SEC} 10, and at least 0.001, not '0.0001'"),
+    ("DL_CLAIM_BACKOFF_SEC", "inf", f"must be {SEC} 15, and at most 31536000 (a year), not 'inf'"),
+    ("DL_DRAIN_TIMEOUT_SEC", "-1", "must be a number of seconds not less than 0, for example 30, not '-1'"),
+    ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "must be an integer from 3 to 86400, not '1.5'"),
+    ("DL_PORT", "65536", "must be an integer from 0 to 65535, not '65536'"),
+    ("DL_PORT", "8_0", "must be an integer from 0 to 65535, not '8_0'"),
+    ("DL_PORT", "9" * 5000, f"must be an integer from 0 to 65535, not '{'9' * 200}…'"),
+    ("DL_MIGRATE", "maybe", "must be true or false, not 'maybe'"),
+    ("DL_LOG_FORMAT", "xml", "must be one of auto, console, json, not 'xml'"),
     (
         "DL_HOST",
         "127.0.0.1:80",
-        "'127.0.0.1:80' is not allowed; an IP address or host name, without a port, for example 127.0.0.1",
+        "must be an IP address or host name, without a port, for example 127.0.0.1, not '127.0.0.1:80'",
     ),
     (
         "DL_DATA_DIR",
         "~nobody-at-all/x",
-        "'~nobody-at-all/x' is not allowed; the path of a directory (there is no such user)",
+        "must be the path of a directory (there is no such user), not '~nobody-at-all/x'",
     ),
-    ("DL_INSTANCE", "a\nb", r"'a\nb' is not allowed; a text of 1 to 200 characters on one line"),
-    ("DL_DB_DSN", "mysql://bob:s3cr3t@db/etl", f"'mysql://***' is not allowed; {DSN_LIKE}"),
-    ("DL_DB_DSN", "s3cr3t", f"'***' is not allowed; {DSN_LIKE}"),
-    ("DL_DB_DSN", "postgresql://bob:s3 cr3t@db/etl", f"'postgresql://***' is not allowed; {DSN_LIKE}"),
-    ("DL_DB_DSN", "postgresql://bob:s3cr3t@db:x/etl", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
-    ("DL_DB_DSN", "postgresql://bob:s3#cr3t@db/etl", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
-    ("DL_DB_DSN", "postgresql://bob@db/etl#s3cr3t", f"'postgresql://***' is not allowed; {DSN_LIKE} {ENCODED}"),
-    ("WORKERS_JSON", "{}", f"'{{}}' is not allowed; {WORKERS}"),
-    ("WORKERS_JSON", "[{", f"'[{{' is not allowed; {WORKERS} (Input data was truncated)"),
-    ("WORKERS_JSON", "[1]", "[0] '1' is not allowed; an object with queue, concurrency"),
-    ("WORKERS_JSON", '[{"queue":"a"}]', "[0].concurrency is missing; a whole number from 1 to 1000"),
-    ("WORKERS_JSON", '[{"queue":"a","concurrency":1,"x":2}]', "[0] 'x' is not allowed; only queue, concurrency"),
+    ("DL_INSTANCE", "a\nb", r"must be 1 to 200 characters on one line, not 'a\nb'"),
+    ("DL_DB_DSN", "mysql://bob:s3cr3t@db/etl", f"must be {DSN_LIKE}, not 'mysql://***'"),
+    ("DL_DB_DSN", "s3cr3t", f"must be {DSN_LIKE}, not '***'"),
+    ("DL_DB_DSN", "postgresql://bob:s3 cr3t@db/etl", f"must be {DSN_LIKE}, not 'postgresql://***'"),
+    ("DL_DB_DSN", "postgresql://bob:s3cr3t@db:x/etl", f"must be {DSN_LIKE} {ENCODED}, not 'postgresql://***'"),
+    ("DL_DB_DSN", "postgresql://bob:s3#cr3t@db/etl", f"must be {DSN_LIKE} {ENCODED}, not 'postgresql://***'"),
+    ("DL_DB_DSN", "postgresql://bob@db/etl#s3cr3t", f"must be {DSN_LIKE} {ENCODED}, not 'postgresql://***'"),
+    ("WORKERS_JSON", "{}", f"must be {WORKERS}, not '{{}}'"),
+    ("WORKERS_JSON", "[{", f"must be {WORKERS} (Input data was truncated), not '[{{'"),
+    ("WORKERS_JSON", "[1]", "[0] must be an object with queue, concurrency, not '1'"),
+    ("WORKERS_JSON", '[{"queue":"a"}]', "[0].concurrency must be an integer from 1 to 1000, and is missing"),
+    (
+        "WORKERS_JSON",
+        '[{"queue":"a","concurrency":1,"x":2}]',
+        "[0] must be an object with queue, concurrency alone, not 'x'",
+    ),
     (
         "WORKERS_JSON",
         f'[{ENTRY},{{"queue":"b","concurrency":0}}]',
-        "[1].concurrency '0' is not allowed; a whole number from 1 to 1000",
+        "[1].concurrency must be an integer from 1 to 1000, not '0'",
     ),
     (
         "WORKERS_JSON",
         '[{"queue":"b","concurrency":true}]',
-        "[0].concurrency 'True' is not allowed; a whole number from 1 to 1000",
+        "[0].concurrency must be an integer from 1 to 1000, not 'True'",
     ),
     (
         "WORKERS_JSON",
         '[{"queue":" ","concurrency":1}]',
-        "[0].queue ' ' is not allowed; a queue's name: 1 to 200 characters, no control characters",
+        f"[0].queue must be {NAME}, not ' '",
     ),
-    ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue 'a' is not allowed; each queue once"),
+    ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue must be another queue in each entry, not 'a'"),
     (
         "DL_TOKENS",
         '[{"name":"a","role":"read","token":"s3cr3t"}]',
-        "[0].token '***' is not allowed; 16 to 1000 printable ASCII characters without spaces",
+        "[0].token must be 16 to 1000 printable ASCII characters without spaces, not '***'",
     ),
     (
         "DL_TOKENS",
         '[{"name":"a","role":"s3cr3t-0123456789","token":"another-0123456789"}]',
-        "[0].role '***' is not allowed; one of read, operate, admin",
+        "[0].role must be one of read, operate, admin, not '***'",
     ),
     (
         "DL_TOKENS",
         '[{"name":"a","role":"write","token":"s3cr3t-0123456789"}]',
-        "[0].role 'write' is not allowed; one of read, operate, admin",
+        "[0].role must be one of read, operate, admin, not 'write'",
     ),
     (
         "DL_TOKENS",
         f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('s3cr3t', 'other')}]",
-        "[1].name 'ci' is not allowed; each name once",
+        "[1].name must be another name in each entry, not 'ci'",
     ),
     (
         "DL_TOKENS",
         f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('ci', 'cd')}]",
-        "[1].token '***' is not allowed; each token once",
+        "[1].token must be another token in each entry, not '***'",
     ),
     (
         "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
         (
-            "[0].token 'replace-me-by-a-random-one' is not allowed; "
-            "a random one, made by `openssl rand -hex 24`: everybody knows that of .env.example"
+            "[0].token must be a random one, made by `openssl rand -hex 24`, and none that everybody knows, "
+            "not 'replace-me-by-a-random-one'"
         ),
     ),
 ]
@@ -230,17 +235,17 @@ def test_all_faults_of_a_list_are_named_at_once_each_with_its_place(tmp_path: Pa
     workers = '[{"queue":"","concurrency":0},7,{"queue":"a","concurency":1},{"queue":"a","concurrency":2}]'
     tokens = '[{"name":"","role":"write","token":"s3cr3t"},{"name":"b","role":"read"}]'
     assert refusals({"WORKERS_JSON": workers, "DL_TOKENS": tokens, "DL_PORT": "x"}, tmp_path) == [
-        "WORKERS_JSON: [0].queue '' is not allowed; a queue's name: 1 to 200 characters, no control characters",
-        "WORKERS_JSON: [0].concurrency '0' is not allowed; a whole number from 1 to 1000",
-        "WORKERS_JSON: [1] '7' is not allowed; an object with queue, concurrency",
-        "WORKERS_JSON: [2] 'concurency' is not allowed; only queue, concurrency",
-        "WORKERS_JSON: [2].concurrency is missing; a whole number from 1 to 1000",
-        "WORKERS_JSON: [3].queue 'a' is not allowed; each queue once",
-        "DL_PORT: 'x' is not allowed; a whole number from 0 to 65535",
-        "DL_TOKENS: [0].name '' is not allowed; a text of 1 to 200 characters on one line",
-        "DL_TOKENS: [0].role 'write' is not allowed; one of read, operate, admin",
-        "DL_TOKENS: [0].token '***' is not allowed; 16 to 1000 printable ASCII characters without spaces",
-        "DL_TOKENS: [1].token is missing; 16 to 1000 printable ASCII characters without spaces",
+        f"WORKERS_JSON: [0].queue must be {NAME}, not ''",
+        "WORKERS_JSON: [0].concurrency must be an integer from 1 to 1000, not '0'",
+        "WORKERS_JSON: [1] must be an object with queue, concurrency, not '7'",
+        "WORKERS_JSON: [2] must be an object with queue, concurrency alone, not 'concurency'",
+        "WORKERS_JSON: [2].concurrency must be an integer from 1 to 1000, and is missing",
+        "WORKERS_JSON: [3].queue must be another queue in each entry, not 'a'",
+        "DL_PORT: must be an integer from 0 to 65535, not 'x'",
+        "DL_TOKENS: [0].name must be 1 to 200 characters on one line, not ''",
+        "DL_TOKENS: [0].role must be one of read, operate, admin, not 'write'",
+        "DL_TOKENS: [0].token must be 16 to 1000 printable ASCII characters without spaces, not '***'",
+        "DL_TOKENS: [1].token must be 16 to 1000 printable ASCII characters without spaces, and is missing",
     ]
 
 
@@ -248,8 +253,8 @@ def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
     with pytest.raises(ConfigError) as caught:
         Settings(heartbeat_s=0, workers=(Worker("a", 0),))
     assert str(caught.value).splitlines() == [
-        "WORKERS_JSON: [0].concurrency '0' is not allowed; a whole number from 1 to 1000",
-        "DL_HEARTBEAT_SEC: '0' is not allowed; a number of seconds greater than 0, for example 10",
+        "WORKERS_JSON: [0].concurrency must be an integer from 1 to 1000, not '0'",
+        "DL_HEARTBEAT_SEC: must be a number of seconds greater than 0, for example 10, not '0'",
     ]
 
 
@@ -258,15 +263,15 @@ def test_settings_made_in_code_are_checked_with_the_same_words() -> None:
     [
         (
             {"DL_HEARTBEAT_SEC": "60"},
-            "DL_HEARTBEAT_SEC: '60' is not allowed; less than DL_DEFAULT_LEASE_TTL_SEC (60), best a sixth of it",
+            "DL_HEARTBEAT_SEC: must be less than DL_DEFAULT_LEASE_TTL_SEC (60), best a sixth of it, not '60'",
         ),
         (
             {"DL_MAX_BODY_BYTES": "20000000"},
-            "DL_MAX_BATCH_BODY_BYTES: '8388608' is not allowed; at least DL_MAX_BODY_BYTES (20000000)",
+            "DL_MAX_BATCH_BODY_BYTES: must be at least DL_MAX_BODY_BYTES (20000000), not '8388608'",
         ),
         (
             {"DL_LOCK_DSN": DSN},
-            "DL_LOCK_DSN: 'postgresql://***@db:5432/etl' is not allowed without DL_DB_DSN; set both or neither",
+            "DL_LOCK_DSN: must be set together with DL_DB_DSN, not alone ('postgresql://***@db:5432/etl')",
         ),
     ],
 )
@@ -289,7 +294,7 @@ def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_envi
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "dataloader.example"])
 def test_another_than_a_loopback_address_needs_tokens(host: str, tmp_path: Path) -> None:
     (line,) = refusals({"DL_HOST": host}, tmp_path)
-    assert line.startswith(f"DL_HOST: '{host}' is not allowed without DL_TOKENS; a loopback address such as 127.0.0.1")
+    assert line.startswith("DL_HOST: must be a loopback address such as 127.0.0.1 where DL_TOKENS names nobody")
     assert load_settings({"DL_HOST": host, "DL_TOKENS": TOKENS}, directory=tmp_path).host == host
 
 
@@ -361,7 +366,7 @@ def test_each_layer_overrides_single_settings_of_pipelines(tmp_path: Path) -> No
 @pytest.mark.requirement("E5")
 def test_pauses_that_contradict_each_other_are_refused_across_layers(tmp_path: Path) -> None:
     overrides = {"pipeline": {f"{PREFIX}RATE_MIN": "9"}}
-    with pytest.raises(ConfigError, match=r"^DL_PIPELINE__RATE_MIN: 9\.0 is not allowed"):
+    with pytest.raises(ConfigError, match=r"^DL_PIPELINE__RATE_MIN: must be .*, not 9\.0$"):
         load_settings({f"{PREFIX}RATE_MAX": "3"}, directory=tmp_path, overrides=overrides)
     assert load_settings({f"{PREFIX}RATE_MAX": "9"}, directory=tmp_path, overrides=overrides).pipeline.of_all == {
         "rate_min": 9.0,

@@ -1,6 +1,6 @@
 """What the options of sources and formats may be: attrs validators, with one message for all of them.
 
-`field: value is not allowed; what is`, raised as `ValueError` when a source is declared, not when it first runs.
+`field: must be what is allowed, not the value`, raised as `ValueError` when a source is declared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NO_CHARSETS: Final = frozenset({"idna", "punycode", "unicode_escape", "raw_unic
 
 def refuse(field: str, value: object, allowed: str) -> ValueError:
     """The error that says that `field` may not be `value`, and what is allowed there."""
-    return ValueError(f"{field}: {mask_text(repr(value))[:200]} is not allowed; {allowed}")
+    return ValueError(f"{field}: must be {allowed}, not {mask_text(repr(value))[:200]}")
 
 
 def whole(least: int) -> Validator:
-    """A whole number, `least` or more."""
+    """An integer of at least `least`."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise refuse(attribute.name, value, f"a whole number, {least:,} or more")
+            raise refuse(attribute.name, value, f"an integer of at least {least:,}")
 
     return check
 

@@ -50,7 +50,7 @@ def _check_url(_instance: Any, attribute: attrs.Attribute[str], value: str) -> N
     if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
         raise checks.refuse(attribute.name, value, allowed)
     if url.userinfo:
-        raise checks.refuse(attribute.name, value, f"{allowed}; who asks is said by auth=Auth.basic(user, password)")
+        raise checks.refuse(attribute.name, value, f"{allowed} (the user belongs in auth=Auth.basic(user, password))")
 
 
 def _as_hosts(value: str | Iterable[str]) -> frozenset[str]:
@@ -60,7 +60,7 @@ def _as_hosts(value: str | Iterable[str]) -> frozenset[str]:
 def _check_headers(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
     for name in value:
         if name.lower() in {"authorization", "proxy-authorization", "cookie"}:
-            raise checks.refuse(attribute.name, name, "headers without secrets; those are given by auth=")
+            raise checks.refuse(attribute.name, name, "headers without secrets, which belong in auth=")
 
 
 def _check_statuses(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[int, Meaning]) -> None:

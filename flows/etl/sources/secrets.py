@@ -28,7 +28,7 @@ def _check_values(_instance: Any, attribute: attrs.Attribute[Any], values: Mappi
     for name, value in values.items():
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
             # Never the value: it is a secret, or what somebody takes for one.
-            raise ValueError(f"{attribute.name}.{name}: *** is not allowed; printable ASCII, at least one character")
+            raise ValueError(f"{attribute.name}.{name}: must be printable ASCII, at least one character, not ***")
 
 
 @attrs.frozen(kw_only=True)

@@ -114,5 +114,5 @@ def test_a_character_that_lies_across_two_pieces_is_whole():
 
 @pytest.mark.parametrize("item", ["", "/", "a//b", None])
 def test_an_item_without_a_name_is_refused(item):
-    with pytest.raises(ValueError, match=r"item: .* is not allowed; an element's name"):
+    with pytest.raises(ValueError, match=r"item: must be an element's name, "):
         Xml(item)

@@ -108,5 +108,5 @@ def test_a_packed_document_still_finds_its_next_page_and_its_errors():
 
 
 def test_a_bound_below_one_is_refused():
-    with pytest.raises(ValueError, match="max_bytes: 0 is not allowed; a whole number, 1 or more"):
+    with pytest.raises(ValueError, match="max_bytes: must be an integer of at least 1, not 0"):
         Compressed(Csv(), max_bytes=0)
