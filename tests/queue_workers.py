@@ -44,6 +44,11 @@ class Worker:
         """Claim, and no more."""
         return await self.locks.claim(queue, limit, tasks, BACKOFF_S, after=after)
 
+    async def finds_nothing(self) -> bool:
+        """Whether a claim has met no job, be it one that it parked."""
+        claim = await self.ask()
+        return not claim.jobs and not claim.to_test
+
     async def claim(self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",)) -> list[ClaimedJob]:
         """Claim as the dispatcher does: keys that jobs were parked for are looked at again."""
         claim = await self.ask(queue, limit, tasks)

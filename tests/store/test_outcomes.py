@@ -78,7 +78,7 @@ async def test_a_delayed_job_waits_for_its_time(claim_one, row_of, raw, step):
     row = await row_of(job.job_id)
     assert (row["status"], row["waits_for"]) == ("queued", "time")
     assert 40 < await raw.fetchval("SELECT extract(epoch FROM $1 - now())::float8", row["available_at"]) <= 45.5
-    assert (await worker.ask()).candidates == 0
+    assert await worker.finds_nothing()
 
 
 @pytest.mark.requirement("Q9")
