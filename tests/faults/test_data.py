@@ -243,7 +243,8 @@ async def of_the_next_release(job):
 async def test_f41_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(
     serve, add, row_when, raw, client_of, tmp_path
 ):
-    old = await serve({"q": 2}, **FAST)
+    settings = FAST | {"claim_backoff_sec": 0.3}
+    old = await serve({"q": 2}, **settings)
     waiting = await add("of the next release", max_attempts=1)
     row = "SELECT waits_for, attempt, crashes FROM dl_jobs WHERE job_id = $1"
     parked = await until(lambda: raw.fetchrow(row, waiting), lambda row: row["waits_for"] == "task")
@@ -257,7 +258,7 @@ async def test_f41_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(
         await until(metrics, lambda text: 'dataloader_queue_jobs{queue="q",state="unknown_task"} 1.0' in text)
     await row_when(await add("quick"), "succeeded")
     (tmp_path / "next_release.py").write_text(NEXT_RELEASE)
-    new = await serve({"q": 2}, tasks="next_release:tasks", **FAST)
+    new = await serve({"q": 2}, tasks="next_release:tasks", **settings)
     jobs = [waiting] + [await add("of the next release", max_attempts=1) for _ in range(5)]
     for job_id in jobs:
         ended = await row_when(job_id, "succeeded", within_s=30)

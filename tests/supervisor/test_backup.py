@@ -89,11 +89,11 @@ def test_a_backup_under_load_is_one_moment_and_its_jobs_go_on_where_it_is_restor
     running = json.loads(dataloader("trigger", "q", "long", "--args", '{"s": 4}', "--json", "--url", url).stdout)
     sql(first, "CREATE TABLE pairs (a int PRIMARY KEY, b int)")
     # Each transaction leaves as many rows as jobs; one of them would be missing in a backup of two moments.
-    add = """
+    add = f"""
       DO $$ BEGIN FOR n IN 1..400 LOOP
         INSERT INTO pairs VALUES (n, n);
-        INSERT INTO dl_jobs (job_id, queue, task, args, lock_key)
-        VALUES (gen_random_uuid(), 'q', 'quick', json_build_object('n', n), 'k' || n);
+        INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, lease_ttl_sec)
+        VALUES (gen_random_uuid(), 'q', 'quick', json_build_object('n', n), 'k' || n, {LEASE_S});
         COMMIT; PERFORM pg_sleep(0.01);
       END LOOP; END $$"""
     with embedded_postgres(first) as server:
