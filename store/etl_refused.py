@@ -83,6 +83,11 @@ class RefusedSearch:
         return self._in_a_row > self.most_in_a_row
 
     @property
+    def was_last_taken(self) -> bool:
+        """The last rows that were tried are staged."""
+        return self._in_a_row == 0
+
+    @property
     def is_over(self) -> bool:
         """All rows are staged or refused, or the search is given up."""
         return self.is_given_up or not self._todo

@@ -78,8 +78,10 @@ SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
 FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
   AS f (load, segment, phase, key, error, sample, times, requests)
 """
+# With what an earlier attempt of the run has put on record of the same segment, which was not committed then.
 _SOLVE: Final = """
-UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE failure_id = ANY ($1) AND solved_at IS NULL
+UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
+AND (failure_id = ANY ($5) OR (run_id = $1 AND load = $2 AND segment = $3 AND failure_id <= $4))
 """
 _DETAILS: Final = "SELECT task, segment, details, counts FROM dl_etl_details WHERE run_id = $1"
 _KEEP_DETAILS: Final = """
@@ -97,9 +99,12 @@ GROUP BY f.load, f.phase
 """
 _LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
 _INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
-# What failed in a segment that was loaded again since, by this run's attempt or another run, has failed again then, or
-# not; but for details that an earlier attempt of this run has brought in. A run's last window ends in the middle of its
-# unit: the next run's has another name, which says by its beginning and end, in whole seconds, that it goes over it.
+# A segment that is loaded whole solves what failed in it before:
+# - in another run, by the segment's name;
+# - in another run, by a window that lies within this one: a run's last window ends in the middle of its unit, so the
+#   next run's has another name. Names have both ends of a window, in whole seconds;
+# - in an earlier attempt of this run. But a detail that such an attempt has brought in is not asked for again, so what
+#   failed in it is open still.
 _AGAIN: Final = f"""
 UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
 WHERE f.load = $2 AND f.solved_at IS NULL AND (f.segment = $3 OR CASE
@@ -112,7 +117,13 @@ AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
 """
 _OPEN: Final = """
 SELECT failure_id, requests FROM dl_etl_failures
-WHERE load = $1 AND solved_at IS NULL AND ($2::bigint[] IS NULL OR failure_id = ANY ($2)) ORDER BY failure_id
+WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
+"""
+# What a run has tried again and failed once more, it does not try a third time.
+_NEXT_OPEN: Final = """
+SELECT failure_id, requests FROM dl_etl_failures
+WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND requests <> '[]'
+ORDER BY failure_id LIMIT $4
 """
 _LIST: Final = """
 SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at, solved_at
@@ -185,11 +196,18 @@ def stage_name(run_id: UUID, token: int, number: int) -> str:
 class SegmentCommit:
     """A segment's end: what to merge, and what to note in the same transaction.
 
-    `segment` None: what there was by then; its rows are merged, and the segment is not done. `is_again`: what failed in
-    it in other runs, or up to the failure with the number `again_until` in this one, is solved now, or among the
-    `failures`, which are kept; also what failed in other windows between the two ends of `window`. `cursor`: all before
-    is loaded. `counts` go on record with those of the merges. `details_of` is the segment's name if it is one with
-    details, of which `details` are in now.
+    Attributes:
+        segment: its name; None merges the rows that are there by now, and the segment is not done.
+        merges: what becomes of its rows.
+        solves: the failures that the segment has tried again; None of a segment that was loaded whole, which solves
+            what failed in it before: in other runs, and in this one's earlier attempts.
+        again_until: the last failure of the run's earlier attempts.
+        window: both ends of the segment's window; what failed in other windows between them is solved, too.
+        failures: what has failed since, which is put on record.
+        cursor: all before it is loaded.
+        counts: what was done, on record with what the merges do.
+        details_of: the segment's name, if its rows are those of details.
+        details: the keys of the details that are in now.
     """
 
     run_id: UUID
@@ -197,7 +215,7 @@ class SegmentCommit:
     task: str
     segment: str | None
     merges: Sequence[Merge | HistoryMerge]
-    is_again: bool = True
+    solves: Sequence[int] | None = None
     again_until: int = 0
     window: tuple[datetime, datetime] | None = None
     failures: Sequence[Failure] = ()
@@ -300,8 +318,10 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
     for merge in commit.merges:
         if isinstance(merge, HistoryMerge):
             await aio_note_snapshot(connection, merge, commit.task, segment)
-    if commit.is_again:
+    if commit.solves is None:
         await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
+    else:
+        await connection.execute(_SOLVE, *of, commit.again_until, list(commit.solves))
     if commit.details_of is not None:
         await connection.execute(_FORGET_DETAILS, *of)
 
@@ -333,21 +353,21 @@ async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) 
     await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
 
 
-async def aio_open_failures(
-    connection: Any, load: str, failures: Sequence[int] | None
-) -> dict[int, list[dict[str, Any]]]:
-    """The requests of a load's failures that nobody has tried again, by the failure's number; None: of all of them."""
-    rows = await connection.fetch(_OPEN, load, None if failures is None else list(failures))
+async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """The requests of those of a load's failures that are open, by the failure's number."""
+    rows = await connection.fetch(_OPEN, load, list(failures))
     return {row["failure_id"]: row["requests"] for row in rows}
 
 
-async def aio_solve(connection: Any, run_id: UUID, token: int, failures: Sequence[int]) -> None:
-    """Note, in a transaction, that this run has tried failures again; what failed once more is a failure of its own.
+async def aio_next_failures(
+    connection: Any, load: str, run_id: UUID, after: int, limit: int
+) -> dict[int, list[dict[str, Any]]]:
+    """The requests of a load's next open failures that have any, behind the one with the number `after`.
 
-    Raises `LeaseLost` if the job is another worker's by now.
+    They are `limit` at most, in their order, by the failure's number; without those of the run itself.
     """
-    await connection.execute(_SOLVE, list(failures))
-    await aio_fence(connection, run_id, token)
+    rows = await connection.fetch(_NEXT_OPEN, load, after, run_id, limit)
+    return {row["failure_id"]: row["requests"] for row in rows}
 
 
 async def list_failures(

@@ -193,8 +193,8 @@ class Shared:
         part.is_whole &= phase == "detail"
         part.arrivals.failed(request.key)
         key = request.key or request.endpoint
-        # Of a walk that has ended this page alone is not what is missing.
-        requests = [] if error.ends_walk else [request]
+        # Of a walk that has ended this page alone is not what is missing, unless it was tried alone.
+        requests = [] if error.ends_walk and not part.segment.is_retry else [request]
         self.report.failed(self.failure(part, phase, key, str(error), requests=requests))
 
     async def answer_done(self, part: Part) -> None:

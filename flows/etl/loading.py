@@ -23,13 +23,13 @@ from dataloader.flows.etl.processing import Recipe
 from dataloader.flows.etl.report import FAILED, Report
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.runlog import RunLog
-from dataloader.flows.etl.segments import Asked, check_failures, new_segments, retried_segments
+from dataloader.flows.etl.segments import MOST_RETRIED, Asked, Kept, check_failures, new_segments, retried_segments
 from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
 from dataloader.flows.etl.verdict import Verdict, give_up, judge
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl_history import aio_snapshots_behind, instant_of
-from dataloader.store.etl_runs import RunState, aio_cursor, aio_open_failures, aio_solve, stage_name
+from dataloader.store.etl_runs import RunState, aio_cursor, aio_next_failures, aio_open_failures, stage_name
 from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_prepare
 
 SHOW_S: Final = 1.0
@@ -80,19 +80,15 @@ class _Loading:
     report: Report
 
     async def run(self, state: RunState) -> Verdict:
-        """Do it all; what had failed before and was tried again is noted so."""
-        run = self.run_of_job
-        retried: list[int] = []
+        """Do it all."""
         async with self._tables() as tables:
             pipeline = self._pipeline(state)
-            end = await self._shown(pipeline, self._segments(state, tables, retried, pipeline.sender))
+            end = await self._shown(pipeline, self._segments(state, tables, pipeline.sender))
         match end:
             case "canceled":
                 return CANCELED
             case "failed":
                 return give_up(self.report, self.config)
-        if retried:
-            await run.transactions.run(aio_solve, run.claimed.job_id, run.claimed.token, retried)
         return judge(self.report, self.config)
 
     def _pipeline(self, state: RunState) -> Pipeline:
@@ -150,19 +146,14 @@ class _Loading:
                 log_at += LOG_S
             await trio.sleep(SHOW_S)
 
-    async def _segments(
-        self, state: RunState, tables: list[Table], retried: list[int], sender: Sender
-    ) -> AsyncGenerator[Segment, None]:
-        """What is to be done, in order, without what this run has committed before.
-
-        The numbers of the failures that are tried again are put into `retried`.
-        """
+    async def _segments(self, state: RunState, tables: list[Table], sender: Sender) -> AsyncGenerator[Segment, None]:
+        """What is to be done, in order, without what this run has committed before."""
         run, load = self.run_of_job, self.load
         done = state.segments.get(load.name, {})
         details = state.details.get(load.name, {})
         # Not by `count`: the process's metrics have them, or those of the process that wrote them.
         for counts in done.values():
-            self.report.counts.update({**counts, "segments": 1})
+            self.report.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
         for phase, times in state.failed.get(load.name, {}).items():
             self.report.counts.update({FAILED[phase]: times} if phase in FAILED else {})
         # What was sent was sent, though nothing may have come of it that is on record.
@@ -173,10 +164,7 @@ class _Loading:
             if not load.target.key:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
                 raise BadRequest("args.failures", told)
-            kept = await run.database.run(aio_open_failures, load.name, self.asked.failures or None)
-            check_failures(self.asked.failures, kept)
-            retried += [number for number, requests in kept.items() if requests]
-            segments = retried_segments(kept, tables)
+            segments = retried_segments(partial(self._kept_behind, bool(done)), tables)
         else:
             cursor, moved_by = await run.database.run(aio_cursor, load.name)
             if moved_by == run.claimed.job_id:
@@ -193,6 +181,22 @@ class _Loading:
                         segment.done, segment.counts = came_in.keys, came_in.counts
                         self.report.counts.update(came_in.counts)
                     yield segment  # noqa: ASYNC119 - the asker closes us, too
+
+    async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
+        """The next failures to be tried again, behind the one with the number.
+
+        Raises `BadRequest` for a number in the job's args that is no open failure's.
+        """
+        run, asked = self.run_of_job, self.asked.failures
+        if not asked:
+            mine = run.claimed.job_id
+            return await run.database.run(aio_next_failures, self.load.name, mine, number, MOST_RETRIED)
+        # All that are asked for are one segment.
+        if number or is_any_done:
+            return {}
+        kept: Kept = await run.database.run(aio_open_failures, self.load.name, asked)
+        check_failures(asked, kept)
+        return kept
 
     async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:
         """Snapshots without those that the table took in whole before its last one; they can't change it any more."""

@@ -53,9 +53,9 @@ class Table:
 class Segment:
     """Something that is loaded whole or not at all. `is_whole` until something of it fails for good.
 
-    `planned` segments are in the run, if that is known before. `is_retry`: it is made of single requests that had
-    failed, `details` those for details. `done` are details that are in already; `counts` are what was done for it so
-    far, and is on record.
+    `is_refused` when its table refused rows of it. `planned` segments are in the run, if that is known before.
+    `retries` are the failures that it tries again: then it is made of single requests, `details` those for details.
+    `done` are details that are in already; `counts` are what was done for it so far, and is on record.
     """
 
     name: str
@@ -63,13 +63,19 @@ class Segment:
     tables: list[Table]
     requests: Callable[[], AsyncGenerator[Request, None]]
     details: Sequence[Request] = ()
-    is_retry: bool = False
+    retries: Sequence[int] = ()
     moves_cursor: bool = False
     planned: int | None = None
     number: int = 0
     is_whole: bool = True
+    is_refused: bool = False
     done: Collection[str] = frozenset()
     counts: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def is_retry(self) -> bool:
+        """It is made of single requests that had failed."""
+        return bool(self.retries)
 
     @property
     def span(self) -> tuple[dt.datetime, dt.datetime] | None:

@@ -30,6 +30,8 @@ FAILED: Final = {
 """The count of each kind of failure; a batch's are its rows. A segment is counted at its end."""
 MAX_LISTED: Final = 1_000
 """Failures that the summary lists; all are in the table of failures."""
+MANY_UNSAVED: Final = 1_000
+"""From so many on failures are put on record at once, and not with their segment."""
 
 
 @attrs.define
@@ -79,14 +81,15 @@ class Report:
         """Something succeeded: failures before it don't count as a row any more."""
         self._in_a_row = 0
 
-    def failed(self, failure: Failure) -> None:
-        """Something failed for good."""
+    def failed(self, failure: Failure, *, is_on_record: bool = False) -> None:
+        """Something failed for good. `is_on_record`: other failures say in the database already what is missing."""
         if failure.phase in FAILED:
             self.count(**{FAILED[failure.phase]: failure.times})
         self.last = failure
         if len(self.failures) < MAX_LISTED:
             self.failures.append(failure)
-        self.unsaved.append(failure)
+        if not is_on_record:
+            self.unsaved.append(failure)
         self._in_a_row += 1
         if self._in_a_row == self.max_failures + 1:
             self.too_many()
@@ -125,6 +128,11 @@ class Report:
         """The failures that are not in the database yet; they are the caller's now."""
         taken, self.unsaved = self.unsaved, []
         return taken
+
+    @property
+    def are_many_unsaved(self) -> bool:
+        """So many failures are not in the database that they should not wait for their segment's end."""
+        return len(self.unsaved) >= MANY_UNSAVED
 
     def put_back(self, failures: Sequence[Failure]) -> None:
         """They are not in the database after all."""

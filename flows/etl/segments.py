@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, date, datetime
 from functools import partial
 from typing import Any, Final
 
 import attrs
+import trio
 
 from dataloader.flows.etl.load import Load
 from dataloader.flows.etl.plan import Segment, Table
 from dataloader.flows.etl.sources.base import AskForList, Request, Window, ask_at_once
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
+
+MOST_RETRIED: Final = 1_000
+"""Failures that one segment tries again."""
+
+Kept = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The requests that are kept with failures, by the failures' numbers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +55,8 @@ def read_args(args: Mapping[str, Any]) -> Asked:
         not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
     ):
         raise ValueError(f'args.failures: must be "all", or a list of numbers of failures, not {failures!r:.80}')
+    if failures and len(failures) > MOST_RETRIED:
+        raise ValueError(f'args.failures: must be {MOST_RETRIED:,} numbers at most, or "all", not {len(failures):,}')
     return Asked(
         since=_instant(args, "from"),
         until=_instant(args, "to"),
@@ -126,7 +136,7 @@ def _within(span: Window, own: Window | None) -> Window | None:
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def check_failures(asked: Sequence[int], kept: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+def check_failures(asked: Sequence[int], kept: Kept) -> None:
     """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
     if unknown := [number for number in asked if number not in kept]:
         told = f"the load has no open failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
@@ -141,22 +151,37 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 async def retried_segments(
-    kept: Mapping[int, Sequence[Mapping[str, Any]]], tables: list[Table]
+    kept_behind: Callable[[int], Awaitable[Kept]], tables: list[Table]
 ) -> AsyncGenerator[Segment, None]:
-    """One segment of the requests that are kept with failures, by the failures' numbers."""
-    requests: dict[str, list[Request]] = {"list": [], "detail": []}
-    for request in (request for kept_of_one in kept.values() for request in kept_of_one):
-        made = Request(**{name: value for name, value in request.items() if name != "of"})
-        if made not in requests[request["of"]]:
-            requests[request["of"]].append(made)
-    yield Segment(
-        name="failures",
-        window=Window(),
-        tables=tables,
-        requests=partial(_these, requests["list"]),
-        details=requests["detail"],
-        is_retry=True,
-    )
+    """Segments of the requests that are kept with failures; `kept_behind` gives the next ones behind a number.
+
+    Each solves its failures when it is committed, so a run that goes on finds those alone that are left. A segment is
+    known by the first of them.
+    """
+    last = 0
+    while kept := await kept_behind(last):
+        last = max(kept)
+        requests = await _kept_once(kept)
+        yield Segment(
+            name=f"failures from {min(kept)}",
+            window=Window(),
+            tables=tables,
+            requests=partial(_these, requests["list"]),
+            details=requests["detail"],
+            retries=tuple(kept),
+        )
+
+
+async def _kept_once(kept: Kept) -> dict[str, list[Request]]:
+    """The requests for lists and for details, each once: several records of one answer may have failed."""
+    once: dict[str, tuple[str, Request]] = {}
+    for requests in kept.values():
+        # There may be a batch's requests in each.
+        await trio.lowlevel.checkpoint()
+        for request in requests:
+            made = Request(**{name: value for name, value in request.items() if name != "of"})
+            once.setdefault(json.dumps(request, sort_keys=True), (request["of"], made))
+    return {of: [request for whose, request in once.values() if whose == of] for of in ("list", "detail")}
 
 
 async def _these(requests: Sequence[Request]) -> AsyncGenerator[Request, None]:

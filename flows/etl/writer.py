@@ -30,10 +30,11 @@ from dataloader.store.transaction import Transactions
 class Batch:
     """So many rows of one part that are written at once: lines, each with its answer's number, and their requests.
 
-    `answers` are those whose last row is in it.
+    `answers` are those whose last row is in it. `settled` rows were staged or refused when it was taken apart.
     """
 
     number: int = 0
+    settled: int = 0
     lines: list[tuple[int, Lines]] = attrs.field(factory=list)
     requests: list[Request] = attrs.field(factory=list)
     answers: list[Rows] = attrs.field(factory=list)
@@ -66,6 +67,7 @@ class Writer:
             elif message is not None:
                 message.is_ready = True
                 await self._commit_ready()
+            await self._save_if_many()
         await self._flush_all()
         await self._commit_rest()
         await self.save_failures()
@@ -106,6 +108,8 @@ class Writer:
         if not self._batches and not self._unkept:
             self._oldest = math.inf
         await self._stage(part, batch)
+        # One answer may be very many batches.
+        await self._save_if_many()
         if part.keeps_details and part.arrivals.done:
             self._unkept.add(part)
             if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
@@ -115,21 +119,13 @@ class Writer:
 
     async def _stage(self, part: Part, batch: Batch) -> None:
         began = trio.current_time()
-        number = left = batch.number
-        staged_as = part.staged_as(self.shared.token)
+        number = batch.number
         try:
             try:
                 if number:
-                    await self.transactions.run(aio_stage, staged_as, batch.lines)
+                    await self.transactions.run(aio_stage, part.staged_as(self.shared.token), batch.lines)
             except Unstorable:
-                search = RefusedSearch(staged_as, batch.lines, self.shared.config.max_failures)
-                try:
-                    while not search.is_over:
-                        search.staged += await self.transactions.run(search.aio_go_on)
-                finally:
-                    left -= search.staged + len(search.refused)
-                    part.staged += search.staged
-                    self._refused(part, batch, search)
+                await self._take_apart(part, batch)
             else:
                 part.staged += number
                 if number:
@@ -141,6 +137,7 @@ class Writer:
             raise
         except StoreError as error:
             part.is_whole = False
+            left = number - batch.settled
             for request in batch.requests:
                 part.arrivals.failed(request.key)
             self.shared.log.warning(
@@ -157,13 +154,28 @@ class Writer:
             self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
             self.shared.report.phases["writing"].add(trio.current_time() - began)
 
+    async def _take_apart(self, part: Part, batch: Batch) -> None:
+        """Stage the rows that the database takes."""
+        search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.config.max_failures)
+        try:
+            while not search.is_over:
+                search.staged += await self.transactions.run(search.aio_go_on)
+        finally:
+            batch.settled = search.staged + len(search.refused)
+            part.staged += search.staged
+            self._refused(part, batch, search)
+        # A search that has failed itself is a failure more in a row.
+        if search.was_last_taken:
+            self.shared.report.worked()
+
     def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
         """Rows that the database refused are failures of their own; the others of their batch are staged."""
         # One of them may be what a row that the table has already has become.
         part.lacks_records |= bool(search.refused)
         following = 0
         for row in search.refused:
-            if row.place > following:
+            # Nothing is staged of a search that has failed before its first commit.
+            if search.staged and row.place > following:
                 self.shared.report.worked()
             following = row.place + 1
             cells = dict(zip(row.line.columns, row.line.text.decode(errors="replace").split("\t")[1:], strict=False))
@@ -178,8 +190,6 @@ class Writer:
                 requests=[batch.requests[row.piece]],
             )
             self.shared.report.failed(failure)
-        if following < batch.number and not search.is_given_up:
-            self.shared.report.worked()
         for first in search.refused[:1]:
             told = {"rows": len(search.refused), "staged": search.staged, "error": first.error}
             self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
@@ -250,8 +260,9 @@ class Writer:
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self._is_whole_so_far &= segment.is_whole
-        # What is not whole is asked for again when the run goes on: else the cursor would go over it then.
-        is_noted = ends_segment and segment.is_whole
+        # What is not whole is asked for again when the run goes on: else the cursor would go over it then. Of failures
+        # that are tried again, what fails once more is a failure of its own.
+        is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
         if merges and (waits or (not part.table.target.key and not is_noted)):
             merges = []
@@ -259,6 +270,9 @@ class Writer:
             self.shared.log.warning(
                 "a segment is left out", phase="writing", segment=segment.name, rows=part.staged, why=why
             )
+        done = segment.counts + part.counts
+        if not segment.is_whole:
+            done["segments_failed"] = 1
         failures = self.shared.report.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
@@ -266,11 +280,11 @@ class Writer:
             task=self.shared.load,
             segment=segment.name if is_noted else None,
             merges=merges,
-            is_again=not segment.is_retry,
+            solves=segment.retries if segment.is_retry else None,
             again_until=self.shared.last_failure,
             window=segment.span,
             failures=failures,
-            counts=segment.counts + part.counts if is_noted else part.counts,
+            counts=done if is_noted else part.counts,
             details_of=segment.name if part.table.detail is not None else None,
             details=part.arrivals.take() if part.keeps_details else (),
             cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
@@ -280,12 +294,14 @@ class Writer:
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
-            segment.is_whole = self._is_whole_so_far = False
+            segment.is_refused, segment.is_whole, self._is_whole_so_far = True, False, False
             self.shared.log.warning(
                 "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
             )
             self.shared.report.put_back(failures)
-            self.shared.report.failed(self.shared.failure(part, "segment", segment.name, str(error)))
+            refused = self.shared.failure(part, "segment", segment.name, str(error))
+            # The failures that were tried again are open still, with what is needed to try them once more.
+            self.shared.report.failed(refused, is_on_record=segment.is_retry)
         else:
             self._note(part, counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
@@ -296,6 +312,10 @@ class Writer:
         if ends_segment:
             self.shared.report.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
+    async def _save_if_many(self) -> None:
+        if self.shared.report.are_many_unsaved:
+            await self.save_failures()
+
     async def save_failures(self) -> None:
         """Put what has failed since the last segment's end on record, also of a run that has been given up."""
         failures = self.shared.report.take_unsaved()
@@ -303,4 +323,6 @@ class Writer:
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
+            # It may be tried again; better to have them on record twice than not at all.
+            self.shared.report.put_back(failures)
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))

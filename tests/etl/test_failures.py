@@ -321,6 +321,21 @@ async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_
         assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
 
 
+async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw):
+    await raw.execute("""
+        CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
+        BEGIN
+          IF id % 3 < 2 THEN RETURN id % 3 = 0; END IF;
+          RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = 'not this table';
+        END $$;
+        ALTER TABLE item ADD CHECK (look(id))""")
+    # Of each three rows one is taken, and goes with the search that is refused itself.
+    items.records = [item(number) for number in range(21)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
+    assert outcome.error.startswith("11 failures in a row; the last one was a batch (2 rows of /items): ")
+    assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 6
+
+
 @pytest.mark.parametrize(("refused", "is_a_row"), [(3, False), (8, True)])
 async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, is_a_row):
     # A page with a part that is no record and six records that fail, then pages that are refused.
@@ -453,19 +468,52 @@ async def test_counters_of_each_load_are_in_the_metrics(items, serve, add, row_w
     assert 'dataloader_etl_runs_total{load="items",status="failed"} 1.0' in lines
 
 
-async def test_what_failed_can_be_tried_again_alone(items, counts_of_failed, counts_of, failures, soon, table):
-    items.records = [item(number, number) for number in range(1, 4)]
-    items.service.misbehave("from=2026-01-02", times=None, status=500)
+async def test_what_failed_can_be_tried_again_alone(
+    items, counts_of_failed, counts_of, failures, soon, table, monkeypatch
+):
+    monkeypatch.setattr(loading, "MOST_RETRIED", 2)
+    items.records = [item(number, number) for number in range(1, 6)]
+    items.service.misbehave("from=2026-01-0[235]", times=None, status=500)
     load = items_load(items.service.url)
-    await counts_of_failed(load, to="2026-01-04")
+    await counts_of_failed(load, to="2026-01-06")
     items.service.behave()
+    items.service.misbehave("from=2026-01-03", times=None, status=404)
     asked = len(items.service.requests)
+    # Two at a time; what fails once more waits for another run.
+    counts = await counts_of_failed(load, failures="all")
+    assert items.asked()[asked:] == ["2026-01-02", "2026-01-03", "2026-01-05"]
+    assert (counts["inserted"], counts["segments"], counts["segments_failed"]) == (2, 1, 1)
+    assert await failures("left(segment, 13), solved_at IS NOT NULL") == [
+        *((f"2026-01-0{number}T00", True) for number in (2, 3, 5)),
+        ("failures from", False),
+    ]
+    items.service.behave()
     counts = await counts_of(load, failures="all")
-    assert items.asked()[asked:] == ["2026-01-02"]
-    assert counts["inserted"] == 1
-    assert await table("id") == ["1", "2", "3"]
-    assert await failures("solved_at IS NOT NULL") == [(True,)]
-    assert (await counts_of(load, failures="all")) == {"segments": 1}
+    assert items.asked()[asked + 3 :] == ["2026-01-03"]
+    assert (counts["inserted"], counts["segments"]) == (1, 1)
+    assert await table("id") == ["1", "2", "3", "4", "5"]
+    assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
+    assert (await counts_of(load, failures="all")) == {}
+
+
+async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_open(
+    items, counts_of, counts_of_failed, failures, raw, table
+):
+    await raw.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a')")
+    await raw.execute("ALTER TABLE item ADD FOREIGN KEY (value) REFERENCES known")
+    items.records = [item(number, 1) for number in range(3)]
+    items.records[0]["id"] = items.records[1]["id"] = None
+    load = items_load(items.service.url)
+    await counts_of_failed(load, to="2026-01-02")
+    items.records = [item(number, 1, "unknown") for number in range(2)]
+    counts = await counts_of_failed(load, failures="all")
+    assert (counts["segments_failed"], counts["requests"]) == (1, 1)
+    # They say what is missing, and what is needed to have it; the cursor is behind it.
+    assert await failures("phase, solved_at") == [("record", None)] * 2
+    await raw.execute("INSERT INTO known VALUES ('unknown')")
+    await counts_of(load, failures="all")
+    assert await table("id") == ["0", "1", "2"]
+    assert None not in [solved for (solved,) in await failures("solved_at")]
 
 
 async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of, raw):
@@ -488,6 +536,7 @@ async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of
             "pipeline.rate_min: must be a number of seconds not greater ",
         ),
         ({"failures": "some"}, 'args.failures: must be "all", or a list of numbers'),
+        ({"failures": [*range(1_001)]}, 'args.failures: must be 1,000 numbers at most, or "all", not 1,001'),
     ],
 )
 async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
@@ -526,17 +575,21 @@ async def test_failures_are_on_record_though_the_pool_is_busy_for_long(
     assert [phase for phase, *_ in await failures()] == ["request"]
 
 
-async def test_of_very_many_records_that_fail_only_some_are_named(items, outcome_of, failures):
+async def test_of_very_many_records_that_fail_only_some_are_named_and_those_do_not_wait_for_their_segment(
+    items, outcome_of, failures, raw
+):
     def refuse(record):
         raise ValueError("bad")
 
-    items.records = [item(number) for number in range(3_000)]
-    load = items_load(items.service.url, windows=None, transform=refuse, pipeline={"max_failures": 5_000})
+    items.records = [item(number) for number in range(5_000)]
+    pipeline = {"max_failures": 9_000, "workers": 1}
+    load = items_load(items.service.url, windows=None, transform=refuse, page_size=3_000, pipeline=pipeline)
     outcome = await outcome_of(load)
-    assert outcome.result["counts"]["records_failed"] == 3_000
+    assert outcome.result["counts"]["records_failed"] == 5_000
     kept = await failures()
-    assert len(kept) == 1_001
-    assert kept[-1][1] == "2000 more records"
+    assert (kept[1_000][1], kept[2_001][1], len(kept)) == ("2000 more records", "1000 more records", 2_002)
+    # Each page's by itself, in a transaction of its own.
+    assert await raw.fetchval("SELECT count(DISTINCT failed_at) FROM dl_etl_failures") == 2
 
 
 async def test_an_id_that_is_no_text_or_number_is_its_records_own_affair(items, counts_of_failed, failures, raw):

@@ -286,6 +286,48 @@ async def test_what_failed_in_a_segment_of_an_earlier_attempt_counts_and_what_wa
     assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "succeeded_with_failures"
 
 
+@pytest.mark.requirement("E10")
+@pytest.mark.parametrize("asked", ["all", [1, 2]])
+async def test_what_fails_when_it_is_tried_again_stays_open_though_the_attempt_ends_before_its_job(
+    items, database, raw, outcome_of, monkeypatch, asked
+):
+    items.records = [{**item(number), "id": None} for number in range(2)]
+    load = items_load(items.service.url, pipeline=BEARS_ALL)
+    await outcome_of(load, to="2026-01-02")
+    items.records[0]["id"] = 0
+    run = loading.Pipeline.run
+
+    async def stumble(pipeline, segments):
+        await run(pipeline, segments)
+        monkeypatch.undo()
+        raise Stumble
+
+    monkeypatch.setattr(loading.Pipeline, "run", stumble)
+    tasks = Tasks()
+
+    @tasks.task(load.name)
+    async def handler(job):
+        return await run_load(load, job)
+
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key) VALUES (gen_random_uuid(), 'q', $1, $2, 'k')",
+        load.name,
+        json.dumps({"failures": asked}),
+    )
+    ends = []
+    for _ in range(2):
+        await raw.execute("UPDATE dl_jobs SET available_at = now()")
+        ends += await work_off(database.dsn, tasks)
+    # What failed again counts in the second attempt, too, which has nothing to ask for.
+    assert [(end.status, "records_failed" in end.result["counts"]) for end in ends] == [
+        ("queued", True),
+        ("succeeded", True),
+    ]
+    assert len(items.service.requests) == 2
+    failures = await raw.fetch("SELECT solved_at IS NULL AS is_open FROM dl_etl_failures ORDER BY failure_id")
+    assert [row["is_open"] for row in failures] == [False, False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("E3")
 async def test_the_memory_of_a_process_stays_where_it_is_in_a_long_load(items, serve, add, row_when, raw, unmeasured):

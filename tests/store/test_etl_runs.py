@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import attrs
 import pytest
 from etl_loads import open_load
 
@@ -18,10 +19,10 @@ from dataloader.store.etl_runs import (
     aio_commit_segment,
     aio_cursor,
     aio_end_run,
+    aio_next_failures,
     aio_note_failures,
     aio_note_task,
     aio_open_failures,
-    aio_solve,
     list_failures,
     stage_name,
 )
@@ -182,7 +183,8 @@ def failure(number, **fields):
 
 @pytest.mark.requirement("E10")
 async def test_failures_are_kept_listed_and_solved(start, begin, store, transactions):
-    job = await start()
+    job, other = await start(), await start()
+    await begin(other)
     await begin(job)
     noted = [failure(1), failure(2, phase="record", sample="2"), failure(3, load="names")]
     with_nul = failure(4, requests=[{"of": "list", "endpoint": "/\x00"}])
@@ -199,25 +201,35 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
         "2",
         "3",
     ]
-    opened = await store.run(aio_open_failures, "rates", None)
-    assert list(opened) == [found[0].failure_id, found[1].failure_id, found[3].failure_id]
-    assert opened[found[0].failure_id] == [{"of": "list", "endpoint": "/1"}]
-    await transactions.run(aio_solve, job.job_id, job.token, [found[0].failure_id])
-    assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4"]
-    assert list(await store.run(aio_open_failures, "rates", [found[0].failure_id, found[1].failure_id])) == [
-        found[1].failure_id
-    ]
+    first, second, third, fourth = (one.failure_id for one in found)
+    opened = await store.run(aio_next_failures, "rates", other.job_id, 0, 2)
+    assert list(opened) == [first, second]
+    assert opened[first] == [{"of": "list", "endpoint": "/1"}]
+    assert list(await store.run(aio_next_failures, "rates", other.job_id, second, 2)) == [fourth]
+    assert list(await store.run(aio_next_failures, "rates", job.job_id, 0, 2)) == []
+    # What the other run tries again: an earlier attempt of it has put what failed once more on record, and a later one.
+    retried = "failures from 1"
+    failed_again = [failure(5, segment=retried), failure(6, segment="day 1"), failure(7, segment=retried, requests=[])]
+    for again in failed_again:
+        await transactions.run(aio_note_failures, other.job_id, other.token, [again])
+    *_, fifth, _, seventh = (one.failure_id for one in await list_failures(store, load="rates"))
+    commit = commit_of(other, None, segment=retried, cursor=None)
+    commit = attrs.evolve(commit, merges=[], solves=[first], again_until=fifth)
+    await transactions.run(aio_commit_segment, commit)
+    assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7"]
+    assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]
+    # A whole segment that failed can't be tried alone.
+    assert seventh not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
 
 
 @pytest.mark.requirement("E10", "Q10")
-async def test_a_stale_token_neither_notes_nor_solves_a_failure(start, begin, store, transactions):
+async def test_a_stale_token_notes_no_failure(start, begin, store, transactions):
     job = await start()
     await begin(job)
     await transactions.run(aio_note_failures, job.job_id, job.token, [failure(1)])
     [noted] = await list_failures(store, run_id=job.job_id)
-    for late, written in ((aio_note_failures, [failure(2)]), (aio_solve, [noted.failure_id])):
-        with pytest.raises(LeaseLost):
-            await transactions.run(late, job.job_id, job.token + 1, written)
+    with pytest.raises(LeaseLost):
+        await transactions.run(aio_note_failures, job.job_id, job.token + 1, [failure(2)])
     assert await list_failures(store, run_id=job.job_id) == [noted]
 
 
