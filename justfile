@@ -55,7 +55,7 @@ coverage *args: _servers
 
 # the faults, in full: processes killed, networks cut, databases gone (--count 20: so many times; -k f06: one of them)
 faults *args:
-    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal \
+    STORM_SECONDS=300 IDLE_CONNECTIONS=10000 MANY_JOBS=20000 {{ bin }}/pytest tests/faults tests/web/test_contract.py -n 4 --dist worksteal \
         -o faulthandler_timeout=900 {{ args }}
 
 # the loads, in full, with the real data sets where they are at hand

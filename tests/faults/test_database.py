@@ -79,7 +79,7 @@ async def test_f14_a_restart_of_the_server_is_waited_for(serve, load, asking, ca
 async def test_f14_a_database_that_crashes_under_load_costs_no_job(serve, own_server):
     await own_server.fetch(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec)"
-        " SELECT gen_random_uuid(), 'q', 'churn', 'k' || n % 50, 5 FROM generate_series(1, 1500) AS n"
+        " SELECT gen_random_uuid(), 'q', 'churn', 'k' || n % 50, 5 FROM generate_series(1, 600) AS n"
     )
 
     async def succeeded():
@@ -95,7 +95,7 @@ async def test_f14_a_database_that_crashes_under_load_costs_no_job(serve, own_se
     # The end of any backend ends all sessions; the server recovers and takes connections again.
     [[pid]] = await own_server.fetch("SELECT pid FROM pg_stat_activity WHERE application_name ~ 'recorder'")
     os.kill(pid, signal.SIGKILL)
-    await until(succeeded, lambda count: count == 1_500, within_s=240)
+    await until(succeeded, lambda count: count == 600, within_s=240)
     assert service.process.poll() is None
 
 
