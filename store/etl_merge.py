@@ -128,8 +128,8 @@ class Counts:
 async def aio_merge(connection: Any, merge: Merge) -> Counts:
     """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
 
-    Of several staged rows of one key the last one counts, in the order of the requests. Only the columns that the load
-    brings are written.
+    Of several staged rows of one key the last one counts, in the order of the requests: what it lacks is as in the
+    target, and not as in the others. Only the columns that the load brings are written.
 
     Raises:
         StoreError: not as many rows are staged as the caller says; load the segment again.

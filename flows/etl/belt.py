@@ -133,10 +133,20 @@ class Room:
 
 @attrs.define(eq=False, kw_only=True)
 class Shared:
-    """What the parts of a pipeline share: of the run of `load` by the job `run_id` with `token`, behind `last_failure`.
+    """What the parts of a pipeline share in one run.
 
-    `parts` are those that are not committed yet, in their order:
-    the asker begins them, the writer ends them. A part itself is sent to the writer when all of its rows are.
+    Attributes:
+        run_id: the job whose run it is.
+        token: the job's, which fences what the run writes.
+        last_failure: the number of the last failure that earlier attempts of the job have put on record; 0 for none.
+        load: the load's name.
+        parts: those that are not committed yet, in their order. The asker begins them, the writer ends them.
+        room: what the asker may still ask for.
+        again: what the asker has to ask for again.
+        to_workers: the asker sends responses.
+        fetched: the workers receive them.
+        to_writer: the workers send rows; a part itself follows when all of its rows are sent.
+        processed: the writer receives both.
     """
 
     run_id: UUID

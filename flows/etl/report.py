@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 import trio
 
 from dataloader.flows.etl.processing import Processed
+from dataloader.flows.etl.runlog import Phase
 from dataloader.flows.etl.sources.base import Page
 from dataloader.store.etl_runs import Failure
 
-PHASES: Final = ("requests", "processing", "writing")
-Phase = Literal["requests", "processing", "writing"]
+PHASES: Final[tuple[Phase, ...]] = ("requests", "processing", "writing")
 FAILED: Final = {
     "request": "requests_failed",
     "detail": "details_failed",

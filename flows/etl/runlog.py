@@ -12,6 +12,7 @@ from dataloader.jobs.logger import get_logger
 log = get_logger("dataloader.flows.etl")
 
 Phase = Literal["requests", "processing", "writing", "run"]
+"""What a line is about: a part of the pipeline, or the run as a whole."""
 
 
 @attrs.frozen

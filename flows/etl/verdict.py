@@ -7,13 +7,16 @@ holds the cursor. Records, rows and details that fail don't; too many of them st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
 from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.report import Report
 from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES, Failure
+
+_WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
+"""Counts of merges: what has come into a table, or was there."""
 
 RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
 
@@ -57,24 +60,22 @@ def _is_failure(name: str) -> bool:
 
 
 def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[str]:
-    """Sentences on what failed too often, by the settings; a run that has loaded nothing has failed by any."""
+    """Sentences on what failed too often: more than the settings bear, or all there was, whatever they bear."""
     failed, loaded = counts.get("segments_failed", 0), counts.get("segments", 0)
-    is_any_written = loaded or counts.get("rows", 0) > counts.get("rows_failed", 0)
-    if failed > config.max_failed_segments or (failed and not is_any_written):
+    # Of a segment that lacks a page the others are written.
+    is_all = not loaded and not any(counts.get(name) for name in _WRITTEN)
+    if failed > config.max_failed_segments or (failed and is_all):
         bound = f"max_failed_segments is {config.max_failed_segments:,}"
         yield f"{failed:,} of {failed + loaded:,} segments could not be loaded ({bound})"
     records = counts.get("records", 0)
     # A record may have become several rows, each of which can be refused.
     tried = max(records, counts.get("rows", 0) + counts.get("records_failed", 0))
-    failed = counts.get("records_failed", 0) + counts.get("rows_failed", 0)
-    if failed > config.max_failed_share * tried or (failed and failed >= tried):
-        yield _of_share("records", failed, tried, config)
+    yield from _of_share("records", counts.get("records_failed", 0) + counts.get("rows_failed", 0), tried, config)
     failed = counts.get("details_failed", 0)
-    tried = failed + counts.get("details", 0)
-    if failed > config.max_failed_share * tried:
-        yield _of_share("details", failed, tried, config)
+    yield from _of_share("details", failed, failed + counts.get("details", 0), config)
 
 
-def _of_share(what: str, failed: int, tried: int, config: PipelineConfig) -> str:
-    share = failed / tried if tried else 1.0
-    return f"{failed:,} of {tried:,} {what} failed ({share:.1%}; max_failed_share is {config.max_failed_share:g})"
+def _of_share(what: str, failed: int, tried: int, config: PipelineConfig) -> Iterator[str]:
+    if failed > config.max_failed_share * tried or (failed and failed >= tried):
+        share = failed / tried if tried else 1.0
+        yield f"{failed:,} of {tried:,} {what} failed ({share:.1%}; max_failed_share is {config.max_failed_share:g})"

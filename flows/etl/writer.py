@@ -96,11 +96,11 @@ class Writer:
         self._oldest = min(self._oldest, trio.current_time() + seconds)
 
     async def _flush_all(self) -> None:
-        self._oldest = math.inf
         for part in list(self._batches):
             await self._flush(part)
         for part in list(self._unkept):
             await self._keep(part)
+        self._oldest = math.inf
 
     async def _flush(self, part: Part) -> None:
         """Write a part's batch into its staging table, without the rows that the database refuses."""

@@ -61,7 +61,9 @@ def some_bad(good, bad):
         ({"segments": 1, "segments_failed": 1}, WITH_FAILURES),
         ({"segments": 1, "segments_failed": 2}, "failed"),
         # Of a segment that lacks a page the rest is written, unless nothing of it is taken.
-        ({"segments_failed": 1, "records": 200, "rows": 200, "rows_failed": 1}, WITH_FAILURES),
+        ({"segments_failed": 1, "records": 200, "rows": 200, "inserted": 199, "rows_failed": 1}, WITH_FAILURES),
+        # What was rolled back with its segment is not written.
+        ({"segments_failed": 1, "records": 200, "rows": 200}, "failed"),
         ({"segments_failed": 1, "records": 0}, "failed"),
     ],
 )
@@ -69,6 +71,15 @@ def test_what_failed_is_weighed_against_what_was_tried(counts, end):
     report = Report(load="items", max_failures=10, began=0)
     report.counts.update(counts)
     assert judge(report, PipelineConfig(max_failed_segments=1)).end == end
+
+
+@pytest.mark.parametrize("what", ["records", "details"])
+@pytest.mark.parametrize(("good", "end"), [(0, "failed"), (1, WITH_FAILURES)])
+def test_where_any_share_may_fail_not_all_may(what, good, end):
+    report = Report(load="items", max_failures=10, began=0)
+    # A request for a detail that fails is none of the details.
+    report.counts.update({f"{what}_failed": 9, what: good + (9 if what == "records" else 0)})
+    assert judge(report, PipelineConfig(max_failed_share=1)).end == end
 
 
 async def test_a_run_of_which_little_failed_has_succeeded_with_failures(items, outcome_of, statuses, days, monkeypatch):
