@@ -201,7 +201,10 @@ class JobEvent:
 
 @attrs.frozen
 class WorkerRecord:
-    """A process that has beaten lately: `claimed_by` of its jobs is `worker`."""
+    """A process that has beaten lately: `claimed_by` of its jobs is `worker`.
+
+    `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell.
+    """
 
     worker: str
     host: str
@@ -210,6 +213,7 @@ class WorkerRecord:
     started_at: datetime
     seen_at: datetime
     queues: dict[str, int]
+    tasks: list[str] | None = None
 
 
 @attrs.frozen

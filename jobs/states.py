@@ -46,12 +46,13 @@ class QueueState(enum.StrEnum):
     """What keeps the jobs of a queue waiting, however ready they are; read from the database when somebody looks.
 
     PAUSED: an operator paused it. NO_WORKER: no dataloader worker serves it; another service may. FULL: all slots of
-    its workers are taken.
+    its workers are taken. UNKNOWN_TASK, in the answer to a request for a job: none of its workers knows the task.
     """
 
     PAUSED = "paused"
     NO_WORKER = "no_worker"
     FULL = "full"
+    UNKNOWN_TASK = "unknown_task"
 
 
 class Step(enum.StrEnum):

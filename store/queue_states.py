@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import attrs
 import trio
 
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import QueueState
 from dataloader.store.database import Database
 from dataloader.store.workers import ALIVE_WITHIN_S
@@ -45,10 +46,11 @@ SELECT asked.queue,
 FROM unnest($1::text[]) AS asked (queue) LEFT JOIN served ON served.queue = asked.queue
 """
 
+# The replicas of a service are alike: a row for each kind of them, or one without a worker.
 _PAUSED_AND_SERVED: Final = """
-SELECT ARRAY(SELECT queue FROM dl_queues WHERE paused) AS paused,
-       ARRAY(SELECT jsonb_object_keys(queues) FROM dl_workers
-             WHERE seen_at > now() - make_interval(secs => $1)) AS served
+SELECT p.paused, w.queues, w.tasks
+FROM (SELECT ARRAY(SELECT queue FROM dl_queues WHERE paused) AS paused) AS p
+LEFT JOIN (SELECT DISTINCT queues, tasks FROM dl_workers WHERE seen_at > now() - make_interval(secs => $1)) AS w ON true
 """
 
 
@@ -63,16 +65,22 @@ async def aio_queue_states(connection: Any, queues: Iterable[str]) -> dict[str, 
 
 @attrs.frozen
 class Served:
-    """Which queues are paused, and which have workers."""
+    """Which queues are paused, which have workers, and what those know.
+
+    `workers` are the queues that some workers serve, each time with the tasks that these know; None: they don't tell.
+    """
 
     paused: frozenset[str]
-    served: frozenset[str]
+    workers: Sequence[tuple[frozenset[str], frozenset[str] | None]]
 
-    def state_of(self, queue: str) -> QueueState | None:
-        """PAUSED, NO_WORKER, or None for a queue that is served."""
+    def state_of(self, queue: str, task: str) -> QueueState | None:
+        """PAUSED, NO_WORKER, UNKNOWN_TASK, or None for a queue with a worker that may know the task."""
         if queue in self.paused:
             return QueueState.PAUSED
-        return None if queue in self.served else QueueState.NO_WORKER
+        known = [tasks for queues, tasks in self.workers if queue in queues]
+        if not known:
+            return QueueState.NO_WORKER
+        return None if any(tasks is None or task in tasks for tasks in known) else QueueState.UNKNOWN_TASK
 
 
 async def read_served(database: Database) -> Served | None:
@@ -89,8 +97,13 @@ async def _aio_served(connection: Any, until: float) -> Served | None:
     # Not the driver's to raise: the session would take its connection for lost.
     with contextlib.suppress(TimeoutError):
         if left_s > 0:
-            row = await connection.fetchrow(_PAUSED_AND_SERVED, ALIVE_WITHIN_S, timeout=left_s)
-            return Served(frozenset(row["paused"]), frozenset(row["served"]))
+            rows = await connection.fetch(_PAUSED_AND_SERVED, ALIVE_WITHIN_S, timeout=left_s)
+            workers = [
+                (frozenset(row["queues"]), None if row["tasks"] is None else frozenset(row["tasks"]))
+                for row in rows
+                if row["queues"] is not None
+            ]
+            return Served(frozenset(rows[0]["paused"]), workers)
     return None
 
 
@@ -106,14 +119,15 @@ class ServedQueues:
     _read_at: float = attrs.field(default=-math.inf, init=False)
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
-    async def state_of(self, queues: Iterable[str]) -> dict[str, QueueState | None]:
-        """PAUSED or NO_WORKER for each of these queues; None for a served one, and while the database does not tell."""
+    async def states_of(self, jobs: Iterable[NewJob]) -> list[QueueState | None]:
+        """What keeps each of these jobs from being taken, as `Served` says; None while the database does not tell."""
         if self._is_old:
             async with self._turn:
                 if self._is_old:
                     self._known = await read_served(self._database)
                     self._read_at = trio.current_time()
-        return {queue: None if self._known is None else self._known.state_of(queue) for queue in queues}
+        known = self._known
+        return [None if known is None else known.state_of(job.queue, job.task) for job in jobs]
 
     @property
     def _is_old(self) -> bool:

@@ -139,7 +139,7 @@ FROM queues GROUP BY 1 ORDER BY 1
 """
 
 _WORKERS: Final = """
-SELECT worker, host, pid, version, started_at, seen_at, queues FROM dl_workers
+SELECT worker, host, pid, version, started_at, seen_at, queues, tasks FROM dl_workers
 WHERE seen_at > now() - make_interval(secs => $1) ORDER BY worker
 """
 

@@ -6,7 +6,7 @@ client_store.py and client_http.py implement it; nothing else does. Every method
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -96,8 +96,18 @@ class Client(Protocol):
 async def served_instead(client: Client, queue: str) -> list[str] | None:
     """The queues that are served, when nobody serves this one; None when somebody does."""
     served = {name for worker in await client.workers() for name in worker.queues}
-    # A service shows names without their secrets.
-    return None if {queue, mask_text(queue)} & served else sorted(served)
+    return None if _shows(served, queue) else sorted(served)
+
+
+async def knows_task(client: Client, queue: str, task: str) -> bool:
+    """Whether a worker of the queue may know the task: it does, or does not tell."""
+    known = [worker.tasks for worker in await client.workers() if _shows(worker.queues, queue)]
+    return any(tasks is None or _shows(tasks, task) for tasks in known)
+
+
+def _shows(names: Collection[str], name: str) -> bool:
+    """Whether a name is among these. A service shows them without their secrets."""
+    return name in names or mask_text(name) in names
 
 
 AWAY_S: Final = 1.0

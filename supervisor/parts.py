@@ -200,7 +200,7 @@ def _make(
 ) -> Parts:
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
     slots = {worker.queue: worker.concurrency for worker in settings.workers}
-    worker = Worker(name, socket.gethostname(), os.getpid(), program_version(), slots)
+    worker = Worker(name, socket.gethostname(), os.getpid(), program_version(), slots, tasks)
     runs = Runs(settings.default_lease_s)
 
     def keys_lost(tokens: list[int]) -> None:

@@ -77,11 +77,11 @@ class Supervisor:
         if self._parts.drain.requested.is_set():
             raise Draining("this supervisor is draining and takes no new jobs")
         # First what may be cancelled: once the jobs are in the queue their ids come back.
-        states = await self._parts.served_queues.state_of(job.queue for job in jobs)
+        states = await self._parts.served_queues.states_of(jobs)
         enqueued = await self._parts.enqueuer.enqueue(jobs)
         return [
-            attrs.evolve(one, queue_state=states[job.queue]) if one.status is Status.QUEUED else one
-            for job, one in zip(jobs, enqueued, strict=True)
+            attrs.evolve(one, queue_state=state) if one.status is Status.QUEUED else one
+            for state, one in zip(states, enqueued, strict=True)
         ]
 
     async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:

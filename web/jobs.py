@@ -92,11 +92,11 @@ async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> li
         raise Draining("this process takes no new jobs")
     new = [NewJob(**request.domain_fields()) for request in requests]
     # First what may be cancelled: once the jobs are in the queue they are answered for.
-    states = await services.served_queues.state_of(job.queue for job in new)
+    states = await services.served_queues.states_of(new)
     enqueued = await services.enqueuer.enqueue(new)
     return [
-        Triggered(job.job_id, job.status, job.created, states[request.queue] if job.status is Status.QUEUED else None)
-        for job, request in zip(enqueued, new, strict=True)
+        Triggered(job.job_id, job.status, job.created, state if job.status is Status.QUEUED else None)
+        for job, state in zip(enqueued, states, strict=True)
     ]
 
 

@@ -217,8 +217,8 @@ class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 _QUEUE_STATE: Final = Meta(
     description=(
         "What keeps the job's queue from taking it. paused: an operator paused it. no_worker: no dataloader worker "
-        "serves it (another service may). full: all slots of its workers are taken. null: none of these is known, or "
-        "the job does not wait."
+        "serves it (another service may). full: all slots of its workers are taken. unknown_task, in the answer to a "
+        "trigger: none of its workers knows the task. null: none of these is known, or the job does not wait."
     )
 )
 

@@ -48,8 +48,9 @@ def queue(record: QueueRecord) -> QueueRecord:
 
 
 def worker(record: WorkerRecord) -> WorkerRecord:
-    """A process and the queues that it serves."""
-    return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues))
+    """A process, the queues that it serves and the tasks that it knows."""
+    tasks = None if record.tasks is None else list(map(mask_text, record.tasks))
+    return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues), tasks=tasks)
 
 
 def audit(record: AuditRecord) -> AuditRecord:

@@ -23,10 +23,10 @@ from dataloader.supervisor.cli.arguments import day_or_instant
 from dataloader.supervisor.cli.entry import INTERRUPTED, NOT_SUCCEEDED
 from dataloader.supervisor.cli.etl_screen import Screen, open_screen, print_summary
 from dataloader.supervisor.cli.loading import load_tasks
-from dataloader.supervisor.cli.output import print_json, tell
+from dataloader.supervisor.cli.output import print_json, tell, unknown_task
 from dataloader.supervisor.cli.pipeline import pipeline_options
 from dataloader.supervisor.cli.target import Target, asks_queue, provide_server
-from dataloader.supervisor.client import Client, job_that_was_added, served_instead, wait_for_end
+from dataloader.supervisor.client import Client, job_that_was_added, knows_task, served_instead, wait_for_end
 from dataloader.supervisor.settings import load_settings
 
 QUEUE: Final = "default"
@@ -159,7 +159,7 @@ def _start(how: _How, name: str, lock_key: str, args: dict[str, Any]) -> int:
 
 def _add(how: _How, new: NewJob) -> int:
     async def question(client: Client) -> tuple[Enqueued, str | None]:
-        return await client.trigger(new), await _unserved(client, new.queue)
+        return await client.trigger(new), await _why_never(client, new)
 
     enqueued, warning = how.target.ask(question)
     if how.as_json:
@@ -172,7 +172,7 @@ def _add(how: _How, new: NewJob) -> int:
 
 
 async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, client: Client) -> JobRecord:
-    if reason := await _unserved(client, new.queue):
+    if reason := await _why_never(client, new):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
     added.append(await client.trigger(new))
     job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf, tell=tell)
@@ -180,11 +180,12 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
     return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed, tell=tell)
 
 
-async def _unserved(client: Client, queue: str) -> str | None:
-    """Why nobody would take a job of the queue, None if somebody would."""
+async def _why_never(client: Client, new: NewJob) -> str | None:
+    """Why nobody would take the job, None if somebody would."""
+    queue = new.queue
     served = await served_instead(client, queue)
     if served is None:
-        return None
+        return None if await knows_task(client, queue, new.task) else unknown_task(queue, new.task)
     others = f"; served are {', '.join(served)} (--queue)" if served else ""
     return (
         f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"

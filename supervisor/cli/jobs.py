@@ -74,7 +74,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
 
     async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
         enqueued = await client.trigger(new)
-        changes.show_reason(new.queue, enqueued.queue_state)
+        changes.show_reason(new, enqueued.queue_state)
         if not wait:
             return enqueued, None
         until = trio.current_time() + timeout_s
@@ -299,9 +299,9 @@ class _Changes:
             self._state = state
             click.echo(state, err=True)
 
-    def show_reason(self, queue: str, state: QueueState | None) -> None:
-        """Tell why the queue does not take the job, if that is new. A queue may be full now and then: said once."""
-        self._tell("" if state is None else why_not_taken(queue, state))
+    def show_reason(self, new: NewJob, state: QueueState | None) -> None:
+        """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""
+        self._tell("" if state is None else why_not_taken(new.queue, new.task, state))
 
     def _tell(self, reason: str) -> None:
         if reason and reason != self._reason:

@@ -120,16 +120,28 @@ def state_of(job: JobRecord) -> str:
     return f"{job.status} (waits for {job.waits_for})" if job.waits_for else str(job.status)
 
 
-def why_not_taken(queue: str, state: QueueState) -> str:
-    """Why the jobs of a queue wait although they are ready, and what the reader can do."""
+def why_not_taken(queue: str, task: str, state: QueueState) -> str:
+    """Why a job of a queue waits although it is ready, and what the reader can do."""
     name = repr(cell(queue))
     match state:
         case QueueState.PAUSED:
             return f"the queue {name} is paused; `dataloader resume` ends that"
         case QueueState.NO_WORKER:
-            return f"no dataloader worker serves the queue {name}; `dataloader queues` lists those that are served"
+            return unserved(queue)
         case QueueState.FULL:
             return f"all slots of the queue {name} are taken"
+        case QueueState.UNKNOWN_TASK:
+            return unknown_task(queue, task)
+
+
+def unserved(queue: str) -> str:
+    """Why the jobs of a queue wait that has no worker."""
+    return f"no dataloader worker serves the queue {cell(queue)!r}; `dataloader queues` lists those that are served"
+
+
+def unknown_task(queue: str, task: str) -> str:
+    """Why a job waits whose task is unknown where it is queued."""
+    return f"no worker of the queue {cell(queue)!r} knows the task {cell(task)!r}; is its name right?"
 
 
 def why_waits(job: JobRecord) -> str:
@@ -140,7 +152,7 @@ def why_waits(job: JobRecord) -> str:
     if job.status is not Status.QUEUED:
         return ""
     if job.queue_state is not None and (job.queue_state is not QueueState.FULL or job.waits_for is None):
-        return why_not_taken(job.queue, job.queue_state)
+        return why_not_taken(job.queue, job.task, job.queue_state)
     match job.waits_for:
         case WaitsFor.TIME:
             due = f"attempt {job.attempt + 1} of {job.max_attempts} is due at {cell(job.available_at)}"
@@ -148,7 +160,7 @@ def why_waits(job: JobRecord) -> str:
         case WaitsFor.LOCK:
             return "another job with its lock_key runs"
         case WaitsFor.TASK:
-            return f"no worker of the queue {cell(job.queue)!r} knows the task {cell(job.task)!r}; is its name right?"
+            return unknown_task(job.queue, job.task)
         case None:
             return ""
 
@@ -172,7 +184,7 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
         fields |= {"created_at": job.created_at}
         if job.queue_state is not None:
-            fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.queue_state)}"
+            fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
         if job.waits_for in {WaitsFor.LOCK, WaitsFor.TASK} and (why := why_waits(attrs.evolve(job, queue_state=None))):
             fields["waits_for"] = f"{job.waits_for}: {why}"
         if job.waits_for is WaitsFor.TIME:

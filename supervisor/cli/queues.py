@@ -7,8 +7,7 @@ from typing import Final
 
 import click
 
-from dataloader.jobs.states import QueueState
-from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, why_not_taken
+from dataloader.supervisor.cli.output import Column, cell, print_json, print_table, unserved
 from dataloader.supervisor.cli.target import Target, asks_queue
 from dataloader.supervisor.client import Client, served_instead
 
@@ -84,7 +83,7 @@ def pause(target: Target, *, queue: str, as_json: bool) -> None:
     served = target.ask(question)
     _say(queue, as_json=as_json, paused=True)
     if served is not None:  # the name may be mistyped, and the queue that was meant goes on
-        click.echo(why_not_taken(queue, QueueState.NO_WORKER), err=True)
+        click.echo(unserved(queue), err=True)
 
 
 @click.command()

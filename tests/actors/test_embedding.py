@@ -48,8 +48,10 @@ async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one
         [first], [second] = [await supervisor.trigger_many([new]) for _ in range(2)]
         assert (first.created, second.created, second.job_id) == (True, False, new.job_id)
         # As by HTTP and by the command line.
-        other = [NewJob(queue=queue, task="greet") for queue in ("nobody serves it", "q")]
-        assert [added.queue_state for added in await supervisor.trigger_many(other)] == ["no_worker", None]
+        names = (("nobody serves it", "greet"), ("q", "greet"), ("q", "geret"))
+        other = [NewJob(queue=queue, task=task) for queue, task in names]
+        states = [added.queue_state for added in await supervisor.trigger_many(other)]
+        assert states == ["no_worker", None, "unknown_task"]
         assert (await supervisor.wait(new.job_id, timeout_s=10)).status == "succeeded"
         assert [added.created for added in await supervisor.trigger_many([new])] == [False]
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", new.job_id) == 1

@@ -16,11 +16,13 @@ from dataloader.store.workers import Worker, aio_show
 
 pytestmark = pytest.mark.requirement("Q3")
 
+JOB = NewJob(queue="q", task="t")
+
 
 @pytest.fixture
 def show_worker(store):
-    async def show_worker(name, queues):
-        await store.write(aio_show, Worker(name, "h", 1, "1", queues))
+    async def show_worker(name, queues, tasks=("t",)):
+        await store.write(aio_show, Worker(name, "h", 1, "1", queues, tasks))
 
     return show_worker
 
@@ -59,6 +61,29 @@ async def test_jobs_of_other_services_take_no_slot_and_a_dead_worker_serves_noth
     assert (await reads.get_job(store, job_id)).queue_state is QueueState.NO_WORKER
 
 
+async def test_a_task_is_unknown_when_every_worker_of_its_queue_tells_what_it_knows_and_none_knows_it(
+    store, raw, show_worker
+):
+    async def heard(*names):
+        jobs = [NewJob(queue=queue, task=task) for queue, task in names]
+        return await ServedQueues(store).states_of(jobs)
+
+    await show_worker("w1", {"q": 1, "both": 1}, ["t"])
+    await show_worker("w2", {"other": 1, "both": 1}, ["u"])
+    asked = (("q", "t"), ("q", "u"), ("both", "t"), ("both", "u"), ("both", "v"), ("nobody", "v"))
+    unknown, no_worker = QueueState.UNKNOWN_TASK, QueueState.NO_WORKER
+    assert await heard(*asked) == [None, unknown, None, None, unknown, no_worker]
+    # A process of an earlier release may know it.
+    await raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('w3', 'h', 1, '0', '{\"q\": 1}')"
+    )
+    assert await heard(("q", "u"), ("both", "v")) == [None, unknown]
+    # What a process comes to know later is shown with its next beat.
+    await show_worker("w2", {"both": 1}, ["u", "v"])
+    assert await heard(("both", "v")) == [None]
+    assert {w.worker: w.tasks for w in await reads.list_workers(store)} == {"w1": ["t"], "w2": ["u", "v"], "w3": None}
+
+
 async def test_the_state_of_a_queue_is_found_by_indexes_among_many_jobs(store, raw, show_worker):
     await show_worker("w", {"q": 10})
     await raw.execute(
@@ -84,8 +109,8 @@ async def test_the_answers_to_many_triggers_cost_one_read_a_second(store, raw):
     began = trio.current_time()
     for number in range(50):
         await enqueue(store, [NewJob(queue=f"q{number}", task="t")])
-        states = await served.state_of([f"q{number}", "paused"])
-        assert states == {f"q{number}": QueueState.NO_WORKER, "paused": QueueState.PAUSED}
+        states = await served.states_of([NewJob(queue=queue, task="t") for queue in (f"q{number}", "paused")])
+        assert states == [QueueState.NO_WORKER, QueueState.PAUSED]
     seconds = trio.current_time() - began
 
     async def flush(connection):
@@ -104,7 +129,7 @@ async def test_all_who_ask_at_once_hear_how_the_queue_stands_now_and_not_how_it_
     served, heard = ServedQueues(store), []
 
     async def ask():
-        heard.extend((await served.state_of(["q"])).values())
+        heard.extend(await served.states_of([JOB]))
 
     await ask()
     await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('q', true)")
@@ -122,7 +147,7 @@ async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database
     async with open_database(DatabaseOptions(dsn=database.dsn, pool_size=1)) as store:
         before = await store.run(pid)
         await raw.execute("BEGIN; LOCK TABLE dl_queues")
-        assert await ServedQueues(store).state_of(["q"]) == {"q": None}
+        assert await ServedQueues(store).states_of([JOB]) == [None]
         assert await store.run(pid) == before
         await raw.execute("ROLLBACK")
 
@@ -130,4 +155,4 @@ async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database
 async def test_a_database_that_does_not_answer_says_nothing_of_queues():
     options = DatabaseOptions(dsn="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
     async with open_database(options) as away:
-        assert await ServedQueues(away).state_of(["q"]) == {"q": None}
+        assert await ServedQueues(away).states_of([JOB]) == [None]

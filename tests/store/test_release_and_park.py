@@ -296,9 +296,9 @@ async def test_a_sweep_wakes_exactly_one_of_a_thousand_jobs_of_a_free_key(store,
 async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_another_with_their_key(
     store, raw, start_worker, idle
 ):
-    await store.write(aio_show, Worker("dead", "h", 1, "1", {"of the dead": 1}))
+    await store.write(aio_show, Worker("dead", "h", 1, "1", {"of the dead": 1}, ()))
     await raw.execute("UPDATE dl_workers SET seen_at = now() - make_interval(secs => $1)", ALIVE_WITHIN_S + 1)
-    await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}))
+    await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}, ()))
     await control.pause(store, "paused", Actor("test"))
     await park(raw, 300)
     await raw.execute("UPDATE dl_jobs SET queue = $1 WHERE priority % 3 > 0", idle)

@@ -320,8 +320,23 @@ def test_a_load_for_a_service_is_not_added_when_nobody_serves_its_queue(call, se
     assert database.psql("SELECT queue, status FROM dl_jobs ORDER BY 1") == "default|queued\netl|succeeded"
 
 
-def test_a_wait_for_a_task_that_nobody_knows_says_so_and_an_interrupt_ends_only_the_wait(command, serve, database):
-    serve()
+def test_a_misspelt_load_is_refused_and_where_that_is_not_known_an_interrupt_ends_only_the_wait(
+    command, call, serve, database
+):
+    url = serve()
+    unknown = "no worker of the queue 'default' knows the task 'unheard-of'; is its name right?"
+    for where in ((), ("--url", url)):
+        code, stdout, stderr = call("etl", "run", "unheard-of", *where)
+        assert (code, stdout) == (1, "")
+        assert f"no job was added, since it would wait for ever: {unknown}" in stderr
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
+    assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
+    database.psql("DELETE FROM dl_jobs")
+    # A process of an earlier release serves the queue, too, and does not tell what it knows.
+    database.psql(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues) SELECT 'w', 'h', 1, '0', queues FROM dl_workers"
+    )
     waiting = command("etl", "run", "unheard-of")
     said = Service(waiting).lines
     wait_until(lambda: any("knows the task 'unheard-of'" in line["event"] for line in said), lambda: said)

@@ -124,9 +124,10 @@ def test_wait_returns_when_the_job_ends(start, database):
 
 
 def serve(database, queues):
-    """Show a worker that serves these queues, as a process does that lives."""
+    """Show a worker that serves these queues, as a process does that lives and knows the task `t`."""
     database.psql(
-        f"insert into dl_workers (worker, host, pid, version, queues) values ('w', 'h', 1, '1', '{json.dumps(queues)}')"
+        "insert into dl_workers (worker, host, pid, version, queues, tasks)"
+        f" values ('w', 'h', 1, '1', '{json.dumps(queues)}', '{{t}}')"
     )
 
 
@@ -144,6 +145,9 @@ def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_datab
     on_database("resume", "q")
     serve(database, {"q": 1})
     assert on_database("trigger", "q", "t").stderr == ""
+    misspelt = on_database("trigger", "q", "tt")
+    said = "the job waits: no worker of the queue 'q' knows the task 'tt'; is its name right?\n"
+    assert (misspelt.returncode, misspelt.stdout.split()[1], misspelt.stderr) == (0, "queued", said)
     assert "queue_state" not in on_database("status", job_id).stdout
 
 

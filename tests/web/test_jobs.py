@@ -105,6 +105,21 @@ async def test_a_job_whose_queue_is_paused_full_or_served_by_nobody_says_so_wher
         assert told == [None, None, "paused", "no_worker"]
 
 
+@pytest.mark.requirement("Q3")
+async def test_the_answer_to_a_trigger_says_that_no_worker_of_the_queue_knows_the_task(open_web, database):
+    database.psql(
+        "insert into dl_workers (worker, host, pid, version, queues, tasks)"
+        """ values ('w', 'h', 1, '1', '{"q": 1}', '{t, "of password=sesame"}')"""
+    )
+    async with open_web() as web:
+        batch = await web.client.post(
+            f"{TRIGGER}/batch", json={"jobs": [BODY | {"queue": "q", "task": task} for task in ("t", "bad.wrok")]}
+        )
+        assert [job["queue_state"] for job in batch.json()["jobs"]] == [None, "unknown_task"]
+        [worker] = (await web.client.get("/api/v1/workers")).json()["workers"]
+        assert worker["tasks"] == ["t", "of password=***"]
+
+
 async def test_the_same_key_with_another_body_is_a_conflict(open_web):
     async with open_web() as web:
         await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
