@@ -100,12 +100,13 @@ class Asker:
                 self.shared.request_failed(unread.part, unread.request, error)
             await self.shared.drop_answer(unread.part, unread.request)
 
-    async def _walk(self, part: Part, request: Request | None) -> None:
+    async def _walk(self, part: Part, first: Request) -> None:
+        # Where the next page was known the run that failed has gone on with it; else its walk ended here, and goes on.
+        is_alone = part.segment.is_retry and part.table.source.after_failure(first) is not None
+        request: Request | None = first
         while request is not None:
             await self._ask_again()
             following = await self._ask(part, request)
-            # Of pages that are counted the run that failed has asked for all others.
-            is_alone = part.segment.is_retry and part.table.source.after_failure(request) is not None
             request = None if is_alone else following
 
     async def _ask(self, part: Part, request: Request) -> Request | None:

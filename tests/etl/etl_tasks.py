@@ -55,7 +55,7 @@ class Items:
         since, until = seen.query.get("from", ""), seen.query.get("to", "9")
         found = [record for record in self.records if since <= str(record["day"]) < until]
         size, page = int(seen.query.get("size", 100_000)), int(seen.query.get("page", 1))
-        body = json.dumps({"items": found[(page - 1) * size : page * size]}).encode()
+        body = json.dumps({"items": found[(page - 1) * size : page * size], "total": len(found)}).encode()
         self.answered_at.append(time.monotonic())
         return Answer(body)
 
@@ -77,14 +77,18 @@ def span(window) -> dict[str, str]:
 
 
 def items_load(url: str, *, page_size: int | None = None, name: str = "items", **fields: object) -> Load:
-    """A load of the items by day; `windows=None` asks for all at once, `pipeline` goes on top of no pauses."""
+    """A load of the items by day; `windows=None` asks for all at once, `pipeline` goes on top of no pauses.
+
+    `total_path="total"` reads how many there are.
+    """
     pipeline = {**AT_ONCE, **fields.pop("pipeline", {})}
+    total_path = fields.pop("total_path", None)
     windows = fields.pop("windows", Windows(start=date(2026, 1, 1), segment="day", column="day"))
     source = Http(
         url,
         endpoint="/items",
         params={} if windows is None else span,
-        pages=None if page_size is None else PageNumber(size=page_size),
+        pages=None if page_size is None else PageNumber(size=page_size, total_path=total_path),
         format=Json("items"),
         statuses=fields.pop("statuses", {}),
     )

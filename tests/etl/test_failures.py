@@ -61,14 +61,41 @@ async def test_a_request_that_trying_again_can_not_help_is_sent_once(items, coun
 
 
 async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(
-    items, counts_of_failed, failures, soon, table
+    items, counts_of, counts_of_failed, failures, soon, table
 ):
     items.records = [item(number) for number in range(7)]
     items.service.misbehave("page=2", times=None, status=500)
-    counts = await counts_of_failed(items_load(items.service.url, windows=None, page_size=2))
+    load = items_load(items.service.url, windows=None, page_size=2, total_path="total")
+    counts = await counts_of_failed(load)
     assert (counts["requests_failed"], counts["inserted"]) == (1, 5)
     assert await table("id") == ["0", "1", "4", "5", "6"]
     assert [phase for phase, _, _ in await failures()] == ["request"]
+    items.service.behave()
+    asked = len(items.service.requests)
+    # The page alone: the walk has been behind it.
+    assert (await counts_of(load, failures="all"))["inserted"] == 2
+    assert items.asked()[asked:] == ["2"]
+
+
+@pytest.mark.parametrize(("page", "total_path"), [(1, "total"), (2, None)])
+async def test_a_page_behind_which_nobody_knows_of_others_ends_its_walk_and_the_next_segment_is_loaded(
+    items, outcome_of, counts_of, failures, soon, table, page, total_path
+):
+    items.records = [item(number, 1 + number // 5) for number in range(10)]
+    items.service.misbehave(f"page={page}.*from=2026-01-01|from=2026-01-01.*page={page}", times=None, status=500)
+    load = items_load(items.service.url, page_size=2, total_path=total_path)
+    outcome = await outcome_of(load, to="2026-01-03")
+    assert outcome.error.startswith("1 of 2 segments could not be loaded")
+    before = [f"2026-01-01/{number}" for number in range(1, page)]
+    tried = [f"2026-01-01/{page}"] * 3
+    assert items.asked() == [*before, *tried, *(f"2026-01-02/{number}" for number in (1, 2, 3))]
+    assert await failures("phase") == [("request",)]
+    items.service.behave()
+    asked = len(items.service.requests)
+    # From there on: nothing behind it has been asked for.
+    await counts_of(load, failures="all")
+    assert items.asked()[asked:] == [f"2026-01-01/{number}" for number in range(page, 4)]
+    assert len(await table("id")) == 10
 
 
 async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried_alone(
@@ -339,10 +366,10 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
 @pytest.mark.parametrize(("refused", "is_a_row"), [(3, False), (8, True)])
 async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, is_a_row):
     # A page with a part that is no record and six records that fail, then pages that are refused.
-    page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))]}).encode()
+    page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))], "total": 700}).encode()
     items.service.misbehave(body=page)
     items.service.misbehave(times=refused, status=404)
-    outcome = await outcome_of(items_load(items.service.url, windows=None, page_size=7))
+    outcome = await outcome_of(items_load(items.service.url, windows=None, page_size=7, total_path="total"))
     assert ("failures in a row" in outcome.error) is is_a_row
     phases = [phase for phase, _, _ in await failures()]
     assert phases.count("record") == 7

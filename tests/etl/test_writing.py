@@ -21,7 +21,7 @@ DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
 async def deleting(items, raw):
     """A load by days that marks rows as gone."""
     await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
-    return items_load(items.service.url, target=DELETING, page_size=2)
+    return items_load(items.service.url, target=DELETING, page_size=2, total_path="total")
 
 
 @pytest.fixture

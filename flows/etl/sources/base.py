@@ -68,7 +68,8 @@ class Request:
     `endpoint` is a URL without its query, a path, or an object's name. `params` are the query, a list where a name
     comes several times; no secrets, which a source adds when it sends. `key` names what is asked for where that is one
     thing (the id of a detail, the member of an archive). `page` counts from 1 within a walk over pages. `mark` is what
-    the walk remembers of an earlier page, to notice that it goes in a circle.
+    the walk remembers of an earlier page, to notice that it goes in a circle; `total` is how many records the walk has,
+    where an earlier page has told.
     """
 
     endpoint: str = attrs.field(repr=_shown)
@@ -78,6 +79,7 @@ class Request:
     key: str = ""
     page: int = 1
     mark: str = attrs.field(default="", repr=False)
+    total: int | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -227,7 +229,10 @@ class Source(Protocol):
         """What the answer holds, in a thread. Raises `SourceError` for what can't be read, or says that it failed."""
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next request of the walk when this one could not be answered; None when that can't be known."""
+        """The next request of the walk when this one could not be answered; None, which ends it, if there is none.
+
+        None, too, when that can't be known. A page that may not exist is never asked for.
+        """
         del request
         return None
 

@@ -177,7 +177,7 @@ class Http(Source):
         return Page(records=content.records, broken=content.broken, following=following)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next request of the walk, where pages are counted."""
+        """The next request of the walk, where pages are counted and their number is known."""
         return None if self.pages is None else self.pages.after_failure(request)
 
     def hint_s(self, response: Response) -> float:

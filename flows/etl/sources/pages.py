@@ -37,7 +37,10 @@ class Pages(Protocol):
         """
 
     def after_failure(self, request: Request) -> Request | None:
-        """The request for the page after one that could not be had; None if only its answer would tell."""
+        """The request for the page after one that could not be had; None at the end, or if only its answer would tell.
+
+        So it is known only of a walk whose earlier answers have told how many records there are.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -86,13 +89,16 @@ class PageNumber:
                 is_passing=False,
                 ends_walk=count == 0,
             )
-        return step(self.after_failure(response.request), response, count, self.max_pages)
+        return step(self._next(response.request, total), response, count, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next number; None after `max_pages`."""
+        """The next number, where the total is known and lies behind this page; None after `max_pages`."""
+        return self._next(request, request.total) if request.page * self.size < (request.total or 0) else None
+
+    def _next(self, request: Request, total: int | None) -> Request | None:
         if request.page >= self.max_pages:
             return None
-        return _with(request, {self.param: self.first_page + request.page}, page=request.page + 1)
+        return _with(request, {self.param: self.first_page + request.page}, page=request.page + 1, total=total)
 
 
 @attrs.frozen(kw_only=True)
@@ -135,20 +141,21 @@ class Offset:
         if count == 0:
             told = f"no records at {done:,}, though {self.total_path} says {total:,}"
             raise SourceError(told, is_passing=False, ends_walk=True)
-        return step(self._from(response.request, done), response, count, self.max_pages)
+        return step(self._from(response.request, done, total), response, count, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
-        """The one `size` records on; None after `max_pages`."""
-        return self._from(request, self._offset(request) + self.size)
+        """The one `size` records on, where the total is known and lies behind it; None after `max_pages`."""
+        following = self._offset(request) + self.size
+        return self._from(request, following, request.total) if following < (request.total or 0) else None
 
     def _offset(self, request: Request) -> int:
         offset = request.params.get(self.param, 0)
         return offset if isinstance(offset, int) else 0
 
-    def _from(self, request: Request, offset: int) -> Request | None:
+    def _from(self, request: Request, offset: int, total: int | None) -> Request | None:
         if request.page >= self.max_pages:
             return None
-        return _with(request, {self.param: offset}, page=request.page + 1)
+        return _with(request, {self.param: offset}, page=request.page + 1, total=total)
 
 
 @attrs.frozen(kw_only=True)

@@ -77,7 +77,7 @@ async def test_pages_can_be_counted_from_zero(service):
     source = Http(service.url, endpoint="/list", format=Json("items"), pages=PageNumber(first_page=0, size=50))
     request = await first(source)
     assert (request.params, request.page) == ({"page": 0, "size": 50}, 1)
-    assert source.after_failure(request).params["page"] == 1
+    assert source.after_failure(attrs.evolve(request, total=51)).params["page"] == 1
 
 
 async def test_an_interface_that_gives_smaller_pages_than_asked_for_is_an_error_and_no_loss(service):
@@ -176,23 +176,31 @@ async def test_a_walk_ends_where_no_next_page_is_named(service, end):
     assert await ids(service, NextUrl(path="next")) == [1]
 
 
-async def test_after_a_failure_counted_pages_go_on_and_the_others_can_not():
+async def test_after_a_failure_a_walk_goes_on_to_pages_that_are_known_to_be_there_and_to_no_others():
     source = Http("http://127.0.0.1:9", endpoint="/list", params={"q": "x"}, pages=PageNumber(size=10, max_pages=3))
-    second = source.after_failure(await first(source))
-    assert (second.params, second.page) == ({"q": "x", "page": 2, "size": 10}, 2)
-    assert source.after_failure(source.after_failure(second)) is None
+    # Which no answer has told of the first page, or without a total.
+    assert source.after_failure(await first(source)) is None
+    second = source.after_failure(attrs.evolve(await first(source), total=99))
+    assert (second.params, second.page, second.total) == ({"q": "x", "page": 2, "size": 10}, 2, 99)
+    assert source.after_failure(source.after_failure(second)) is None  # by max_pages
+    assert source.after_failure(attrs.evolve(second, total=20)) is None
+    assert source.after_failure(attrs.evolve(second, total=21)).page == 3
     source = attrs.evolve(source, pages=Offset(size=10))
-    second = source.after_failure(await first(source))
-    assert (second.params, second.page) == ({"q": "x", "offset": 10, "limit": 10}, 2)
+    assert source.after_failure(await first(source)) is None
+    second = source.after_failure(attrs.evolve(await first(source), total=20))
+    assert (second.params, second.page, second.total) == ({"q": "x", "offset": 10, "limit": 10}, 2, 20)
+    assert source.after_failure(second) is None
+    assert source.after_failure(attrs.evolve(second, total=21)).params["offset"] == 20
     for pages in (Cursor(path="next"), NextUrl(path="next"), LinkHeader(), None):
         source = attrs.evolve(source, pages=pages)
         assert source.after_failure(await first(source)) is None
 
 
-async def test_a_walk_goes_on_behind_a_page_that_failed(service):
+@pytest.mark.parametrize(("pages", "second"), [(PageNumber, "page=2"), (Offset, "offset=10")])
+async def test_a_walk_goes_on_behind_a_page_that_failed(service, pages, second):
     service.put("/list", numbered(30))
-    service.misbehave("page=2", status=500)
-    source = Http(service.url, endpoint="/list", format=Json("items"), pages=PageNumber(size=10, total_path="total"))
+    service.misbehave(second, status=500)
+    source = Http(service.url, endpoint="/list", format=Json("items"), pages=pages(size=10, total_path="total"))
     request, got = await first(source), []
     while request is not None:
         try:
