@@ -1,7 +1,7 @@
-"""The lines that a job has logged (E11): its events of kind `log`, in order, by load and by how serious they are.
+"""A job's log (E11): the lines that it has logged, and between them where each attempt began and how it ended.
 
-A page looks at so many lines of the journal at most, whatever it is asked for: what a filter does not find there, the
-next page goes on to look for.
+Both are events of its journal, in their order, by load and by how serious they are. A page looks at so many lines of
+the journal at most, whatever it is asked for: what a filter does not find there, the next page goes on to look for.
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
 MAX_SCANNED: Final = 10_000
 """Events of a job that one page looks at."""
 
+_ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
+"""The kinds of events that tell where an attempt begins and how it ended."""
+_FAILED: Final = ("retry", "lease expired")
+"""Why a job was queued again whose attempt failed."""
+
 _EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
-# No index serves what is in a line, so one text for all filters costs none.
+_LEVEL: Final = f"""
+CASE WHEN kind = 'log' THEN payload ->> 'level'
+     WHEN kind IN ('failed', 'lost') OR kind = 'requeue' AND payload ->> 'reason' IN {_FAILED} THEN 'error'
+     ELSE 'info' END
+"""
+# No index serves what is in a line, so one text for all filters costs none. A job that was parked because its key is
+# held has not run: that would be a line for each look at the key.
 _LINES: Final = f"""
-SELECT event_id, ts, {shown("payload", MAX_PAYLOAD)}
+SELECT event_id, ts, kind, {_LEVEL} AS level, {shown("payload", MAX_PAYLOAD)}
 FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
-WHERE kind = 'log'
-  AND ($3::text[] IS NULL OR payload ->> 'level' = ANY ($3))
-  AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
+WHERE (kind = 'log' AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
+       OR kind IN {_ATTEMPTS} AND payload ->> 'reason' IS DISTINCT FROM 'lock_key')
+  AND ($3::text[] IS NULL OR {_LEVEL} = ANY ($3))
 ORDER BY event_id LIMIT $5
 """
 _LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1"
@@ -46,13 +57,18 @@ _LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMI
 
 @attrs.frozen(kw_only=True)
 class LogLine:
-    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`."""
+    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`.
+
+    `kind` is `log` for what the job has logged. Other kinds are those of the journal: an attempt began (`picked`) or
+    ended, with the event's payload as `fields`.
+    """
 
     event_id: int
     ts: datetime
     level: str | None
     message: str
     fields: dict[str, Any]
+    kind: str = "log"
 
 
 @attrs.frozen
@@ -72,11 +88,12 @@ async def list_log(
     level: Level | None = None,
     load: str | None = None,
 ) -> LogPage:
-    """The lines that a job has logged, in order, behind the event_id `after`: at most `limit` (1 to 1,000).
+    """A job's log in order, from behind the event_id `after`: at most `limit` (1 to 1,000) lines.
 
     A page of long lines, as other services may write them, has fewer: see `reads.MAX_PAGE_PAYLOADS`.
 
-    `level` leaves out what is less serious, `load` what is not about this load of a flow.
+    `level` leaves out what is less serious, `load` what the job has logged about other loads of a flow. That an attempt
+    failed is an error, that it began or ended otherwise an info.
 
     Raises `JobNotFound`, and `BadRequest` for a `limit` or a `load` that is not allowed.
     """
@@ -108,6 +125,16 @@ async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[obj
 def _line(row: Mapping[str, Any]) -> LogLine:
     """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
     payload = read_payload(row)
+    if row["kind"] != "log":
+        fields = payload if isinstance(payload, dict) else {}
+        return LogLine(
+            event_id=row["event_id"],
+            ts=row["ts"],
+            kind=row["kind"],
+            level=row["level"],
+            message=_said(row["kind"], fields),
+            fields=fields,
+        )
     ours = payload if isinstance(payload, dict) and isinstance(payload.get("message"), str) else {}
     level, fields = ours.get("level"), ours.get("fields", {}) if ours else {"payload": payload}
     return LogLine(
@@ -117,3 +144,26 @@ def _line(row: Mapping[str, Any]) -> LogLine:
         message=ours.get("message", ""),
         fields=fields if isinstance(fields, dict) else {"fields": fields},
     )
+
+
+def _said(kind: str, payload: Mapping[str, Any]) -> str:
+    """What an event says of an attempt, without why; other services may write none of its fields."""
+    attempt = f"attempt {payload['attempt']}" if isinstance(payload.get("attempt"), int) else "the attempt"
+    event = f"{kind}: {payload.get('reason')}" if kind == "requeue" else kind
+    return _SAID.get(event, "the job was queued again").format(attempt=attempt)
+
+
+# What uses up no attempt has the number of the one before in its payload.
+_SAID: Final = {
+    "picked": "{attempt} began",
+    "done": "the job succeeded",
+    "failed": "{attempt} failed for good",
+    "lost": "{attempt} ended for good: worker lost",
+    "canceled": "the job was canceled",
+    "requeue: retry": "{attempt} failed",
+    "requeue: lease expired": "{attempt} ended: worker lost",
+    "requeue: snooze": "the attempt was snoozed",
+    "requeue: return": "the attempt was given back",
+    "requeue: the claim's reply was lost": "the attempt was given back",
+    "requeue: operator": "an operator queued the job again",
+}

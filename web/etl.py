@@ -96,6 +96,7 @@ def _masked(fields: dict[str, Any]) -> dict[str, Any]:
 async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
     """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
 
+    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's.
     `next` is null when there are no more lines yet. A page that a filter leaves empty can have a `next`.
     """
     page = await job_logs.list_log(

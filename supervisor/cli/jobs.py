@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -14,7 +16,7 @@ import trio
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
-from dataloader.store.job_logs import LEVELS, Level, LogPage
+from dataloader.store.job_logs import LEVELS, Level, LogLine, LogPage
 from dataloader.store.reads import MAX_PAGE, JobFilter
 from dataloader.supervisor.cli.arguments import finds_jobs, instant_after_now, json_object, row_number, span_to_wait
 from dataloader.supervisor.cli.entry import FAILED, NOT_SUCCEEDED
@@ -183,7 +185,7 @@ def logs(
 ) -> None:
     """Read what a job has logged, oldest line first.
 
-    These are the lines of `job.log`, and those that a load logs by itself.
+    These are the lines of `job.log`, those that a load logs by itself, and where each attempt began and how it ended.
     """
     if follow and (as_json or limit is not None):
         raise click.UsageError("--follow goes without --json and --limit")
@@ -226,8 +228,21 @@ async def _follow(client: Client, job_id: UUID, read: Callable[[Client, int], Aw
 
 def _print_lines(page: LogPage) -> None:
     for line in page.lines:
-        parts = (cell(line.ts), f"{cell(line.level):7}", cell(line.message), cell(line.fields))
-        click.echo("  ".join(filter(None, parts)))
+        said = (cell(line.message), cell(line.fields)) if line.kind == "log" else (_mark(line),)
+        click.echo("  ".join(filter(None, (cell(line.ts), f"{cell(line.level):7}", *said))))
+
+
+def _mark(line: LogLine) -> str:
+    """Where an attempt begins, or how it ended, why, and when the next one is due."""
+    said, given = cell(line.message), line.fields
+    if line.kind == "picked" and isinstance(given.get("worker"), str):
+        said += f" on {cell(given['worker'])}"
+    if isinstance(given.get("error"), str):
+        said += f": {first_line(given['error'])}"
+    if line.kind == "requeue" and isinstance(delay_s := given.get("delay_s", 0), int | float):
+        with suppress(OverflowError):  # of another service, which may write any number
+            said += f"; next at {cell(line.ts + timedelta(seconds=delay_s))}"
+    return f"— {said} —"
 
 
 def _short_first(payload: object) -> object:

@@ -171,7 +171,7 @@ _MAX_ERROR: Final = 200
 
 def first_line(error: str) -> str:
     """What an error says, without its traceback, for a line that is about more."""
-    text = cell(error.partition("\n")[0])
+    text = cell(error.partition("\n")[0].rstrip())
     return text if len(text) <= _MAX_ERROR else f"{text[: _MAX_ERROR - 1]}…"
 
 

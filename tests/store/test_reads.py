@@ -12,9 +12,12 @@ import trio
 
 from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store import job_logs, reads
+from dataloader.jobs.states import Status, Step, WaitsFor
+from dataloader.store import control, job_logs, reads
+from dataloader.store.control import Actor
 from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.leases import reap
+from dataloader.store.outcomes import aio_keep_lines
 from dataloader.store.reads import Cursor, JobFilter
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -317,6 +320,63 @@ async def test_long_events_that_another_service_wrote_are_shown_by_their_beginni
     assert (len(lines.lines), lines.next) == (3, end.event_id)
     assert lines.lines[0].fields == {"payload": begin.payload}
     assert len((await job_logs.list_log(store, job_id, after=lines.next)).lines) == 2
+
+
+@pytest.mark.requirement("E11")
+async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_lines(
+    store, raw, add_job, start_worker, journal_of
+):
+    job_id = await add_job(max_attempts="4", lock_key="'k'")
+    parked = await add_job(lock_key="'k'")
+    worker = start_worker("w")
+
+    async def attempt(step=None, **ending):
+        [job] = await worker.claim()
+        await worker.store.write(aio_keep_lines, [(job_id, job.token, datetime.now(UTC), '{"message": "trying"}')])
+        if step is None:
+            worker.locks.forget(job.token)
+            await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1", job_id)
+            await reap(store, 10)
+        else:
+            await worker.end(job, step, **ending)
+        await raw.execute("UPDATE dl_jobs SET waits_for = NULL, available_at = now() WHERE job_id = $1", job_id)
+
+    await attempt(Step.RETRY, error="RuntimeError: boom\n\nTraceback", delay_s=3.25)
+    await attempt()
+    await attempt(Step.SNOOZE, delay_s=60.0)
+    await attempt(Step.RETURN)
+    await attempt(Step.FAIL, error="gave up")
+    await control.retry(store, job_id, Actor("me"))
+    await attempt(Step.SUCCEED, result="{}")
+    lines = (await job_logs.list_log(store, job_id)).lines
+    assert [(line.level, line.message) for line in lines if line.kind != "log"] == [
+        ("info", "attempt 1 began"),
+        ("error", "attempt 1 failed"),
+        ("info", "attempt 2 began"),
+        ("error", "attempt 2 ended: worker lost"),
+        ("info", "attempt 3 began"),
+        ("info", "the attempt was snoozed"),
+        ("info", "attempt 3 began"),
+        ("info", "the attempt was given back"),
+        ("info", "attempt 3 began"),
+        ("error", "attempt 3 failed for good"),
+        ("info", "an operator queued the job again"),
+        ("info", "attempt 1 began"),
+        ("info", "the job succeeded"),
+    ]
+    assert [line.kind for line in lines[:4]] == ["picked", "log", "requeue", "picked"]
+    assert lines[0].fields == {"attempt": 1, "worker": "w"}
+    assert lines[2].fields == {
+        "attempt": 1,
+        "reason": "retry",
+        "error": "RuntimeError: boom\n\nTraceback",
+        "delay_s": 3.25,
+    }
+    serious = (await job_logs.list_log(store, job_id, level="warning")).lines
+    assert [line.kind for line in serious] == ["requeue", "requeue", "failed"]
+    assert len((await job_logs.list_log(store, job_id, load="x")).lines) == 13
+    assert "requeue: lock_key" in await journal_of(parked)
+    assert (await job_logs.list_log(store, parked)).lines == []
 
 
 async def test_the_journal_of_an_unknown_job_is_not_just_empty(store):

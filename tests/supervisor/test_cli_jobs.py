@@ -300,6 +300,42 @@ def test_what_a_job_has_logged_is_read_line_by_line_masked_and_in_pages(on_datab
     assert on_database("logs", job_id, "--follow", "--json").returncode == 2
 
 
+def happen(database, job_id, kind, payload):
+    """Add a line to a job's journal, as whoever works it does, at midnight."""
+    database.psql(
+        "insert into dl_job_events (job_id, queue, ts, kind, payload)"
+        f" values ('{job_id}', 'q', '2026-01-02Z', '{kind}', $${json.dumps(payload)}$$)"
+    )
+
+
+@pytest.mark.requirement("E11")
+def test_a_log_marks_where_attempts_begin_and_how_they_ended(on_database, add, database):
+    job_id = add("q", "t")
+    for kind, payload in (
+        ("picked", {"attempt": 1, "worker": "w"}),
+        ("requeue", {"attempt": 1, "reason": "retry", "error": "E: token=sesame \n\nTraceback", "delay_s": 3.1}),
+        ("picked", None),
+        ("requeue", {"attempt": 2, "reason": "lease expired", "worker": "w"}),
+        ("requeue", {"delay_s": 1e300}),
+        ("requeue", [1]),
+        ("failed", {"attempt": 3, "reason": "fail", "error": "boom"}),
+    ):
+        happen(database, job_id, kind, payload)
+    lines = on_database("logs", job_id).stdout.splitlines()
+    assert [line.removeprefix("2026-01-02 00:00:00Z  ") for line in lines] == [
+        "info     — attempt 1 began on w —",
+        "error    — attempt 1 failed: E: token=***; next at 2026-01-02 00:00:03Z —",
+        "info     — the attempt began —",
+        "error    — attempt 2 ended: worker lost; next at 2026-01-02 00:00:00Z —",
+        "info     — the job was queued again —",
+        "info     — the job was queued again; next at 2026-01-02 00:00:00Z —",
+        "error    — attempt 3 failed for good: boom —",
+    ]
+    assert on_database("logs", job_id, "--level", "error").stdout.splitlines() == [lines[1], lines[3], lines[6]]
+    page = json.loads(on_database("logs", job_id, "--json").stdout)
+    assert page["lines"][3]["fields"] == {"attempt": 2, "reason": "lease expired", "worker": "w"}
+
+
 @pytest.mark.requirement("E11")
 def test_a_log_is_followed_until_the_job_has_ended(start, add, database):
     job_id = add("q", "t")
@@ -308,6 +344,8 @@ def test_a_log_is_followed_until_the_job_has_ended(start, add, database):
     assert following.stdout.readline().rstrip().endswith("info     first")
     say(database, job_id, "info", "second")
     assert following.stdout.readline().rstrip().endswith("info     second")
+    happen(database, job_id, "lost", {"attempt": 5, "reason": "lease expired"})
+    assert following.stdout.readline().rstrip().endswith("error    — attempt 5 ended for good: worker lost —")
     say(database, job_id, "info", "last")
     end(database, job_id, "failed")
     stdout, stderr = following.communicate(timeout=20)

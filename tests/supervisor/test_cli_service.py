@@ -163,7 +163,11 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         f"insert into dl_job_events (job_id, queue, kind, payload) values ('{job_id}', 'a/b ü', 'log',"
         """ '{"level": "info", "message": "password=x", "fields": {"rows": 3}}')"""
     )
-    assert [line["message"] for line in asked("logs", job_id, "--level", "info")["lines"]] == ["password=***"]
+    assert [(line["kind"], line["message"]) for line in asked("logs", job_id, "--level", "info")["lines"]] == [
+        ("canceled", "the job was canceled"),
+        ("requeue", "an operator queued the job again"),
+        ("log", "password=***"),
+    ]
     assert done("cancel", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("retry", "--all", "--queue", "q", "--yes") == {"changed": 2}
     assert done("pause", "a/b ü")["paused"]

@@ -114,7 +114,7 @@ async def test_a_jobs_log_is_read_in_order_in_pages_without_its_other_events(ope
             write_lines(job_id, {"attempt": number}, kind="progress")
         first = await get(web, f"/jobs/{job_id}/logs", limit=2)
         assert [line["message"] for line in first["lines"]] == ["line 0", "line 1"]
-        assert set(first["lines"][0]) == {"event_id", "ts", "level", "message", "fields"}
+        assert set(first["lines"][0]) == {"event_id", "ts", "kind", "level", "message", "fields"}
         second = await get(web, f"/jobs/{job_id}/logs", limit=2, after=first["next"])
         assert [line["message"] for line in second["lines"]] == ["line 2"]
         assert second["next"] is None
