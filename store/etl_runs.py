@@ -78,10 +78,12 @@ SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
 FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
   AS f (load, segment, phase, key, error, sample, times, requests)
 """
-# With what an earlier attempt of the run has put on record of the same segment, which was not committed then.
+# With what an earlier attempt of the run has put on record of the same segment, which was not committed then: what is
+# tried again keeps the segment in which it failed first, and says in its requests which one has tried it.
 _SOLVE: Final = """
 UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
-AND (failure_id = ANY ($5) OR (run_id = $1 AND load = $2 AND segment = $3 AND failure_id <= $4))
+AND (failure_id = ANY ($5) OR
+  (run_id = $1 AND load = $2 AND requests -> 0 ->> 'tried_by' = $3 AND failure_id <= $4))
 """
 _DETAILS: Final = "SELECT task, segment, details, counts FROM dl_etl_details WHERE run_id = $1"
 _KEEP_DETAILS: Final = """
@@ -92,7 +94,8 @@ _FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task 
 _STILL_FAILED: Final = """
 SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
 WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
-  EXISTS (SELECT FROM dl_etl_segments s WHERE s.run_id = $1 AND s.task = f.load AND s.segment = f.segment) OR
+  EXISTS (SELECT FROM dl_etl_segments s WHERE s.run_id = $1 AND s.task = f.load AND
+    s.segment = coalesce(f.requests -> 0 ->> 'tried_by', f.segment)) OR
   EXISTS (SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = f.load AND d.segment = f.segment AND
     f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details)))
 GROUP BY f.load, f.phase
@@ -116,12 +119,12 @@ AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
   f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details))))
 """
 _OPEN: Final = """
-SELECT failure_id, requests FROM dl_etl_failures
+SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
 """
 # What a run has tried again and failed once more, it does not try a third time.
 _NEXT_OPEN: Final = """
-SELECT failure_id, requests FROM dl_etl_failures
+SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND requests <> '[]'
 ORDER BY failure_id LIMIT $4
 """
@@ -354,9 +357,8 @@ async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) 
 
 
 async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """The requests of those of a load's failures that are open, by the failure's number."""
-    rows = await connection.fetch(_OPEN, load, list(failures))
-    return {row["failure_id"]: row["requests"] for row in rows}
+    """The requests of those of a load's failures that are open, by the failure's number, with the failure's segment."""
+    return _requests_of(await connection.fetch(_OPEN, load, list(failures)))
 
 
 async def aio_next_failures(
@@ -364,10 +366,14 @@ async def aio_next_failures(
 ) -> dict[int, list[dict[str, Any]]]:
     """The requests of a load's next open failures that have any, behind the one with the number `after`.
 
-    They are `limit` at most, in their order, by the failure's number; without those of the run itself.
+    They are `limit` at most, in their order, by the failure's number, with the failure's segment; without those of the
+    run itself.
     """
-    rows = await connection.fetch(_NEXT_OPEN, load, after, run_id, limit)
-    return {row["failure_id"]: row["requests"] for row in rows}
+    return _requests_of(await connection.fetch(_NEXT_OPEN, load, after, run_id, limit))
+
+
+def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    return {row["failure_id"]: [{**request, "segment": row["segment"]} for request in row["requests"]] for row in rows}
 
 
 async def list_failures(

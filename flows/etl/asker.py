@@ -47,7 +47,7 @@ class Asker:
             await self._until(lambda: not any(part.open for part in self.shared.parts))
 
     async def _ask_segment(self, segment: Segment) -> None:
-        ids: list[str | int] = []
+        ids: list[tuple[str | int, str]] = []
         for table in segment.tables:
             part = Part(segment=segment, table=table, ends_segment=table is segment.tables[-1])
             self.shared.parts.append(part)
@@ -65,13 +65,13 @@ class Asker:
                 await self._until(part.committed.is_set)
                 ids = part.ids
 
-    def _requests_of(self, part: Part, detail: Detail, ids: Sequence[str | int]) -> Iterator[Request]:
+    def _requests_of(self, part: Part, detail: Detail, ids: Sequence[tuple[str | int, str]]) -> Iterator[Request]:
         """The details' requests, one for each id that is not in yet. Ids of one text, such as 1 and "1", are one.
 
         That one can't be made is that id's own affair.
         """
         known = set(part.segment.done)
-        for given in ids:
+        for given, segment in ids:
             if str(given) in known:
                 continue
             known.add(str(given))
@@ -79,9 +79,9 @@ class Asker:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
                 told = f"its request can't be made: {type(error).__name__}: {error}"
-                self.shared.report.failed(self.shared.failure(part, "detail", str(given), told))
+                self.shared.report.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
             else:
-                yield request
+                yield attrs.evolve(request, segment=segment) if segment else request
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Wait until it is so. What turns out to be unreadable meanwhile is asked for again."""

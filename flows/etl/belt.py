@@ -180,16 +180,17 @@ class Shared:
         sample: str | None = None,
         requests: Sequence[Request] = (),
         times: int = 1,
+        segment: str = "",
     ) -> Failure:
-        """A failure in a part of the run, to be reported."""
+        """A failure in a part of the run, to be reported. What is tried again keeps the segment in which it failed."""
         return Failure(
             load=self.load,
-            segment=part.segment.name,
+            segment=segment or (requests[0].segment if requests else "") or part.segment.name,
             phase=phase,
             key=brief(key, MAX_KEY),
             error=brief(error),
             sample=sample,
-            requests=[part.table.kept(request) for request in requests],
+            requests=[part.kept(request) for request in requests],
             times=times,
         )
 

@@ -44,10 +44,6 @@ class Table:
         """The target's name."""
         return self.target.table
 
-    def kept(self, request: Request) -> dict[str, Any]:
-        """A request as it is kept with a failure: all that is needed to make it again."""
-        return {"of": "list" if self.detail is None else "detail", **attrs.asdict(request)}
-
 
 @attrs.define(eq=False, kw_only=True)
 class Segment:
@@ -93,8 +89,9 @@ class Part:
     `lacks_records` when some could not be made rows. `sent` requests are not among the `counts` yet. `answers` have
     come, which gives each its number.
     `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
-    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, `arrivals` which of
-    them have come in; `counts` are what was done and is not on record, `kept_at` is when details were merged last.
+    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, each with the segment
+    of its request, `arrivals` which of them have come in; `counts` are what was done and is not on record, `kept_at` is
+    when details were merged last.
     """
 
     segment: Segment
@@ -110,7 +107,7 @@ class Part:
     lacks_records: bool = False
     staged: int = 0
     shapes: frozenset[tuple[str, ...]] = frozenset()
-    ids: list[str | int] = attrs.field(factory=list)
+    ids: list[tuple[str | int, str]] = attrs.field(factory=list)
     arrivals: Arrivals = attrs.field(factory=Arrivals)
     counts: Counter[str] = attrs.field(factory=Counter)
     keeps_details: bool = attrs.field(init=False)
@@ -123,6 +120,12 @@ class Part:
         target = self.table.target
         is_plain = target.history is None and target.delete_missing is None
         return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
+
+    def kept(self, request: Request) -> dict[str, Any]:
+        """A request as it is kept with a failure: all that is needed to make it again, and who has tried it again."""
+        fields = attrs.asdict(request, filter=lambda field, _: field.name != "segment")
+        tried = {"tried_by": self.segment.name} if self.segment.is_retry else {}
+        return {"of": "list" if self.table.detail is None else "detail", **tried, **fields}
 
     def count_sent(self) -> None:
         """Have the requests that were sent by now among the counts."""

@@ -119,11 +119,6 @@ class Report:
             load=self.load, segment=segment, phase="record", key=key, error=error, sample=sample, requests=requests
         )
 
-    @property
-    def first(self) -> Failure | None:
-        """What failed first in this attempt."""
-        return self.failures[0] if self.failures else None
-
     def take_unsaved(self) -> list[Failure]:
         """The failures that are not in the database yet; they are the caller's now."""
         taken, self.unsaved = self.unsaved, []

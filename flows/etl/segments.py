@@ -175,12 +175,14 @@ async def retried_segments(
 async def _kept_once(kept: Kept) -> dict[str, list[Request]]:
     """The requests for lists and for details, each once: several records of one answer may have failed."""
     once: dict[str, tuple[str, Request]] = {}
+    fields = {field.name for field in attrs.fields(Request)}
     for requests in kept.values():
         # There may be a batch's requests in each.
         await trio.lowlevel.checkpoint()
         for request in requests:
-            made = Request(**{name: value for name, value in request.items() if name != "of"})
-            once.setdefault(json.dumps(request, sort_keys=True), (request["of"], made))
+            made = Request(**{name: value for name, value in request.items() if name in fields})
+            same = {name: value for name, value in request.items() if name not in {"tried_by", "segment"}}
+            once.setdefault(json.dumps(same, sort_keys=True), (request["of"], made))
     return {of: [request for whose, request in once.values() if whose == of] for of in ("list", "detail")}
 
 

@@ -116,11 +116,12 @@ class Workers:
             "rows": made.rows,
         }
         report.count(**counts)
-        report.processed(page, made, part.segment.name, [part.table.kept(fetched.request)])
+        segment = fetched.request.segment
+        report.processed(page, made, segment or part.segment.name, [part.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.shapes |= made.shapes
         self._tell_of_dropped(part.table.name, made.dropped)
-        part.ids += made.ids
+        part.ids += ((made_id, segment) for made_id in made.ids)
         report.unwritten += made.rows
         self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
         self._look_at_the_writer()

@@ -39,6 +39,20 @@ class Batch:
     requests: list[Request] = attrs.field(factory=list)
     answers: list[Rows] = attrs.field(factory=list)
 
+    def left(self) -> list[tuple[list[Request], int]]:
+        """Its requests, by the segments in which they failed before, with the number of rows that are not settled.
+
+        The requests of all: of a search that was rolled back it is not known whose rows are settled.
+        """
+        settled, found = self.settled, dict[str, tuple[list[Request], int]]()
+        for request, (_, lines) in zip(self.requests, self.lines, strict=True):
+            done = min(settled, lines.number)
+            settled -= done
+            requests, left = found.get(request.segment, ([], 0))
+            requests.append(request)
+            found[request.segment] = requests, left + lines.number - done
+        return list(found.values())
+
 
 @attrs.define(eq=False)
 class Writer:
@@ -137,18 +151,21 @@ class Writer:
             raise
         except StoreError as error:
             part.is_whole = False
-            left = number - batch.settled
             for request in batch.requests:
                 part.arrivals.failed(request.key)
             self.shared.log.warning(
-                "rows of a batch were refused together and are left out", phase="writing", rows=left, error=str(error)
+                "rows of a batch were refused together and are left out",
+                phase="writing",
+                rows=number - batch.settled,
+                error=str(error),
             )
-            key = f"{left} rows of {batch.requests[0].key or batch.requests[0].endpoint}"
             sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
-            failure = self.shared.failure(
-                part, "batch", key, str(error), sample=sample, requests=batch.requests, times=left
-            )
-            self.shared.report.failed(failure)
+            for requests, left in batch.left():
+                key = f"{left} rows of {requests[0].key or requests[0].endpoint}"
+                failure = self.shared.failure(
+                    part, "batch", key, str(error), sample=sample, requests=requests, times=left
+                )
+                self.shared.report.failed(failure)
         finally:
             self.shared.report.unwritten -= number
             self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))

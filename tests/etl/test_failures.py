@@ -512,15 +512,41 @@ async def test_what_failed_can_be_tried_again_alone(
     assert (counts["inserted"], counts["segments"], counts["segments_failed"]) == (2, 1, 1)
     assert await failures("left(segment, 13), solved_at IS NOT NULL") == [
         *((f"2026-01-0{number}T00", True) for number in (2, 3, 5)),
-        ("failures from", False),
+        # It keeps the segment in which it failed first.
+        ("2026-01-03T00", False),
     ]
+    await counts_of_failed(load, failures="all")
     items.service.behave()
     counts = await counts_of(load, failures="all")
-    assert items.asked()[asked + 3 :] == ["2026-01-03"]
+    assert items.asked()[asked + 3 :] == ["2026-01-03", "2026-01-03"]
     assert (counts["inserted"], counts["segments"]) == (1, 1)
     assert await table("id") == ["1", "2", "3", "4", "5"]
     assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
     assert (await counts_of(load, failures="all")) == {}
+
+
+async def test_what_fails_once_more_when_it_is_tried_again_is_solved_by_a_run_over_its_window(
+    items, details, counts_of, outcome_of, failures, soon, raw
+):
+    # A page of a walk, a record, a row, a detail: each of a day of its own.
+    items.records = [item(number, number) for number in range(1, 6)]
+    items.records[1]["id"] = None
+    items.records[2]["value"] = "x"
+    await raw.execute("ALTER TABLE item ADD CHECK (value <> 'x')")
+    items.service.misbehave("from=2026-01-01", times=None, status=404)
+    items.service.misbehave("^/detail.*id=4", times=None, status=404)
+    load = attrs.evolve(detailed_load(items.service.url, pipeline=BEARS_ALL), windows=items_load("http://h").windows)
+    load = attrs.evolve(load, source=items_load(items.service.url, page_size=2).source)
+    await outcome_of(load, to="2026-01-06")
+    first = await failures("phase, segment")
+    assert sorted(phase for phase, _ in first) == ["detail", "record", "request", "row"]
+    assert len({segment for _, segment in first}) == 4
+    await outcome_of(load, failures="all")
+    assert sorted(await failures("phase, segment")) == sorted(first * 2)
+    items.service.behave()
+    items.records[1]["id"], items.records[2]["value"] = 2, "a"
+    await counts_of(load, **{"from": "2026-01-01"}, to="2026-01-06")
+    assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
 
 
 async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_open(

@@ -124,9 +124,10 @@ async def test_the_share_that_may_fail_can_be_set_for_a_load_and_for_a_run(items
 async def test_a_segment_that_could_not_be_loaded_fails_the_run_unless_it_is_borne(
     items, outcome_of, days, table, soon, borne, status
 ):
-    items.records = [item(number, number) for number in (1, 2, 3)]
+    # A record that fails does not fail its segment, and is not named as what did.
+    items.records = [{**item(0), "id": None}, *(item(number, number) for number in (1, 2, 3))]
     items.service.misbehave("from=2026-01-02", times=None, status=404)
-    load = items_load(items.service.url, pipeline={"max_failed_segments": borne})
+    load = items_load(items.service.url, pipeline={"max_failed_segments": borne, "max_failed_share": 0.9})
     outcome = await outcome_of(load, to="2026-01-04")
     assert outcome.status == status
     assert outcome.result["status"] == ("failed" if status == "failed" else WITH_FAILURES)

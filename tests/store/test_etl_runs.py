@@ -204,22 +204,28 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     first, second, third, fourth = (one.failure_id for one in found)
     opened = await store.run(aio_next_failures, "rates", other.job_id, 0, 2)
     assert list(opened) == [first, second]
-    assert opened[first] == [{"of": "list", "endpoint": "/1"}]
+    assert opened[first] == [{"of": "list", "endpoint": "/1", "segment": found[0].segment}]
     assert list(await store.run(aio_next_failures, "rates", other.job_id, second, 2)) == [fourth]
     assert list(await store.run(aio_next_failures, "rates", job.job_id, 0, 2)) == []
     # What the other run tries again: an earlier attempt of it has put what failed once more on record, and a later one.
     retried = "failures from 1"
-    failed_again = [failure(5, segment=retried), failure(6, segment="day 1"), failure(7, segment=retried, requests=[])]
+    of_it, of_another = ([{"of": "list", "tried_by": name}] for name in (retried, "failures from 2"))
+    failed_again = [
+        failure(5, requests=of_it),
+        failure(6, requests=of_another),
+        failure(7, requests=of_it),
+        failure(8, requests=[]),
+    ]
     for again in failed_again:
         await transactions.run(aio_note_failures, other.job_id, other.token, [again])
-    *_, fifth, _, seventh = (one.failure_id for one in await list_failures(store, load="rates"))
+    *_, fifth, _, _, eighth = (one.failure_id for one in await list_failures(store, load="rates"))
     commit = commit_of(other, None, segment=retried, cursor=None)
     commit = attrs.evolve(commit, merges=[], solves=[first], again_until=fifth)
     await transactions.run(aio_commit_segment, commit)
-    assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7"]
+    assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7", "8"]
     assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]
     # A whole segment that failed can't be tried alone.
-    assert seventh not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
+    assert eighth not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
 
 
 @pytest.mark.requirement("E10", "Q10")

@@ -69,7 +69,7 @@ class Request:
     comes several times; no secrets, which a source adds when it sends. `key` names what is asked for where that is one
     thing (the id of a detail, the member of an archive). `page` counts from 1 within a walk over pages. `mark` is what
     the walk remembers of an earlier page, to notice that it goes in a circle; `total` is how many records the walk has,
-    where an earlier page has told.
+    where an earlier page has told. `segment` is the one in which it failed, of a request that is tried again.
     """
 
     endpoint: str = attrs.field(repr=_shown)
@@ -80,6 +80,7 @@ class Request:
     page: int = 1
     mark: str = attrs.field(default="", repr=False)
     total: int | None = attrs.field(default=None, repr=False)
+    segment: str = attrs.field(default="", repr=False)
 
 
 @attrs.frozen(kw_only=True)
