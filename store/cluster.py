@@ -472,6 +472,8 @@ def _make_writable(data_dir: Path) -> Path:
             raise PermissionError(errno.EACCES, "it can't be written to")
     except (OSError, RuntimeError) as error:  # the latter for links that lead in a circle, before Python 3.13
         reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, FileExistsError):
+            reason = "it is a file"
         raise ConfigError(
             f"DL_DATA_DIR: must be a directory that this user can write to, not '{data_dir}' ({reason})"
         ) from error

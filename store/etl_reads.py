@@ -259,6 +259,9 @@ async def get_load(database: Database, load: str) -> LoadRecord:
 async def _aio_load(connection: Any, load: str) -> LoadRecord:
     row = await connection.fetchrow(f"WITH {_THIS} {_LOADS}", load)
     if row is None:
+        if await connection.fetchval("SELECT EXISTS (SELECT FROM dl_etl_runs WHERE name = $1 AND kind = 'flow')", load):
+            todo = f"`dataloader jobs --task {load!r:.80}` lists its runs"
+            raise LoadNotFound(f"{load!r:.80} is a flow, and no load of this name has run in this database; {todo}")
         raise LoadNotFound(f"no load {load!r:.80} has run in this database")
     return _load_of(row)
 

@@ -64,6 +64,17 @@ async def open_http_client(url: str, token: str | None) -> AsyncIterator[Client]
         yield HttpClient(connection, mask_text(str(address)))
 
 
+def _reason(error: BaseException) -> str:
+    """What an error says, or what it comes from: that of a handshake says nothing itself."""
+    name = type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return name
+
+
 @attrs.frozen
 class _QueuePage:
     queues: list[QueueRecord]
@@ -175,7 +186,7 @@ class HttpClient(Client):
         try:
             answer = await self.connection.request(method, path, **request)
         except httpx2.TransportError as error:
-            reason = str(error) or type(error).__name__
+            reason = _reason(error)
             raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(reason)}") from error
         if not answer.is_success:
             raise self._error(answer)

@@ -5,6 +5,7 @@ The one place that knows who is told what by whom. Nothing here runs or waits.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -188,7 +189,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return open_listener(host, port)
     except OSError as error:
-        raise AddressError(f"the service can't start at {host}:{port}: {error}") from error
+        todo = "; choose another port by --port" if error.errno == errno.EADDRINUSE else ""
+        raise AddressError(f"the service can't start at {host}:{port}: {error.strerror or error}{todo}") from error
 
 
 def _make(

@@ -138,5 +138,5 @@ def _of_http(error: HTTPException, status: HTTPStatus) -> ProblemError:
         allowed = ", ".join(sorted(error.valid_methods))
         return ProblemError(status, f"Here one can only {allowed}.", headers={"Allow": allowed})
     if status is HTTPStatus.NOT_FOUND:
-        return ProblemError(status, "Nothing is at this address; /openapi.json lists what there is.")
+        return ProblemError(status, "Nothing is at this address; /docs and /openapi.json show what there is.")
     return ProblemError(status, error.description or status.description)

@@ -92,6 +92,15 @@ def json_object(text: str) -> dict[str, Any]:
         raise click.BadParameter("is nested too deeply") from error
 
 
+def some_statuses(text: str) -> frozenset[Status]:
+    """One status, or several with commas."""
+    try:
+        return frozenset(Status(name.strip()) for name in text.split(","))
+    except ValueError:
+        allowed = f"one of {', '.join(Status)}, or several with commas"
+        raise click.BadParameter(f"must be {allowed}, not {text!r}") from None
+
+
 def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose jobs; it gets them as `wanted`, a `JobFilter`."""
 
@@ -100,8 +109,9 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--status",
         multiple=True,
-        type=click.Choice([status.value for status in Status]),
-        help="Only jobs with this status; repeat it for several.",
+        type=some_statuses,
+        metavar="STATUS",
+        help=f"Only jobs with this status, or several with commas: {', '.join(Status)}.",
     )
     @click.option("--lock-key", help="Only jobs with this key.")
     @click.option(
@@ -123,7 +133,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         queue: str | None,
         task: str | None,
-        status: tuple[str, ...],
+        status: tuple[frozenset[Status], ...],
         lock_key: str | None,
         since: datetime | None,
         until: datetime | None,
@@ -136,7 +146,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         wanted = JobFilter(
             queue=queue,
             task=task,
-            status=frozenset(map(Status, status)) or None,
+            status=frozenset().union(*status) or None,
             lock_key=lock_key,
             created_from=since,
             created_to=until,

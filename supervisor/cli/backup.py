@@ -33,14 +33,15 @@ def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
     versions = versions_in(directory)
     if not versions:
         raise ConfigError(f"--data-dir: {directory} holds no embedded database")
+    tables: list[str] = []
     began = time.monotonic()
     with embedded_postgres(directory, version=versions[0]) as server:
-        size = back_up(server, file, _tell)
+        size = back_up(server, file, tables.append)
     seconds = round(time.monotonic() - began, 1)
     if as_json:
-        print_json({"file": str(file), "bytes": size, "seconds": seconds})
+        print_json({"file": str(file), "tables": len(tables), "bytes": size, "seconds": seconds})
     else:
-        click.echo(f"{file}: {size / MIB:.1f} MiB in {seconds:g} s")
+        click.echo(f"{file}: {len(tables)} tables, {size / MIB:.1f} MiB in {seconds:g} s")
 
 
 @click.command()
@@ -55,15 +56,16 @@ def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) 
     process may use its database meanwhile.
     """
     directory = _directory(data_dir)
+    tables: list[str] = []
     began = time.monotonic()
     check_backup(file)
     with embedded_postgres(directory) as server:
-        restore_database(server, file, _tell, replace=replace)
+        restore_database(server, file, tables.append, replace=replace)
     seconds = round(time.monotonic() - began, 1)
     if as_json:
-        print_json({"file": str(file), "data_dir": str(directory), "seconds": seconds})
+        print_json({"file": str(file), "data_dir": str(directory), "tables": len(tables), "seconds": seconds})
     else:
-        click.echo(f"{directory}: restored in {seconds:g} s")
+        click.echo(f"{directory}: {len(tables)} tables restored in {seconds:g} s")
 
 
 def _directory(data_dir: Path | None) -> Path:
@@ -74,7 +76,3 @@ def _directory(data_dir: Path | None) -> Path:
             " server's version, or unset it"
         )
     return settings.data_dir
-
-
-def _tell(table: str) -> None:
-    click.echo(f"table {table}", err=True)

@@ -52,6 +52,8 @@ _FILES: Final = MappingProxyType(
     }
 )
 """Every command, in the order of the help, and the file of this folder that holds it."""
+_ALSO_MEANT: Final = MappingProxyType({"job": "jobs, or status for one of them"})
+"""What is near in meaning, where another command is nearer by its letters."""
 
 
 class Interrupted(Exception):  # noqa: N818 - as KeyboardInterrupt
@@ -67,7 +69,8 @@ class Group(click.Group):
         """As click, but for the hint."""
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
         if near and near[0] != args[0]:
-            ctx.fail(f"there is no command {args[0]!r}; did you mean {near[0]}?")
+            meant = _ALSO_MEANT.get(args[0], near[0])
+            ctx.fail(f"there is no command {args[0]!r}; did you mean {meant}?")
         return super().resolve_command(ctx, args)
 
 

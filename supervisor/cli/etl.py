@@ -42,13 +42,13 @@ def status(target: Target, *, load: str | None, as_json: bool) -> None:
         return
     columns = {
         "load": Column("LOAD"),
-        "upto": Column("UPTO", rank=1),
-        "last_run": Column("LAST_RUN", rank=5),
+        "upto": Column("UPTO", rank=2),
+        "last_run": Column("LAST_RUN", rank=3),
         "status": Column("STATUS"),
-        "started_at": Column("STARTED_AT", rank=4),
-        "finished_at": Column("FINISHED_AT", rank=2),
-        "counts": Column("COUNTS", least=15, rank=3),
-        "unsolved": Column("UNSOLVED"),
+        "started_at": Column("STARTED_AT", rank=5),
+        "finished_at": Column("FINISHED_AT", rank=4),
+        "counts": Column("COUNTS", least=15, rank=6),
+        "unsolved": Column("UNSOLVED", rank=1),
     }
     print_table(
         list(columns.values()),

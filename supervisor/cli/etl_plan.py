@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -22,7 +24,7 @@ from dataloader.supervisor.cli.etl_run import check_known, windows_options
 from dataloader.supervisor.cli.loading import load_tasks
 from dataloader.supervisor.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.supervisor.cli.pipeline import pipeline_options
-from dataloader.supervisor.cli.target import json_option, run_trio
+from dataloader.supervisor.cli.target import data_dir_option, json_option, provide_database, run_trio
 from dataloader.supervisor.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -40,21 +42,34 @@ MAX_SHOWN: Final = 50
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks that the load is one of.")
 @windows_options
 @pipeline_options
+@data_dir_option
 @json_option
-def plan(load: str, *, where: str, windows: Mapping[str, str], pipeline: Mapping[str, Any], as_json: bool) -> None:
+def plan(
+    load: str,
+    *,
+    where: str,
+    windows: Mapping[str, str],
+    pipeline: Mapping[str, Any],
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
     """Show what a run of LOAD would ask for, without asking.
 
     The windows and their first requests, and how long the pauses alone will take. From where the load has come to by
-    the database of DL_DB_DSN, if there is one, else as a first run. A bucket or a folder is listed.
+    the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
     """
     from dataloader.flows.etl.run import read_args  # noqa: PLC0415 - not for --help
+    from dataloader.store.cluster import versions_in  # noqa: PLC0415
 
     declared = _declared(load, where)
-    settings = load_settings()
+    settings = load_settings(overrides={"data_dir": data_dir})
     try:
         asked = read_args(windows)
         config = settings.pipeline.config(load, declared.pipeline, pipeline)
-        found = run_trio(_plan, declared, config, asked, settings)
+        is_asked = declared.windows is not None and asked.since is None
+        is_there = settings.db_dsn is not None or data_dir is not None or versions_in(settings.data_dir)
+        with provide_database(settings, create=False) if is_asked and is_there else nullcontext(settings) as provided:
+            found = run_trio(_plan, declared, config, asked, provided)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if as_json:
@@ -82,6 +97,7 @@ class Plan:
     load: Load
     config: PipelineConfig
     upto: datetime | None
+    is_first: bool
     windows: list[tuple[Window, list[Request]]]
 
     @property
@@ -131,16 +147,17 @@ class Plan:
 async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Settings) -> Plan:
     from dataloader.flows.etl.sources.base import SourceError, Window  # noqa: PLC0415 - not for --help
 
-    upto = None
+    upto, is_first = None, False
     windows = [Window()]
     if load.windows is not None:
         upto = await _cursor(load.name, settings) if asked.since is None else None
+        is_first = upto is None and asked.since is None
         windows = load.windows.plan(cursor=upto, now=datetime.now(UTC), since=asked.since, until=asked.until)
     try:
         found = await _requests(load, windows)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
-    return Plan(load=load, config=config, upto=upto, windows=found)
+    return Plan(load=load, config=config, upto=upto, is_first=is_first, windows=found)
 
 
 async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
@@ -167,9 +184,9 @@ async def _cursor(load: str, settings: Settings) -> datetime | None:
 
 def _print(found: Plan) -> None:
     print_table(
-        (Column("WINDOW"), Column("REQUESTS"), Column("FIRST", folds=True)),
+        (Column("FROM"), Column("TO"), Column("REQUESTS"), Column("FIRST", folds=True)),
         (
-            (window, len(requests), requests and _described(requests[0]))
+            (*_ends(window), len(requests), requests and _described(requests[0]))
             for window, requests in found.windows[:MAX_SHOWN]
         ),
         nothing="nothing is new",
@@ -181,13 +198,18 @@ def _print(found: Plan) -> None:
     click.echo()
     print_fields(
         {
-            "upto": found.upto,
+            **({"upto": "never loaded"} if found.is_first else {"upto": found.upto} if found.upto else {}),
             "windows": len(found.windows),
             "requests": found.requests,
             "pauses": pauses if found.load.source.name is not None else "none: nobody waits for a turn at this source",
             **({"more": f"{' and '.join(found.more)} come on top"} if found.more else {}),
         }
     )
+
+
+def _ends(window: Window) -> tuple[object, object]:
+    """Its begin and its end, for two columns; a window without them is everything."""
+    return ("everything", None) if window.start is None and window.end is None else (window.start, window.end)
 
 
 def _described(request: Request) -> str:

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import attrs
@@ -77,6 +78,8 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_windows(*args: Any, since: str | None, until: str | None, **options: Any) -> Any:
+        if since is not None and until is not None and _ends_before(since, until):
+            raise click.UsageError(f"--from must be before --to: {since} is not before {until}")
         windows = {name: text for name, text in (("from", since), ("to", until)) if text is not None}
         return command(*args, windows=windows, **options)
 
@@ -91,6 +94,12 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="From this day or instant on.  [default: what is new]",
     )
     return since(until(with_windows))
+
+
+def _ends_before(since: str, until: str) -> bool:
+    """Whether nothing can lie between two days or instants; where only one has a time zone the load's decides."""
+    begin, end = map(datetime.fromisoformat, (since, until))
+    return (begin.tzinfo is None) == (end.tzinfo is None) and begin >= end
 
 
 @click.command()
@@ -110,7 +119,12 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
 @click.command()
 @click.argument("load")
 @click.option(
-    "--failure", "numbers", type=int, multiple=True, metavar="ID", help="Only this one; repeat it for several."
+    "--failure",
+    "numbers",
+    type=click.IntRange(1, 2**63 - 1),
+    multiple=True,
+    metavar="ID",
+    help="Only this one; repeat it for several.",
 )
 @pipeline_options
 @_starts_a_job

@@ -127,6 +127,8 @@ class _Bar(Screen):
         return (rows - self._first[1]) / seconds if seconds else None
 
 
+_OF_A_LOAD: Final = frozenset({"segment", "requests", "rows"})
+"""What the progress of a load or a flow has, of which other tasks know nothing."""
 _MIDNIGHT: Final = "T00:00:00+0000"
 """What a day's segments need not say."""
 
@@ -140,6 +142,8 @@ def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
         return []
     if "tables" in progress:
         return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
+    if not _OF_A_LOAD & progress.keys():  # another task's, which says what it likes
+        return [cell(progress)] if progress else []
     said = [waiting] if (waiting := _waiting(job)) else []
     said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
     said.append(f"requests {_number(progress, 'requests'):,}")
@@ -235,6 +239,8 @@ def print_summary(job: JobRecord) -> None:
         _print_failures(job, list(tasks.values()))
     else:
         print_job(job, all_fields=False)
+        if job.status is Status.SUCCEEDED:
+            click.echo(f"{cell(job.task)} is a task that ran as it is: it is no load and no flow", err=True)
 
 
 def _began(summary: Mapping[str, Any]) -> str:
@@ -272,9 +278,12 @@ def _print_failures(job: JobRecord, summaries: Sequence[Mapping[str, Any]]) -> N
         "segment": Column("SEGMENT", least=10, rank=2),
         "phase": Column("PHASE", rank=3),
         "item": Column("ITEM", least=10, rank=1),
-        "error": Column("ERROR", folds=True),
+        "error": Column("ERROR", least=40),
     }
+    rows = [[failure.get(name) for name in columns] for failure in shown]
+    for row in rows:
+        row[0] = cell(row[0]).replace(_MIDNIGHT, "")
     click.echo()
-    print_table(list(columns.values()), ([failure.get(name) for name in columns] for failure in shown), nothing="")
-    if len(failures) > len(shown):
-        click.echo(f"all of them: dataloader etl failures --run {job.job_id}", err=True)
+    print_table(list(columns.values()), rows, nothing="")
+    if len(failures) > len(shown) or sys.stdout.isatty():
+        click.echo(f"all of them, and whole: dataloader etl failures --run {job.job_id} --json", err=True)

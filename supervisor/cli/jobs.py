@@ -38,6 +38,12 @@ from dataloader.supervisor.client import Client, Patience, job_that_was_added, w
 FOLLOW_S: Final = 1.0
 """Between two looks at the log that is followed; a process writes its lines within a second."""
 
+
+def _check_timeout(timeout_s: float, *, wait: bool) -> None:
+    if timeout_s < math.inf and not wait:
+        raise click.UsageError("--timeout says how long to wait at most: it goes with --wait")
+
+
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
     "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="How long to --wait at most."
@@ -71,6 +77,7 @@ timeout_option = click.option(
 @asks_queue
 def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
     """Add a job for TASK to QUEUE."""
+    _check_timeout(timeout_s, wait=wait)
     new = NewJob(**request)
     changes = _Changes()
 
@@ -104,6 +111,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
 @asks_queue
 def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
     """Show how a job stands."""
+    _check_timeout(timeout_s, wait=wait)
 
     async def question(client: Client) -> JobRecord:
         job = await client.job(job_id)
@@ -255,11 +263,11 @@ def _short_first(payload: object) -> object:
 _COLUMNS: Final = (
     Column("JOB_ID"),
     Column("STATUS"),
-    Column("TASK", least=8, rank=1),
-    Column("QUEUE", least=8, rank=3),
-    Column("ATTEMPT", rank=5),
+    Column("TASK", least=12, rank=1),
+    Column("QUEUE", least=8, rank=2),
+    Column("ATTEMPT", rank=3),
     Column("CREATED", rank=4),
-    Column("DETAIL", least=12, rank=2),
+    Column("DETAIL", least=12, rank=5),
 )
 
 

@@ -106,7 +106,7 @@ def test_a_backup_under_load_is_one_moment_and_its_jobs_go_on_where_it_is_restor
             adding.wait(timeout=60)
     told = json.loads(made.stdout)
     assert (told["file"], told["bytes"]) == (str(file), file.stat().st_size)
-    assert "table public.dl_jobs" in made.stderr
+    assert (told["tables"] > 2, made.stderr) == (True, "")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == ["one.backup"]
 

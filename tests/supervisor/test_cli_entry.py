@@ -42,7 +42,11 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_at_80_columns(datalo
 
 
 def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
-    for words, meant in ((("stauts",), "status"), (("etl", "rnu"), "run")):
+    for words, meant in (
+        (("stauts",), "status"),
+        (("etl", "rnu"), "run"),
+        (("job",), "jobs, or status for one of them"),
+    ):
         result = dataloader(*words)
         assert (result.returncode, f"did you mean {meant}?" in result.stderr) == (2, True)
     assert "No such command 'xyzzy'" in dataloader("xyzzy").stderr
@@ -92,7 +96,7 @@ def test_a_data_directory_that_can_not_be_one_is_one_line(dataloader, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     for name, reason in (
-        ("file", "File exists"),
+        ("file", "it is a file"),
         ("file/below", "Not a directory"),
         ("loop", "Symlink loop" if sys.version_info < (3, 13) else "Too many"),
     ):

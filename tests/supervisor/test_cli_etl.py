@@ -330,6 +330,15 @@ def test_a_misspelt_load_is_refused_and_where_that_is_not_known_an_interrupt_end
         assert (code, stdout) == (1, "")
         assert f"no job was added, since it would wait for ever: {unknown}" in stderr
     assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    stderr = call("jobs", "--url", url.replace("http:", "https:"))[2]
+    assert ("SSL" in stderr, "ConnectError" in stderr) == (True, False)
+    port = url.rpartition(":")[2]
+    code, _, stderr = call("serve", *HERE, "--port", port)
+    said = f"the service can't start at 127.0.0.1:{port}: Address already in use; choose another port by --port\n"
+    assert (code, stderr.endswith(said)) == (1, True)
+    code, stdout, stderr = call("etl", "run", "no load")
+    assert (code, "rows 0" in stderr, "it is no load and no flow" in stderr) == (0, False, True)
+    database.psql("DELETE FROM dl_jobs")
     code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
     assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
     database.psql("DELETE FROM dl_jobs")
@@ -490,8 +499,10 @@ def test_a_plan_has_the_windows_the_requests_and_the_pauses_and_asks_nothing(cal
     code, stdout, stderr = call("etl", "plan", "days", *HERE, *THREE_DAYS, **settings)
     assert (code, stderr) == (0, "")
     table, _, fields = stdout.partition("\n\n")
-    assert [line.split()[-3:] for line in table.splitlines()[1:]] == [
-        ["1", "GET", f"/days?from=2026-01-0{day}"] for day in (1, 2, 3)
+    day = "2026-01-0{} 00:00:00Z"
+    assert [line.split(maxsplit=4) for line in table.splitlines()[1:]] == [
+        [*day.format(n).split(), *day.format(n + 1).split(), f"1         GET /days?from=2026-01-0{n}"]
+        for n in (1, 2, 3)
     ]
     shown = dict(line.split(maxsplit=1) for line in fields.splitlines() if " " in line)
     assert shown["requests"] == "3"
@@ -515,13 +526,21 @@ def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, da
     assert (plan["upto"], plan["requests"]) == (None, 8)
     assert not (tmp_path / ".dataloader").exists()
     code, _, stderr = call("etl", "plan", "days", *HERE, "--from", "2026-01-09", "--to", "2026-01-09")
-    assert (code, "not 2026-01-09T00:00:00+00:00" in stderr) == (2, True)
+    assert (code, "--from must be before --to: 2026-01-09 is not before 2026-01-09" in stderr) == (2, True)
+    code, _, stderr = call("etl", "run", "days", "--from", "2026-01-09", "--to", "2026-01-08T00:00")
+    assert (code, "--from must be before --to" in stderr) == (2, True)
+    code, _, stderr = call("etl", "retry", "days", "--failure", 0)
+    assert (code, "--failure" in stderr) == (2, True)
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    assert "upto      never loaded" in call("etl", "plan", "days", *HERE, *until, DL_DB_DSN="")[1]
+    code, _, stderr = call("etl", "plan", "days", *HERE, *until, "--data-dir", tmp_path / "none", DL_DB_DSN="")
+    assert (code, f"{tmp_path / 'none'} holds no embedded database" in stderr) == (2, True)
 
 
 @pytest.mark.requirement("E6")
 def test_a_plan_of_files_lists_them_and_has_no_pauses(call):
     code, stdout, _ = call("etl", "plan", "people", *HERE)
-    assert (code, "everything  2         GET data/a.csv" in stdout) == (0, True)
+    assert (code, "everything      2         GET data/a.csv" in stdout) == (0, True)
     assert "none: nobody waits" in stdout
 
 

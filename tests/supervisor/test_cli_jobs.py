@@ -58,6 +58,7 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
         (("--available-at", "9999999d"), ", not '9999999d'"),
         (("--args", "@deep.json"), "nested too deeply"),
         (("--wait", "--timeout", "nan"), ", not 'nan'"),
+        (("--timeout", "4"), "it goes with --wait"),
         (("--lease", "1"), "lease_ttl_sec: must be an integer from 3 to 86,400, not 1"),
     ],
 )
@@ -212,7 +213,12 @@ def test_jobs_are_found_by_each_filter(on_database, add, database):
     assert found() == [new, old]
     assert found("--queue", "a") == found("--task", "t1") == found("--lock-key", "k") == found("--until", "1h") == [old]
     assert found("--status", "failed") == found("--since", "1h") == [new]
-    assert found("--status", "failed", "--status", "queued") == [new, old]
+    assert found("--status", "failed", "--status", "queued") == found("--status", "failed,queued") == [new, old]
+    refused = on_database("jobs", "--status", "failed,quued")
+    said = (
+        "must be one of queued, running, succeeded, failed, canceled, lost, or several with commas, not 'failed,quued'"
+    )
+    assert (refused.returncode, said in refused.stderr) == (2, True)
     assert found("--ended-since", "1h") == [new]
     assert found("--ended-until", "1h") == found("--ended-since", "1h", "--status", "succeeded") == []
     assert found("--queue", "a", "--status", "failed") == []

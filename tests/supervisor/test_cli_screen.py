@@ -100,8 +100,8 @@ def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, d
 def test_what_has_no_room_is_named_and_a_wider_terminal_has_it(on_terminal, database):
     database.psql(ROWS)
     header, *_, last = on_terminal(80, "jobs")
-    assert header.split() == ["JOB_ID", "STATUS", "TASK", "DETAIL"]
-    assert last == "no room for ATTEMPT, CREATED, QUEUE: in a wider terminal, a pipe, or by --json"
+    assert header.split() == ["JOB_ID", "STATUS", "TASK", "QUEUE"]
+    assert last == "no room for DETAIL, CREATED, ATTEMPT: in a wider terminal, a pipe, or by --json"
     header, *rows = on_terminal(250, "jobs")
     assert header.split() == ["JOB_ID", "STATUS", "TASK", "QUEUE", "ATTEMPT", "CREATED", "DETAIL"]
     assert sum("has no rates at all in the file that the bank has sent" in row for row in rows) == 3

@@ -330,6 +330,11 @@ async def test_a_load_shows_its_cursor_its_last_run_and_its_failures(open_web, a
         assert (load["load"], load["upto"], load["unsolved"]) == ("rates", "2026-11-01T00:00:00Z", 1)
         assert (load["last_run"]["run_id"], load["last_run"]["status"]) == (last, "running")
         assert (await get(web, "/loads/none", 404))["detail"] == "no load 'none' has run in this database."
+        database.psql("UPDATE dl_etl_runs SET kind = 'flow' WHERE name = 'nightly'")
+        flow = (await get(web, "/loads/nightly", 404))["detail"]
+        assert flow.startswith(
+            "'nightly' is a flow, and no load of this name has run in this database; `dataloader jobs "
+        )
         assert (await get(web, "/loads/a%00b", 422))["errors"][0]["path"] == "load"
 
 
