@@ -112,7 +112,7 @@ def test_a_backup_under_load_is_one_moment_and_its_jobs_go_on_where_it_is_restor
 
     restored = dataloader("restore", file, "--data-dir", second)
     assert restored.returncode == 0, restored.stderr
-    assert restored.stdout.startswith(f"{second}: restored in ")
+    assert restored.stdout.startswith(f"{second}: {told['tables']} tables restored in ")
     jobs = "SELECT count(*) FROM dl_jobs WHERE task = 'quick'"
     number = int(sql(second, "SELECT count(*) FROM pairs"))
     assert 50 < number < 400
