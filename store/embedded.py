@@ -116,7 +116,7 @@ class EmbeddedPostgres:
 
 @contextlib.contextmanager
 def embedded_postgres(
-    data_dir: Path,
+    data_dir: str | os.PathLike[str],
     *,
     version: int = VERSION,
     extra_settings: Mapping[str, str] = MappingProxyType({}),
@@ -137,6 +137,7 @@ def embedded_postgres(
         EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
             did not start; then with the last lines of its log.
     """
+    data_dir = Path(data_dir)
     with contextlib.ExitStack() as stack:
         with _told_of(data_dir):
             cluster = Cluster.in_directory(data_dir, version, bin_dir)

