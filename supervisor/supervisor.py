@@ -163,6 +163,8 @@ async def open_starting(
 ) -> AsyncIterator[Supervisor]:
     """A supervisor that may still be waiting for its database: for those who must be able to end it meanwhile."""
     failure: Exception | None = None
+    if settings.pipeline.of_one:
+        _point_out_unknown_loads(settings, tasks)
     async with trio.open_nursery() as nursery:
 
         async def run(*, task_status: trio.TaskStatus[Supervisor]) -> None:
@@ -189,6 +191,15 @@ async def open_starting(
     failure = failure or supervisor.failure
     if failure is not None:
         raise failure
+
+
+def _point_out_unknown_loads(settings: Settings, tasks: Tasks) -> None:
+    """A load whose name is misspelt in a variable would run with the settings of all. Without loads none is meant."""
+    from dataloader.flows.etl.flow import loads_of  # noqa: PLC0415 - only those who have such settings need it
+
+    if loads := loads_of(tasks):
+        for sentence in settings.pipeline.of_no_load(loads):
+            log.warning(sentence)
 
 
 @asynccontextmanager

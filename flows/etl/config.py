@@ -8,9 +8,10 @@ source stays so when somebody makes all others faster.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -111,6 +112,18 @@ class PipelineSettings:
         check_names(asked, "the job's pipeline")
         given = {**self.of_all, **declared, **self.of_one.get(variable_of(load), {}), **asked}
         return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
+
+    def of_no_load(self, loads: Collection[str]) -> list[str]:
+        """A sentence for each load that has settings of its own and is none of `loads`, with the nearest name."""
+        known = {variable_of(load): load for load in loads}
+        sentences = []
+        for name in sorted(set(self.of_one) - set(known)):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {PREFIX}{near[0]}__…, of the load {known[near[0]]}?" if near else ""
+            sentences.append(
+                f"{PREFIX}{name}__… is for a load that this process does not have, and has no effect{hint}"
+            )
+        return sentences
 
 
 @contextmanager

@@ -22,13 +22,14 @@ from dataloader.flows.etl.dimensions import Dimensions, TablesFailed, run_dimens
 from dataloader.flows.etl.jobrun import JobRun, TaskEnd
 from dataloader.flows.etl.load import Load
 from dataloader.flows.etl.loading import run_one
+from dataloader.flows.etl.run import load_of
 from dataloader.flows.etl.segments import Asked, read_args
 from dataloader.flows.etl.token import CancellationToken
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import MAX_NAME
 from dataloader.jobs.outcomes import Canceled, GiveUp
-from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.tasks import Task, Tasks
 from dataloader.store.etl_runs import GONE_THROUGH, RunState
 
 
@@ -70,6 +71,15 @@ def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
         handler = partial(run_flow, Flow(name=dimensions.name, layers={"": [dimensions]}))
         handler.__doc__ = dimensions.description or f"Merge {', '.join(d.table for d in dimensions.tables)}."
         tasks.task(dimensions.name)(handler)
+
+
+def loads_of(tasks: Mapping[str, Task]) -> set[str]:
+    """The names of the loads among the tasks, those of flows too."""
+    loads = {name for name, task in tasks.items() if load_of(task) is not None}
+    for task in tasks.values():
+        if isinstance(task.handler, partial) and task.handler.func is run_flow:
+            loads |= {one.name for _, one in task.handler.args[0].tasks if isinstance(one, Load)}
+    return loads
 
 
 async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None) -> object:

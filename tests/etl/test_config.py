@@ -8,8 +8,10 @@ import attrs
 import pytest
 from etl.etl_tasks import items_load
 
-from dataloader.flows.etl import CancellationToken, PipelineConfig, PipelineSettings
+from dataloader import Tasks
+from dataloader.flows.etl import CancellationToken, Flow, PipelineConfig, PipelineSettings, add_flows, add_loads
 from dataloader.flows.etl.config import read_settings
+from dataloader.flows.etl.flow import loads_of
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.settings import load_settings
 
@@ -166,8 +168,28 @@ def test_a_load_s_name_is_found_in_a_variable(name):
     assert settings.config(name, {}, {}).workers == 9
 
 
+def test_settings_of_a_load_that_is_misspelt_are_pointed_out():
+    tasks = Tasks()
+    add_loads(tasks, items_load("http://h", name="shop.orders"))
+    add_flows(tasks, Flow(name="nightly", layers={"ods": [items_load("http://h", name="shop.items")]}))
+    names = ("SHOP_ORDER", "SHOP_ITEMS", "SHOP_ORDERS", "XYZZY")
+    settings = read_settings({f"DL_PIPELINE__{name}__RATE_MIN": "1" for name in names})
+    told = "is for a load that this process does not have, and has no effect"
+    assert settings.of_no_load(loads_of(tasks)) == [
+        f"DL_PIPELINE__SHOP_ORDER__… {told}; did you mean DL_PIPELINE__SHOP_ORDERS__…, of the load shop.orders?",
+        f"DL_PIPELINE__XYZZY__… {told}",
+    ]
+
+
 @pytest.mark.requirement("E4")
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_token_with_a_timeout_that_makes_no_sense_is_refused(timeout):
     with pytest.raises(ValueError, match=r"^timeout: must be a number of seconds greater than 0, not .*$"):
         CancellationToken(timeout)
+
+
+@pytest.mark.slow
+async def test_a_process_warns_of_settings_of_a_load_that_it_does_not_have(supervised, caplog):
+    misspelt = PipelineSettings(of_one={"ITEM": {"rate_min": 1}})
+    async with supervised(items_load("http://h"), pipeline=misspelt):
+        assert "did you mean DL_PIPELINE__ITEMS__…, of the load items?" in caplog.text
