@@ -49,7 +49,7 @@ def judge(report: Report, config: PipelineConfig) -> Verdict:
 
 def give_up(report: Report, config: PipelineConfig) -> Verdict:
     """How a run ended in which too many things in a row have failed."""
-    row = f"{config.max_failures + 1} failures in a row"
+    row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
     return Verdict(
         end="failed", reason=row if report.last is None else f"{row}; the last one was {_named(report.last)}"
     )

@@ -82,13 +82,16 @@ class Windows:
         """
         zone = self._zone()
         # Nor further when more was asked for: what is to come yet would never be loaded, behind the cursor.
-        end = now.astimezone(zone) - self.delay
-        if until is not None:
-            end = min(instant(until, zone), end, key=lambda moment: moment.astimezone(UTC))
+        end, told = now.astimezone(zone) - self.delay, "now"
+        if self.delay:
+            told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
+        if until is not None and instant(until, zone).astimezone(UTC) < end.astimezone(UTC):
+            end, told = instant(until, zone), "what is given as to"
         if since is not None:
             begin = instant(since, zone)
             if begin.astimezone(UTC) >= end.astimezone(UTC):
-                raise BadRequest("from", f"must be a time before {end.isoformat()}, not {begin.isoformat()}")
+                shown = f"{end.isoformat(timespec='seconds')} ({told})"
+                raise BadRequest("from", f"must be a time before {shown}, not {begin.isoformat()}")
         elif cursor is None:
             begin = instant(self.start, zone)
         else:

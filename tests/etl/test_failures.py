@@ -16,6 +16,7 @@ from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
 
+TOO_MANY = "11 failures in a row (max_failures is 10); the last one was"
 ENDED = ("status", "seconds", "counts", "phases")
 
 
@@ -210,7 +211,9 @@ async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(it
     items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
     assert outcome.status == "failed"
-    assert outcome.error.startswith("11 failures in a row; the last one was a row (10): column day: ")
+    assert outcome.error.startswith(
+        "11 failures in a row (max_failures is 10); the last one was a row (10): column day: "
+    )
     assert len(await failures()) == 11
     # The batch as a whole, the way to its first row, and two for each that was refused.
     assert len(statements) <= 1 + 13 + 2 * 11
@@ -342,7 +345,9 @@ async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_
     assert outcome.status == status
     assert len(await failures()) == outcome.result["counts"]["requests_failed"] == number
     if status == "failed":
-        assert outcome.error.startswith("11 failures in a row; the last one was a request (/items): ")
+        assert outcome.error.startswith(
+            "11 failures in a row (max_failures is 10); the last one was a request (/items): "
+        )
         assert len(items.service.requests) == 11
         assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
         assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
@@ -359,7 +364,9 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
     # Of each three rows one is taken, and goes with the search that is refused itself.
     items.records = [item(number) for number in range(21)]
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
-    assert outcome.error.startswith("11 failures in a row; the last one was a batch (2 rows of /items): ")
+    assert outcome.error.startswith(
+        "11 failures in a row (max_failures is 10); the last one was a batch (2 rows of /items): "
+    )
     assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 6
 
 

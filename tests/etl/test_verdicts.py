@@ -13,6 +13,7 @@ from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.verdict import judge
+from dataloader.store.etl_runs import Failure
 from dataloader.testing import work_off
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -73,6 +74,18 @@ def test_what_failed_is_weighed_against_what_was_tried(counts, end):
     assert judge(report, PipelineConfig(max_failed_segments=1)).end == end
 
 
+def test_what_is_named_first_is_what_the_first_sentence_is_about():
+    report = Report(load="items", max_failures=10, began=0)
+    report.counts.update(segments=9, records=100)
+    # A row that is refused does not fail its segment.
+    for phase in ("row", "detail", "request"):
+        report.failed(Failure(load="items", segment="s", phase=phase, key="1", error="bad"))
+    report.counts.update(segments_failed=1)
+    told = "1 of 10 segments could not be loaded (max_failed_segments is 0); "
+    assert judge(report, PipelineConfig(max_failed_share=1)).reason.startswith(told)
+    assert judge(report, PipelineConfig()).reason.endswith("; the first failure was a request (1): bad")
+
+
 @pytest.mark.parametrize("what", ["records", "details"])
 @pytest.mark.parametrize(("good", "end"), [(0, "failed"), (1, WITH_FAILURES)])
 def test_where_any_share_may_fail_not_all_may(what, good, end):
@@ -124,10 +137,9 @@ async def test_the_share_that_may_fail_can_be_set_for_a_load_and_for_a_run(items
 async def test_a_segment_that_could_not_be_loaded_fails_the_run_unless_it_is_borne(
     items, outcome_of, days, table, soon, borne, status
 ):
-    # A record that fails does not fail its segment, and is not named as what did.
-    items.records = [{**item(0), "id": None}, *(item(number, number) for number in (1, 2, 3))]
+    items.records = [item(number, number) for number in (1, 2, 3)]
     items.service.misbehave("from=2026-01-02", times=None, status=404)
-    load = items_load(items.service.url, pipeline={"max_failed_segments": borne, "max_failed_share": 0.9})
+    load = items_load(items.service.url, pipeline={"max_failed_segments": borne})
     outcome = await outcome_of(load, to="2026-01-04")
     assert outcome.status == status
     assert outcome.result["status"] == ("failed" if status == "failed" else WITH_FAILURES)

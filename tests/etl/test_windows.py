@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -98,8 +99,16 @@ def test_bad_windows_are_refused_by_name(fields, message):
 
 
 def test_a_span_that_ends_before_it_begins_is_refused():
-    with pytest.raises(ValueError, match=r"from: must be .*, not 2026-05-01T00:00:00\+00:00"):
-        Windows(start=date(2020, 1, 1)).plan(cursor=None, now=NOW, since=date(2026, 5, 1))
+    now, since = NOW.replace(microsecond=6423), date(2026, 5, 1)
+    load = Windows(start=date(2020, 1, 1), delay=timedelta(days=12))
+    for windows, until, told in (
+        (Windows(start=date(2020, 1, 1)), None, "2026-04-14T09:30:00+00:00 (now)"),
+        (load, None, "2026-04-02T09:30:00+00:00 (now, less the load's delay of 12 days)"),
+        (load, date(2026, 4, 1), "2026-04-01T00:00:00+00:00 (what is given as to)"),
+    ):
+        said = re.escape(f"from: must be a time before {told}, not 2026-05-01T00:00:00+00:00")
+        with pytest.raises(BadRequest, match=f"^{said}$"):
+            windows.plan(cursor=None, now=now, since=since, until=until)
 
 
 def test_a_span_of_too_many_segments_is_refused():
