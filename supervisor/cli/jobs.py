@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from dataloader.supervisor.cli.output import (
     state_of,
     tell,
     why_not_taken,
+    why_silent,
     why_waits,
 )
 from dataloader.supervisor.cli.target import Target, asks_queue
@@ -163,7 +164,7 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
         return
     print_table(
         (Column("EVENT"), Column("AT"), Column("KIND"), Column("PAYLOAD", least=20)),
-        ((event.event_id, event.ts, event.kind, _short_first(event.payload)) for event in journal),
+        ((event.event_id, event.ts, event.kind, _error_early(event.payload)) for event in journal),
         nothing="no events",
     )
 
@@ -253,11 +254,13 @@ def _mark(line: LogLine) -> str:
     return f"— {said} —"
 
 
-def _short_first(payload: object) -> object:
-    """A payload with what may be long at its end: a line of a list is cut there."""
+def _error_early(payload: object) -> object:
+    """A payload as a line of a list shows it, which is cut at its end: the attempt, its error, then all else."""
     if not isinstance(payload, dict):
         return payload
-    return dict(sorted(payload.items(), key=lambda item: item[0] in {"error", "fields"}))
+    order = {"attempt": 0, "error": 1, "fields": 3}
+    short = {name: round(value, 1) if isinstance(value, float) else value for name, value in payload.items()}
+    return dict(sorted(short.items(), key=lambda item: order.get(item[0], 2)))
 
 
 _COLUMNS: Final = (
@@ -286,10 +289,13 @@ def _short_state(job: JobRecord) -> str:
 
 
 def _detail(job: JobRecord) -> object:
-    """The progress of a running job, else the first line of the error, the whole of which is shown by `status`."""
-    if not job.error or (job.status is Status.RUNNING and job.progress):
-        return job.progress
-    return first_line(job.error)
+    """The first line of the error, the whole of which is shown by `status`, else the progress.
+
+    Of a running job it is the progress, or that nobody renews its lease: its error is of an attempt before.
+    """
+    if job.status is Status.RUNNING:
+        return why_silent(job, datetime.now(UTC)) or job.progress
+    return first_line(job.error) if job.error else job.progress
 
 
 def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
@@ -309,18 +315,32 @@ def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
 
 
 class _Changes:
-    """Tells how a job that is waited for stands, each thing once; in a pipe only what it waits for."""
+    """Tells how a job that is waited for stands, each thing once; in a pipe only failed attempts and waits."""
 
     def __init__(self) -> None:
         self._state = self._reason = ""
+        self._attempt = 0
 
     def show(self, job: JobRecord) -> None:
         """Tell what is new."""
-        self._tell(why_waits(job))
+        reason = why_waits(job)
+        self._show_attempt(job, reason)
+        self._tell(reason)
         state = f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
         if sys.stderr.isatty() and state != self._state:
             self._state = state
             click.echo(state, err=True)
+
+    def _show_attempt(self, job: JobRecord, reason: str) -> None:
+        """Tell that an attempt has failed, and why, unless the reason why the job waits says so."""
+        if job.status.is_final:
+            return  # what is shown at the end says it
+        ended = job.attempt - (job.status is Status.RUNNING)
+        error = first_line(job.error) if job.error else ""
+        if ended != self._attempt and ended > 0 and error and error not in reason:
+            goes_on = f"attempt {job.attempt} runs" if job.status is Status.RUNNING else "the job is queued again"
+            click.echo(f"attempt {ended} of {job.max_attempts} failed: {error}; {goes_on}", err=True)
+        self._attempt = ended
 
     def show_reason(self, new: NewJob, state: QueueState | None) -> None:
         """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""

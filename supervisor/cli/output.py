@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import MAXYEAR, UTC, datetime
 from typing import Any, Final
 
 import attrs
@@ -165,6 +165,29 @@ def why_waits(job: JobRecord) -> str:
             return ""
 
 
+def why_silent(job: JobRecord, now: datetime) -> str:
+    """Since when nobody has renewed a running job's lease, and what comes of it; the empty text while somebody does.
+
+    Healthy processes renew it three times in its length. `now` is this machine's clock, which may differ a little from
+    the database's.
+    """
+    if job.status is not Status.RUNNING or job.heartbeat_at is None:
+        return ""
+    silent_s = (now - job.heartbeat_at).total_seconds()
+    if silent_s < max(job.lease_ttl_sec / 2, _LEAST_SILENCE_S):
+        return ""
+    ends_at = job.lease_expires_at
+    if ends_at is None or ends_at.year == MAXYEAR:
+        then = "its lease never ends: `dataloader cancel` or `dataloader retry --force` ends that"
+    elif ends_at > now:
+        then = f"its lease ends at {cell(ends_at)}, then it is taken back"
+    else:
+        then = f"its lease ended at {cell(ends_at)}; the next service that runs takes it back"
+    return f"no heartbeat for {silent_s:.0f} s ({then})"
+
+
+_LEAST_SILENCE_S: Final = 10.0
+"""So long a silence may be no more than two clocks that differ."""
 _MAX_ERROR: Final = 200
 """Characters of an error where it is not the subject."""
 
@@ -192,4 +215,8 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         for name in ("started_at", "heartbeat_at", "finished_at", "claimed_by", "progress", "result", "error"):
             if getattr(job, name) not in (None, {}):
                 fields[name] = getattr(job, name)
+        if silent := why_silent(job, datetime.now(UTC)):
+            fields["heartbeat_at"] = f"{cell(job.heartbeat_at)}: {silent}"
+        if job.status is Status.RUNNING and "error" in fields:
+            fields["last_error"] = fields.pop("error")  # of an attempt before, while this one may run well
     print_fields(fields)

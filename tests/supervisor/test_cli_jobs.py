@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -189,9 +190,46 @@ def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_k
     assert f"task: {unknown}\n" in on_database("status", job_id).stdout
     database.psql("update dl_jobs set waits_for = 'lock'")
     assert waiting.stderr.readline() == "the job waits: another job with its lock_key runs\n"
+    database.psql(
+        "update dl_jobs set attempt = 3, status = 'running', waits_for = null, heartbeat_at = now(),"
+        " error = 'worker lost: x'"
+    )
+    assert waiting.stderr.readline() == "attempt 2 of 5 failed: worker lost: x; attempt 3 runs\n"
+    database.psql("update dl_jobs set status = 'queued', error = 'E: y'; insert into dl_queues values ('q', true)")
+    assert waiting.stderr.readline() == "attempt 3 of 5 failed: E: y; the job is queued again\n"
+    assert waiting.stderr.readline() == f"the job waits: {PAUSED}\n"
     end(database, job_id, "succeeded")
     _, stderr = waiting.communicate(timeout=20)
     assert (waiting.returncode, stderr) == (0, "")
+
+
+@pytest.mark.requirement("Q10")
+def test_a_running_job_that_nobody_renews_is_told_from_one_that_runs_well(on_database, add, database):
+    job_id = add("q", "t")
+    database.psql(
+        "update dl_jobs set status = 'running', attempt = 2, claimed_by = 'w', heartbeat_at = now(),"
+        " lease_ttl_sec = 60, lease_expires_at = now() + interval '60 s', error = E'worker lost: x\\nmore'"
+    )
+
+    def shown(change):
+        database.psql(f"update dl_jobs set {change}")
+        status = on_database("status", job_id).stdout
+        return status, on_database("jobs").stdout.splitlines()[1]
+
+    # The error is of the attempt before: nothing is wrong with this one.
+    status, row = shown("progress = '{}'")
+    assert "\nlast_error\n  worker lost: x\n  more" in status
+    assert "no heartbeat" not in status
+    assert "worker lost" not in row
+    status, row = shown("heartbeat_at = now() - interval '31 s', lease_expires_at = '2040-01-02T03:04:05Z'")
+    for text in (status, row):
+        assert re.search(
+            r"no heartbeat for 3\d s \(its lease ends at 2040-01-02 03:04:05Z, then it is taken back\)", text
+        )
+    assert "(its lease ended at 2026-01-02 00:00:00Z; the next" in shown("lease_expires_at = '2026-01-02Z'")[0]
+    for endless in ("null", "'infinity'"):
+        assert "(its lease never ends: `dataloader" in shown(f"lease_expires_at = {endless}")[0]
+    assert "no heartbeat" not in shown("status = 'failed', finished_at = now()")[0]
 
 
 def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_database):
@@ -358,9 +396,9 @@ def test_a_log_is_followed_until_the_job_has_ended(start, add, database):
     assert (following.returncode, stdout.count("\n"), stdout.rstrip()[-4:], stderr) == (0, 1, "last", "")
 
 
-def test_what_is_long_comes_last_in_a_line_of_the_journal(on_database, add, database):
+def test_the_error_comes_early_in_a_line_of_the_journal_which_a_terminal_cuts(on_database, add, database):
     job_id = add("q", "t")
     database.psql(
-        'update dl_job_events set kind = \'requeue\', payload = \'{"error": "x", "attempt": 1, "delay_s": 30}\''
+        'update dl_job_events set kind = \'requeue\', payload = \'{"error": "x", "attempt": 1, "delay_s": 3.14678}\''
     )
-    assert on_database("events", job_id).stdout.rstrip().endswith('{"attempt":1,"delay_s":30,"error":"x"}')
+    assert on_database("events", job_id).stdout.rstrip().endswith('{"attempt":1,"error":"x","delay_s":3.1}')
