@@ -17,6 +17,10 @@ MAX_ERROR: Final = 16_384
 """Characters kept of an error's text."""
 MAX_JSON: Final = 1_048_576
 """Bytes kept of a result, a progress object or a log line's fields."""
+MAX_DEPTH: Final = 200
+"""Levels of nested JSON that readers are shown; what recurses over a value must have stack enough, wherever it is."""
+MAX_BEGINNING: Final = 10_000
+"""Characters that are shown of JSON that is too long, or nested too deeply."""
 
 JSON_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 """The pattern, for `re.DOTALL`, of a text in JSON, as bytes: nothing in it is looked at twice, and nothing kept.
@@ -105,6 +109,26 @@ def read_json(text: str) -> Any:
     except msgspec.ValidationError:
         # jsonb keeps numbers that no float holds; one such value in a foreign row must not make it unreadable.
         return json.loads(text, parse_int=float)
+
+
+def shown_json(text: str) -> Any:
+    """`read_json` for who only looks: what is nested deeper than `MAX_DEPTH` becomes an object with its beginning."""
+    try:
+        value = read_json(text)
+        is_deep = text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value)
+    except RecursionError:
+        is_deep = True
+    return {"truncated": text[:MAX_BEGINNING], "bytes": len(text.encode())} if is_deep else value
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        parts = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [part for values in parts for part in values]
+        if not level:
+            return False
+    return True
 
 
 def _unknown(value: object) -> Any:

@@ -21,7 +21,7 @@ from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, 
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.text import growth, has_long_number, storable_json
+from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.database import Database, acquire
 
 Row = tuple[Any, ...]
@@ -88,7 +88,8 @@ _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 
 _WINNERS: Final = """
-SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key, args
+SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key,
+       args::text AS args
 FROM dl_jobs WHERE idempotency_key = ANY ($1::text[]) OR job_id = ANY ($2::uuid[])
 """
 
@@ -299,7 +300,7 @@ def _answer(job: NewJob, row: Row, added: set[UUID], winners: dict[Any, Any]) ->
         same = (
             (winner["queue"], winner["task"], winner["partition_key"]) == (job.queue, job.task, job.partition_key)
             and (job.lock_key is None or winner["lock_key"] == job.lock_key)
-            and winner["args"] == msgspec.json.decode(row[3])
+            and shown_json(winner["args"]) == msgspec.json.decode(row[3])
         )
     if not same:
         raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])

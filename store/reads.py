@@ -33,7 +33,7 @@ from dataloader.jobs.model import (
     check_text,
 )
 from dataloader.jobs.states import FINAL, QueueState, Status, WaitsFor
-from dataloader.jobs.text import MAX_ERROR, MAX_JSON, read_json
+from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
 from dataloader.store.database import Database
 from dataloader.store.queue_states import aio_queue_states
 from dataloader.store.workers import ALIVE_WITHIN_S
@@ -55,9 +55,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def shown(column: str, most: int = MAX_SHOWN) -> str:
-    """A column of JSON in a SELECT, as text: whole up to `most` bytes, then its beginning."""
+    """A column of JSON in a SELECT, as text: whole up to `most` bytes, then its beginning. `shown_json` reads it."""
     text = f"{column}::text"
-    beginning = f"jsonb_build_object('truncated', left({text}, 10000), 'bytes', octet_length({text}))::text"
+    beginning = f"jsonb_build_object('truncated', left({text}, {MAX_BEGINNING}), 'bytes', octet_length({text}))::text"
     return f"CASE WHEN octet_length({text}) > {most} THEN {beginning} ELSE {text} END AS {column}"
 
 
@@ -248,14 +248,15 @@ def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobR
         "waits_for": WaitsFor(waits_for) if waits_for else None,
         "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
     }
-    values = {name: None if record[name] is None else read_json(record[name]) for name in _JSON}
+    values = {name: None if record[name] is None else shown_json(record[name]) for name in _JSON}
     return JobRecord(**dict(record) | values | derived)
 
 
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
     """The job as it stands (Q3). Raises `JobNotFound`.
 
-    Args, progress or a result longer than `MAX_SHOWN` are an object with their beginning (`truncated`) and `bytes`.
+    Args, progress or a result longer than `MAX_SHOWN`, or nested deeper than `MAX_DEPTH`, are an object with their
+    beginning (`truncated`) and `bytes`.
     """
     return await database.run(aio_get_job, job_id)
 
@@ -345,8 +346,8 @@ async def aio_fetch_page(
 async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
     """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
 
-    A payload longer than `MAX_PAYLOAD` is an object with its beginning (`truncated`) and `bytes`. A page of long ones
-    has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
+    A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
+    (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
 
     Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
     """
@@ -371,7 +372,7 @@ async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> 
 
 def read_payload(record: Mapping[str, Any]) -> Any:
     """What stands in the `payload` of a row in which it is text."""
-    return None if record["payload"] is None else read_json(record["payload"])
+    return None if record["payload"] is None else shown_json(record["payload"])
 
 
 async def list_queues(database: Database, *, limit: int | None = None, after: str | None = None) -> list[QueueRecord]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from dataloader.jobs.text import MAX_JSON, growth, has_long_number, storable_json
+from dataloader.jobs.text import MAX_DEPTH, MAX_JSON, growth, has_long_number, shown_json, storable_json
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,28 @@ def test_a_result_whose_numbers_grow_beyond_the_bound_is_cut_like_a_long_one():
     assert stored.keys() == {"truncated", "bytes"}
     assert stored["bytes"] > 30 * MAX_JSON // 2
     assert json.loads(storable_json([1e308] * 1_000)) == [1e308] * 1_000
+
+
+def _nested(depth, opens="[", closes="]"):
+    return opens * depth + "1" + closes * depth
+
+
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 990, 5_000])
+def test_json_that_is_nested_too_deeply_is_shown_by_its_beginning(depth, opens, closes):
+    text = _nested(depth, opens, closes)
+    assert shown_json(text) == {"truncated": text[:10_000], "bytes": len(text)}
+    assert shown_json(_nested(MAX_DEPTH, opens, closes)) == json.loads(_nested(MAX_DEPTH, opens, closes))
+    assert shown_json("[" + "[]," * 5_000 + "[]]") == [[]] * 5_001
+
+
+def test_nested_json_is_shown_by_its_beginning_also_where_the_stack_is_nearly_used_up():
+    text = _nested(MAX_DEPTH)
+
+    def descend(depth):
+        return descend(depth - 1) if depth else shown_json(text)
+
+    frame, used = sys._getframe(), 0
+    while frame is not None:
+        frame, used = frame.f_back, used + 1
+    assert descend(sys.getrecursionlimit() - used - MAX_DEPTH // 2) == {"truncated": text, "bytes": len(text)}

@@ -138,6 +138,9 @@ async def test_a_key_of_a_foreign_services_row_is_compared_by_its_columns(store,
     for other in ({"args": {"a": 2}}, {"lock_key": "l"}, {"task": "u"}, {"queue": "r"}, {"partition_key": "p"}):
         with pytest.raises(IdempotencyConflict):
             await enqueue(store, [new(**{"idempotency_key": "i", "lock_key": "k", "args": {"a": 1}} | other)])
+    await add_job(idempotency_key="'deep'", args="(repeat('[', 990) || repeat(']', 990))::jsonb")
+    with pytest.raises(IdempotencyConflict):
+        await enqueue(store, [new(idempotency_key="deep")])
 
 
 @pytest.mark.requirement("Q2")

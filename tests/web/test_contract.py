@@ -271,6 +271,41 @@ async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_
     assert failed == {}
 
 
+@pytest.mark.requirement("Q1")
+async def test_rows_nested_too_deeply_to_be_read_are_shown_by_their_beginning_and_obey(open_web, database):
+    deep = "(repeat('[', {0}) || repeat(']', {0}))::jsonb"
+    failed = {}
+    async with open_web() as web:
+        for depth in (990, 5_000):
+            value = deep.format(depth)
+            job_id = database.psql(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, progress, available_at)"
+                f" VALUES (gen_random_uuid(), 'q', 't', '{depth}', {value}, {value}, now() + '1 h') RETURNING job_id"
+            )
+            database.psql(
+                "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+                f" SELECT '{job_id}', 'q', kind, {value} FROM unnest('{{log,picked}}'::text[]) AS kind"
+            )
+            shown = {"truncated": "[" * depth + "]" * depth, "bytes": 2 * depth}
+            job = f"/api/v1/jobs/{job_id}"
+            reads = [("GET", job + end) for end in ("", "/status", "/events", "/logs")]
+            for method, path in [
+                ("GET", "/api/v1/jobs"),
+                *reads,
+                ("POST", f"{job}/run-now"),
+                ("POST", f"{job}/cancel"),
+            ]:
+                answer = await web.client.request(method, path)
+                if answer.status_code not in {200, 202}:
+                    failed[f"{depth} at {method} {path}"] = answer.status_code
+                elif path == job:
+                    assert (answer.json()["args"], answer.json()["progress"]) == (shown, shown)
+                elif path.endswith("/events"):
+                    assert [event["payload"] for event in answer.json()["events"][:2]] == [shown, shown]
+            assert database.psql(f"SELECT status FROM dl_jobs WHERE job_id = '{job_id}'") == "canceled"
+    assert failed == {}
+
+
 QUESTIONS = [
     *(("GET", f"/api/v1/jobs?{name}={quote(edge)}") for name in ("created_from", "finished_to") for edge in EDGES),
     *(("POST", f"/api/v1/jobs/{action}") for action in ("cancel", "retry")),
