@@ -61,6 +61,8 @@ def shown(column: str, most: int = MAX_SHOWN) -> str:
     return f"CASE WHEN octet_length({text}) > {most} THEN {beginning} ELSE {text} END AS {column}"
 
 
+# Rows from before the triggers took away what another service writes there may have any text.
+_REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
@@ -245,7 +247,7 @@ def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobR
     status, waits_for = Status(record["status"]), record["waits_for"]
     derived = {
         "status": status,
-        "waits_for": WaitsFor(waits_for) if waits_for else None,
+        "waits_for": WaitsFor(waits_for) if waits_for in _REASONS else None,
         "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
     }
     values = {name: None if record[name] is None else shown_json(record[name]) for name in _JSON}

@@ -11,6 +11,7 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.store.leases import Beat, reap
+from dataloader.store.reads import get_job
 from dataloader.store.stage import ready_due, ready_free
 
 INSERT = """
@@ -280,6 +281,32 @@ async def test_a_running_row_that_is_inserted_has_a_token_of_its_own(add_job, ro
     one, other = await add_job(status="'running'"), await add_job(status="'running'")
     tokens = {await row_of(job_id, "token") for job_id in (one, other)}
     assert len(tokens - {0}) == 2
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_reason_to_wait_that_is_none_of_ours_is_taken_away_whoever_writes_it(
+    foreign, add_job, start_worker, row_of, store, raw
+):
+    """No index has such a row: it would wait for ever."""
+    ready = await add_job(waits_for="'garbage'")
+    delayed = await add_job(waits_for="''", available_at="'2040-01-01Z'")
+    assert [await row_of(job_id, "waits_for") for job_id in (ready, delayed)] == [None, "time"]
+    worker = start_worker()
+    [job] = await worker.claim()
+    assert job.job_id == ready
+    await foreign.execute("UPDATE dl_jobs SET waits_for = 'garbage'")
+    assert [await row_of(job_id, "waits_for") for job_id in (ready, delayed)] == [None, "time"]
+    # The run goes on: it is no claim.
+    await worker.end(job)
+    assert await row_of(ready, "status") == "succeeded"
+    # A row from before the trigger knew is read all the same, and the next write to it makes it right.
+    await raw.execute("SET session_replication_role = replica")
+    old = await add_job(waits_for="'garbage'")
+    await raw.execute("RESET session_replication_role")
+    assert (await get_job(store, old)).waits_for is None
+    await foreign.execute("UPDATE dl_jobs SET priority = 7 WHERE job_id = $1", old)
+    [job] = await worker.claim()
+    assert job.job_id == old
 
 
 @pytest.mark.requirement("Q3")

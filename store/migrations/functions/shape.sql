@@ -7,12 +7,13 @@ BEGIN
   IF TG_RELID <> '{schema}.dl_jobs'::regclass THEN
     RAISE EXCEPTION 'dl_jobs_shape is a trigger of dl_jobs alone';
   END IF;
-  IF NEW.status = 'running' THEN
+  -- This is also called for a waits_for that is none of ours, which no index has: such a job would wait for ever.
+  IF NEW.status = 'running' AND OLD.status IS DISTINCT FROM 'running' AND NEW.token = coalesce(OLD.token, 0) THEN
     -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before.
     NEW.token := nextval('{schema}.dl_token_seq');
     NEW.claimed_by := NULL;
     NEW.waits_for := NULL;
-  ELSIF NEW.available_at > now() THEN
+  ELSIF NEW.status = 'queued' AND NEW.available_at > now() THEN
     NEW.waits_for := 'time';
   ELSE
     NEW.waits_for := NULL;

@@ -12,13 +12,15 @@ BEGIN
       ('dl_jobs_shape_ins', $sql$
         BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
         WHEN ((NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
-           OR (NEW.status = 'running' AND NEW.token = 0))
+           OR (NEW.status = 'running' AND NEW.token = 0)
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_shape_upd', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
         WHEN ((NEW.status = 'running' AND OLD.status <> 'running' AND NEW.token = OLD.token)
            OR (NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
-           OR (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now()))
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now())
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_unwatch', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
