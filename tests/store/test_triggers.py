@@ -203,6 +203,35 @@ async def test_a_foreign_service_takes_a_job_that_we_parked_when_its_backoff_is_
 
 
 @pytest.mark.requirement("Q1")
+@pytest.mark.parametrize("later_s", [3600, 10], ids=["later than our park", "sooner than our park"])
+async def test_a_foreign_service_postpones_a_job_that_we_parked_and_the_next_of_its_key_runs_instead(
+    foreign, add_job, start_worker, row_of, store, later_s
+):
+    worker = start_worker()
+    await add_job(lock_key="'k'", priority="0")
+    [job] = await worker.claim()
+    postponed, following = await add_job(lock_key="'k'", priority="1"), await add_job(lock_key="'k'", priority="2")
+    assert await worker.claim() == []
+    assert [await row_of(job_id, "waits_for") for job_id in (postponed, following)] == ["lock", "lock"]
+    due = await foreign.fetchval(
+        "UPDATE dl_jobs SET available_at = now() + make_interval(secs => $2)"
+        " WHERE job_id = $1 AND status = 'queued' RETURNING available_at",
+        postponed,
+        later_s,
+    )
+    assert await row_of(postponed, "waits_for") == "time"
+    await worker.end(job)
+    [job] = await worker.claim()
+    assert job.job_id == following
+    await worker.end(job)
+    await ready_free(store)
+    assert await row_of(postponed, "available_at") == due
+    await foreign.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = $1", postponed)
+    [job] = await worker.claim()
+    assert job.job_id == postponed
+
+
+@pytest.mark.requirement("Q1")
 @pytest.mark.requirement("Q10")
 async def test_each_reaper_takes_back_the_others_jobs(foreign, add_job, start_worker, raw, row_of, store):
     ours, theirs = await add_job(priority="1"), await add_job()

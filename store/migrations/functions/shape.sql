@@ -7,6 +7,7 @@ BEGIN
   IF TG_RELID <> '{schema}.dl_jobs'::regclass THEN
     RAISE EXCEPTION 'dl_jobs_shape is a trigger of dl_jobs alone';
   END IF;
+  -- A job that is parked for its key and that somebody postpones waits for its time, or it would run when the key is free.
   -- This is also called for a waits_for that is none of ours, which no index has: such a job would wait for ever.
   IF NEW.status = 'running' AND OLD.status IS DISTINCT FROM 'running' AND NEW.token = coalesce(OLD.token, 0) THEN
     -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before.

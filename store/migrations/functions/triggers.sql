@@ -20,6 +20,9 @@ BEGIN
         WHEN ((NEW.status = 'running' AND OLD.status <> 'running' AND NEW.token = OLD.token)
            OR (NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
            OR (NEW.status = 'queued' AND NEW.waits_for = 'time' AND NEW.available_at <= now())
+           -- Somebody postpones a job that is parked; our park sets both columns at once.
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'lock' AND OLD.waits_for = 'lock'
+               AND NEW.available_at <> OLD.available_at AND NEW.available_at > now())
            OR NEW.waits_for NOT IN ('time', 'lock', 'task'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_unwatch', $sql$
