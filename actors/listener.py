@@ -2,6 +2,8 @@
 
 After every connection it wakes everybody once, since notifications were missed meanwhile. A dead peer is silent, so the
 connection is pinged; that it is up is shown in `connected`.
+
+After a flood of notifications it rests, the longer the oftener one follows on another: polling does its work meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import trio
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.runs import Runs
-from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.database import Database
 from dataloader.store.notifications import (
@@ -32,6 +34,8 @@ log = get_logger(__name__)
 
 PING_EVERY_S: Final = 5.0
 PING_TIMEOUT_S: Final = 5.0
+FIRST_REST_S: Final = 2.0
+MAX_REST_S: Final = 60.0
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -47,22 +51,36 @@ class Listener:
     waits: Waits
     connected: bool = False
 
+    _rest_s: float = attrs.field(default=FIRST_REST_S, init=False)
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until the connection is lost, then raise `StoreUnavailable`; we are started again then."""
+        task_status.started()
+        while True:
+            try:
+                await self._listen()
+            except NotificationFlood as flood:
+                self.outage.failed("listener", flood, again_in_s=self._rest_s)
+                await trio.sleep(self._rest_s)
+                self._rest_s = min(self._rest_s * 2, MAX_REST_S)
+            except StoreError as error:
+                self.outage.failed("listener", error)
+                raise
+
+    async def _listen(self) -> None:
         try:
             async with open_listener(self.database, self._deliver, of_jobs=bool(self.queues)) as listening:
                 self.connected = True
-                self.outage.worked("listener")
-                task_status.started()
+                if self._rest_s == FIRST_REST_S:  # else the flood may go on
+                    self.outage.worked("listener")
                 self._wake_all()
-                while not listening.lost.is_set():
+                while True:
                     await listening.ping(PING_TIMEOUT_S)
                     with trio.move_on_after(PING_EVERY_S):
                         await listening.lost.wait()
-                raise StoreUnavailable("the listener's connection was lost")
-        except StoreError as error:
-            self.outage.failed("listener", error)
-            raise
+                        raise StoreUnavailable("the listener's connection was lost")
+                    self._rest_s = FIRST_REST_S
+                    self.outage.worked("listener")
         finally:
             self.connected = False
 

@@ -27,6 +27,10 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that pa
     """The database can't be reached, or answered too late. The write may or may not have happened; try again later."""
 
 
+class NotificationFlood(StoreError):  # noqa: N818 - a state of the world that passes, not a defect
+    """More notifications come than may be read beside heartbeats and claims. Polling finds what they told of."""
+
+
 class AccessDenied(StoreUnavailable):
     """Nobody gets in by this address: no such database or role, a wrong password, a parameter or file that is wrong.
 

@@ -289,6 +289,11 @@ GUARDS = {
         f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending",
         put("supervisor.serve.LAST_WORD_S", 3_600.0),
     ),
+    "bound of notifications": Guard(
+        "a flood of notifications ends the listening, not the leases",
+        f"{ACTORS}/test_cancel.py::test_a_flood_of_notifications_costs_their_latency_and_no_lease",
+        put("store.notifications.FLOOD", math.inf),
+    ),
     "look at the locks": Guard(
         "no process starts where an advisory lock is not a session's own",
         "tests/supervisor/test_server_check.py::test_a_server_whose_locks_always_succeed_is_refused",

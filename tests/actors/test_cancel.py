@@ -289,3 +289,40 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
                 assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
                 release.set()
                 assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+
+
+@pytest.mark.requirement("Q16")
+async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_worker, database, monkeypatch):
+    monkeypatch.setattr("dataloader.actors.listener.PING_EVERY_S", 0.2)
+    tasks, started, release = Tasks(), trio.Event(), trio.Event()
+    flood = "SELECT count(pg_notify('dl_cancel', gen_random_uuid()::text)) FROM generate_series(1, 200000)"
+
+    @tasks.task("long")
+    async def long(job):
+        started.set()
+        await release.wait()
+
+    @tasks.task("quick")
+    async def quick(job):
+        pass
+
+    with a_role(database) as role, capture_logs() as lines:
+        async with (
+            open_worker(tasks, heartbeat_s=0.2, default_lease_s=3) as supervisor,
+            raw_connection(role.dsn) as outsider,
+        ):
+            with trio.fail_after(30):
+                job = await supervisor.trigger("q", "long")
+                await started.wait()
+                await outsider.execute(flood)
+                await until(lambda: _now(line for line in lines if "can't do its work" in line["event"]))
+                # Notifications work again: polls are an hour apart, and it is by the listener that this one runs.
+                await until(lambda: _now(line for line in lines if "does its work again" in line["event"]))
+                other = await supervisor.trigger("q", "quick")
+                assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+                release.set()
+                ended = await supervisor.wait(job.job_id, timeout_s=10)
+    assert (ended.status, ended.attempt) == ("succeeded", 1)
+    [told] = [line for line in lines if "can't do its work" in line["event"]]
+    assert told["part"] == "listener"
+    assert told["error"].startswith("more than 5000 notifications came within 0.5 s")
