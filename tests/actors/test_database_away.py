@@ -225,11 +225,10 @@ async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_each_try
                 await until(lambda: _now(lines), lambda lines: len(lines) >= 30)
                 proxy.mend()
                 await until(lambda: _now([line for line in lines if "again" in line["event"]]))
-    warnings = [line for line in lines if line["log_level"] not in {"debug", "info"}]
-    told = ["the database can't be used", "the database can be used again"]
-    assert [line["event"] for line in warnings if line["event"] not in UNASKED] == told
-    assert warnings[-1]["after_s"] > 0
-    assert warnings[-1]["tries"] >= 20
+    told = [line for line in lines if line["log_level"] not in {"debug", "info"} and line["event"] not in UNASKED]
+    assert [line["event"] for line in told] == ["the database can't be used", "the database can be used again"]
+    assert told[-1]["after_s"] > 0
+    assert told[-1]["tries"] >= 20
 
 
 async def _parts_of(lines):
@@ -240,6 +239,7 @@ UNASKED = {
     "the lock session was lost; its locks are taken again",
     "repaired after an interrupted claim",
     "the event loop is blocked",  # by a busy machine
+    "old jobs were not deleted",  # where the pruner, which comes seldom, is the first that meets the outage
 }
 
 
