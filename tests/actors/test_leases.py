@@ -66,11 +66,11 @@ async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its
     async def wait_for_its_turn(_lease_s):
         await trio.sleep_forever()
 
-    async with open_worker(tasks, heartbeat_s=0.5, default_lease_s=3) as supervisor:
+    async with open_worker(tasks, heartbeat_s=0.5, default_lease_s=5) as supervisor:
         keeper = supervisor._parts.keeper
         await until(partial(_known, keeper))
         monkeypatch.setattr(supervisor._parts.locks, "ping", wait_for_its_turn)
-        long_job = await supervisor.trigger("q", "wait", {"s": 3.3})  # longer than the keys are safe by a ping
+        long_job = await supervisor.trigger("q", "wait", {"s": 5.5})  # longer than the keys are safe by a ping
         with trio.fail_after(20):
             while (await row_of(long_job.job_id))["status"] != "succeeded":
                 job = await supervisor.trigger("q", "wait", {"s": 0.1})
