@@ -15,9 +15,10 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.model import NewJob
-from dataloader.jobs.states import QueueState
+from dataloader.jobs.model import Enqueued, NewJob
+from dataloader.jobs.states import QueueState, Status
 from dataloader.store.database import Database
+from dataloader.store.enqueue import Enqueuer
 from dataloader.store.workers import ALIVE_WITHIN_S
 
 REMEMBERED_S: Final = 1.0
@@ -118,6 +119,18 @@ class ServedQueues:
     _known: Served | None = attrs.field(default=None, init=False)
     _read_at: float = attrs.field(default=-math.inf, init=False)
     _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+
+    async def enqueue(self, enqueuer: Enqueuer, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none; each that is queued comes back with what keeps it from being taken.
+
+        The queues are read first, which may be cancelled: once the jobs are in the queue their ids come back.
+        """
+        states = await self.states_of(jobs)
+        enqueued = await enqueuer.enqueue(jobs)
+        return [
+            attrs.evolve(one, queue_state=state) if one.status is Status.QUEUED else one
+            for one, state in zip(enqueued, states, strict=True)
+        ]
 
     async def states_of(self, jobs: Iterable[NewJob]) -> list[QueueState | None]:
         """What keeps each of these jobs from being taken, as `Served` says; None while the database does not tell."""

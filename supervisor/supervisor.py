@@ -14,14 +14,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import attrs
 import trio
 
 from dataloader.actors.runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
-from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.database import Database
 from dataloader.store.embedded import EmbeddedPostgres
@@ -76,13 +74,7 @@ class Supervisor:
         """
         if self._parts.drain.requested.is_set():
             raise Draining("this supervisor is draining and takes no new jobs")
-        # First what may be cancelled: once the jobs are in the queue their ids come back.
-        states = await self._parts.served_queues.states_of(jobs)
-        enqueued = await self._parts.enqueuer.enqueue(jobs)
-        return [
-            attrs.evolve(one, queue_state=state) if one.status is Status.QUEUED else one
-            for state, one in zip(states, enqueued, strict=True)
-        ]
+        return await self._parts.served_queues.enqueue(self._parts.enqueuer, jobs)
 
     async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
         """The job as soon as it has ended, or as it stands after `timeout_s`."""

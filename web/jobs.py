@@ -91,13 +91,8 @@ async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> li
     if services.state().draining:
         raise Draining("this process takes no new jobs")
     new = [NewJob(**request.domain_fields()) for request in requests]
-    # First what may be cancelled: once the jobs are in the queue they are answered for.
-    states = await services.served_queues.states_of(new)
-    enqueued = await services.enqueuer.enqueue(new)
-    return [
-        Triggered(job.job_id, job.status, job.created, state if job.status is Status.QUEUED else None)
-        for job, state in zip(enqueued, states, strict=True)
-    ]
+    enqueued = await services.served_queues.enqueue(services.enqueuer, new)
+    return [Triggered(job.job_id, job.status, job.created, job.queue_state) for job in enqueued]
 
 
 @routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList}, rows=True)
