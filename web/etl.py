@@ -21,6 +21,7 @@ from dataloader.store import etl_reads, job_logs
 from dataloader.store.etl_reads import MAX_LOADS, FailureLine, LoadPage, LoadRecord, RunPage, RunRecord, TaskRecord
 from dataloader.store.job_logs import Level, LogLine, LogPage
 from dataloader.store.reads import MAX_PAGE, Cursor
+from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 from dataloader.web.schemas import MAX_ID
@@ -132,11 +133,7 @@ async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
 
 
 def _masked_run(run: RunRecord) -> RunRecord:
-    return attrs.evolve(run, name=mask_text(run.name), reason=_masked_text(run.reason), counts=_masked(run.counts))
-
-
-def _masked_text(text: str | None) -> str | None:
-    return None if text is None else mask_text(text)
+    return attrs.evolve(run, name=mask_text(run.name), reason=shown.text(run.reason), counts=_masked(run.counts))
 
 
 @routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
@@ -153,7 +150,7 @@ async def show_timeline(call: Call, run_id: UUID) -> Answer:
 def _masked_task(task: TaskRecord) -> TaskRecord:
     return attrs.evolve(
         task,
-        reason=_masked_text(task.reason),
+        reason=shown.text(task.reason),
         phases=_masked(task.phases),
         tables=_masked(task.tables),
         counts=_masked(task.counts),
@@ -191,9 +188,7 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
     last = load.last_run
     if last is None:
         return load
-    return attrs.evolve(
-        load, last_run=attrs.evolve(last, reason=_masked_text(last.reason), counts=_masked(last.counts))
-    )
+    return attrs.evolve(load, last_run=attrs.evolve(last, reason=shown.text(last.reason), counts=_masked(last.counts)))
 
 
 @routes.add(

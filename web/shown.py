@@ -25,15 +25,15 @@ def job(record: JobRecord) -> JobRecord:
         queue=mask_text(record.queue),
         task=mask_text(record.task),
         args=mask(record.args),
-        idempotency_key=_text(record.idempotency_key),
+        idempotency_key=text(record.idempotency_key),
         lock_key=mask_text(record.lock_key),
         partition_key=mask_text(record.partition_key),
         progress=mask(record.progress),
         result=mask(record.result),
-        error=_text(record.error),
-        producer=_text(record.producer),
-        consumer_group=_text(record.consumer_group),
-        claimed_by=_text(record.claimed_by),
+        error=text(record.error),
+        producer=text(record.producer),
+        consumer_group=text(record.consumer_group),
+        claimed_by=text(record.claimed_by),
     )
 
 
@@ -65,5 +65,6 @@ def place(name: str) -> str:
     return name if shows_itself else DIGEST + sha256(name.encode()).hexdigest()
 
 
-def _text(text: str | None) -> str | None:
-    return None if text is None else mask_text(text)
+def text(given: str | None) -> str | None:
+    """A text, where there is one."""
+    return None if given is None else mask_text(given)
