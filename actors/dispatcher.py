@@ -18,16 +18,16 @@ import attrs
 import trio
 
 from dataloader.actors import runner
+from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.runner import Workshop
-from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.database import Database
-from dataloader.store.lock_session import Claim, LockSession
-from dataloader.store.stage import KEYS, unpark
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.lock_session import Claim, LockSession
+from dataloader.store.queue.make_ready import KEYS, unpark
 
 log = get_logger(__name__)
 

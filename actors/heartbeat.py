@@ -15,17 +15,17 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.actors.job_runs import Run, Runs, margin_s
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Run, Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Database, Session
-from dataloader.store.leases import Beat, Pulse, aio_beat
-from dataloader.store.lock_session import LockSession
-from dataloader.store.workers import SHOW_EVERY_S, Worker, aio_show
+from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.queue.leases import Beat, Pulse, aio_beat
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.worker_rows import SHOW_EVERY_S, Worker, aio_show
 
 log = get_logger(__name__)
 

@@ -15,12 +15,12 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.job_runs import Runs, margin_s
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Runs, margin_s
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import MIN_LEASE_S
-from dataloader.store.lock_session import MIN_PING_S, LockSession
+from dataloader.store.queue.lock_session import MIN_PING_S, LockSession
 
 RETRY_S: Final = 0.5
 WATCH_SHARE: Final = 1 / 8

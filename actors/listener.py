@@ -14,13 +14,13 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.job_runs import Runs
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Runs
 from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
-from dataloader.store.database import Database
-from dataloader.store.notifications import (
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.notifications import (
     CancelRequested,
     JobChanged,
     JobDue,
@@ -28,7 +28,7 @@ from dataloader.store.notifications import (
     QueueReady,
     open_listener,
 )
-from dataloader.store.waits import Waits
+from dataloader.store.queue.waits import Waits
 
 log = get_logger(__name__)
 

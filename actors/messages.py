@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 import trio
 
-from dataloader.actors.runs import Run
+from dataloader.actors.job_runs import Run
 from dataloader.jobs.outcomes import Ending
 
 

@@ -15,8 +15,8 @@ from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
-from dataloader.store.database import Database
-from dataloader.store.retention import prune
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.retention import prune
 
 log = get_logger(__name__)
 

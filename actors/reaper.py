@@ -20,8 +20,8 @@ from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Database
-from dataloader.store.leases import find_endless, reap
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.leases import find_endless, reap
 
 log = get_logger(__name__)
 

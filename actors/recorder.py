@@ -20,17 +20,17 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Session
-from dataloader.store.lock_session import LockSession
-from dataloader.store.outcomes import Finished, aio_finish, aio_keep_lines, aio_show_progress
+from dataloader.store.connection.bridge import Session
+from dataloader.store.queue.finish import Finished, aio_finish, aio_keep_lines, aio_show_progress
+from dataloader.store.queue.lock_session import LockSession
 
 log = get_logger(__name__)
 

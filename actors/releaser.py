@@ -15,7 +15,7 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
-from dataloader.store.lock_session import LockSession
+from dataloader.store.queue.lock_session import LockSession
 
 log = get_logger(__name__)
 

@@ -20,20 +20,20 @@ import attrs
 import structlog
 import trio
 
+from dataloader.actors.job_runs import Run
 from dataloader.actors.messages import Ended, Shown, ToRecord
-from dataloader.actors.runs import Run
 from dataloader.jobs.errors import DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.masking import mask, mask_text
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Canceled, Ending, GiveUp, Retry, Snooze, Why
+from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
-from dataloader.store.job_logs import LEVELS, Level
-from dataloader.store.transaction import Transactions
+from dataloader.store.queue.job_logs import LEVELS, Level
+from dataloader.store.queue.transaction import Transactions
 
 log = get_logger(__name__)
 job_log = get_logger("dataloader.job")

@@ -17,8 +17,8 @@ from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.database import Database
-from dataloader.store.stage import BATCH, ready_due, ready_free, ready_known
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.make_ready import BATCH, ready_due, ready_free, ready_known
 
 log = get_logger(__name__)
 

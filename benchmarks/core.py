@@ -19,10 +19,10 @@ from pathlib import Path
 import trio
 
 from dataloader import Job, NewJob, Settings, Tasks, Worker, embedded_postgres, open_supervisor
-from dataloader.store.database import DatabaseOptions, open_database
-from dataloader.store.enqueue import enqueue
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.migrations import migrate
-from dataloader.store.reads import list_queues
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.reads import list_queues
 
 SAMPLES = 300
 BATCH = 1_000

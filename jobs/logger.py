@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import attrs
 import structlog
 
-from dataloader.jobs.masking import mask, mask_text
+from dataloader.jobs.secrets.masking import mask, mask_text
 
 ROOT: Final = "dataloader"
 

@@ -5,7 +5,7 @@ become Prometheus families only when somebody scrapes. That is safe without lock
 (the loop's watchdog thread is the one writer of the stalls). Rejected: prometheus_client's own `Counter` and
 `Histogram`, which take a lock and walk their buckets at each observation.
 
-What can be read at the scrape (queue depths, pool, listener) is not here: web/metrics.py asks for it then.
+What can be read at the scrape (queue depths, pool, listener) is not here: web/api/metrics.py asks for it then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from dataloader.jobs.masking import mask_text
+from dataloader.jobs.secrets.masking import mask_text
 
 LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 """Upper bounds for what should take milliseconds: a claim, a pickup, a stall."""

@@ -1,1 +1,1 @@
-"""Brings the product to life: settings, the tree of actors, restarts, drain, signals, embedding, command line, logs."""
+"""Brings a process to life: settings, the tree of actors, restarts, drain, signals, embedding, logs."""

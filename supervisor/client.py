@@ -14,11 +14,11 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.jobs.masking import mask_text
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
-from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
-from dataloader.store.job_logs import Level, LogPage
-from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.etl.run_records import FailureLine, LoadPage, LoadRecord
+from dataloader.store.queue.job_logs import Level, LogPage
+from dataloader.store.queue.reads import AuditRecord, JobFilter, JobPage
 
 BULK: Final = 1_000
 """Jobs that one bulk action changes: their rows stay locked until it commits, so more are done in several."""

@@ -21,14 +21,15 @@ import trio
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.states import Status
-from dataloader.store import control, etl_reads, reads
-from dataloader.store.control import Actor
-from dataloader.store.database import Database, DatabaseOptions, open_database
-from dataloader.store.enqueue import enqueue
-from dataloader.store.etl_reads import FailureLine, LoadPage, LoadRecord
-from dataloader.store.job_logs import Level, LogPage, list_log
-from dataloader.store.queue_states import read_served
-from dataloader.store.reads import AuditRecord, JobFilter, JobPage
+from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.etl import run_records
+from dataloader.store.etl.run_records import FailureLine, LoadPage, LoadRecord
+from dataloader.store.queue import control, reads
+from dataloader.store.queue.control import Actor
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.job_logs import Level, LogPage, list_log
+from dataloader.store.queue.queue_states import read_served
+from dataloader.store.queue.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
@@ -128,13 +129,13 @@ class StoreClient(Client):
         return await reads.list_audit(self.database, limit=limit, before=before)
 
     async def loads(self, *, limit: int, after: str | None) -> LoadPage:
-        return await etl_reads.list_loads(self.database, limit=limit, after=after or "")
+        return await run_records.list_loads(self.database, limit=limit, after=after or "")
 
     async def load(self, name: str) -> LoadRecord:
-        return await etl_reads.get_load(self.database, name)
+        return await run_records.get_load(self.database, name)
 
     async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
-        return await etl_reads.list_failures_of_run(self.database, run_id, after=after, limit=limit)
+        return await run_records.list_failures_of_run(self.database, run_id, after=after, limit=limit)
 
     async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
-        return await etl_reads.list_failures_of_load(self.database, name, after=after, limit=limit)
+        return await run_records.list_failures_of_load(self.database, name, after=after, limit=limit)

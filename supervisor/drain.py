@@ -17,9 +17,9 @@ import attrs
 import trio
 
 from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.job_runs import Runs
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.recorder import Recorder
-from dataloader.actors.runs import Runs
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Step

@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from dataloader.jobs.logger import Line
-from dataloader.jobs.masking import mask, mask_text
+from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.text import MAX_MASKED, cut_texts, storable_text
 from dataloader.jobs.visible import visible, visible_json
 from dataloader.supervisor.log_stream import LogStream

@@ -22,9 +22,9 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.control import Actor
-from dataloader.store.database import Session, open_database
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.connection.bridge import Session, open_database
+from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.queue.control import Actor
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_store import StoreClient, account, database_options
 from dataloader.supervisor.settings import Settings, Worker

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
+from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.listener import Listener
 from dataloader.actors.messages import ToRecord
@@ -31,7 +32,6 @@ from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.releaser import Releaser
 from dataloader.actors.runner import Workshop
-from dataloader.actors.runs import Run, Runs
 from dataloader.actors.stager import Stager
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
@@ -40,21 +40,21 @@ from dataloader.jobs.outcomes import Why
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Database, DatabaseOptions, Session, open_database
-from dataloader.store.embedded import EmbeddedPostgres
-from dataloader.store.enqueue import Enqueuer
-from dataloader.store.leases import aio_rehearse
-from dataloader.store.lock_session import LockSession
-from dataloader.store.queue_states import ServedQueues
-from dataloader.store.transaction import Transactions
-from dataloader.store.waits import Waits
-from dataloader.store.workers import Worker
+from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
+from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.leases import aio_rehearse
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.transaction import Transactions
+from dataloader.store.queue.waits import Waits
+from dataloader.store.queue.worker_rows import Worker
 from dataloader.supervisor.drain import Drain, DrainReport
-from dataloader.supervisor.embedded import keep_server
+from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.settings import Settings
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
-from dataloader.web.server import open_listener, serve_web
+from dataloader.web.server.listen import open_listener, serve_web
 from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
 
 CLOSE_S: Final = 7.0

@@ -25,11 +25,11 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from dataloader.actors.runs import Run
+from dataloader.actors.job_runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.supervisor import Supervisor, open_starting

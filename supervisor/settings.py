@@ -24,7 +24,7 @@ from dotenv.parser import parse_stream
 
 from dataloader.flows.etl.config import PREFIX, PipelineSettings
 from dataloader.jobs.errors import ConfigError
-from dataloader.jobs.masking import MASKED
+from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import values
 from dataloader.supervisor.values import ApiToken, Kind, Missing, Refused, Worker, quoted
 

@@ -16,13 +16,13 @@ from uuid import UUID
 
 import trio
 
-from dataloader.actors.runs import Run
+from dataloader.actors.job_runs import Run
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
-from dataloader.store.database import Database
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.connection.bridge import Database
+from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.restarts import leaf

@@ -29,8 +29,8 @@ import trio
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store import migrations
-from dataloader.store.server_check import TESTED, check_server
-from dataloader.store.workers import aio_leave, aio_show
+from dataloader.store.connection.server_check import TESTED, check_server
+from dataloader.store.queue.worker_rows import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop

@@ -22,8 +22,8 @@ import msgspec
 
 from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.masking import MASKED, mask_address
 from dataloader.jobs.model import MAX_NAME, NAME_RULE, check_name
+from dataloader.jobs.secrets.masking import MASKED, mask_address
 from dataloader.jobs.text import CONTROL
 from dataloader.jobs.visible import visible
 

@@ -11,7 +11,7 @@ import broken
 import pytest
 from databases import is_at_hand, postgres_server
 
-pytest_plugins = ["services"]
+pytest_plugins = ["services", "command_line"]
 
 VERSIONS = pytest.StashKey[list[int]]()
 MISSING = pytest.StashKey[list[int]]()
@@ -25,7 +25,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--second-chance", action="store_true", help="these have failed; none of what must never fail runs"
     )
-    parser.addoption("--without", choices=broken.GUARDS, help="take a guard out: its test must fail (tests/broken.py)")
+    parser.addoption("--without", choices=broken.GUARDS, help="take a guard out: its test must fail (shared/broken.py)")
 
 
 def pytest_configure(config):

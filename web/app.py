@@ -22,13 +22,13 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.masking import mask_text
-from dataloader.web import etl, jobs, queues, system
-from dataloader.web.asgi import Connection, Request
-from dataloader.web.headers import HEADERS, NO_PAGE, REQUEST_ID
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.web.api import etl, jobs, queues, system
 from dataloader.web.openapi import description_routes
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
+from dataloader.web.server.asgi import Connection, Request
+from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
 from dataloader.web.services import Services
 
 log = get_logger(__name__)

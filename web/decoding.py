@@ -18,11 +18,11 @@ import trio
 from msgspec import NODEFAULT, Struct
 
 from dataloader.jobs.text import JSON_TEXT
-from dataloader.web.bodies import NOT_COUNTED
+from dataloader.web.api.schemas import JobFields
 from dataloader.web.fault_texts import in_our_words
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
-from dataloader.web.refusals import Refusal, Refusals
-from dataloader.web.schemas import JobFields
+from dataloader.web.server.bodies import NOT_COUNTED
+from dataloader.web.server.refusals import Refusal, Refusals
 
 S = TypeVar("S", bound=Struct)
 

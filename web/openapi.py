@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from dataloader.web import problems
+from dataloader.web.api.schemas import json_schema
 from dataloader.web.problems import Problem
 from dataloader.web.routes import JSON, Answer, Call, Route, Routes
-from dataloader.web.schemas import json_schema
 
 _PART: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 _HTML: Final = "text/html; charset=utf-8"
-_PAGE: Final = Path(__file__).with_name("docs.html").read_text("utf-8")
+_PAGE: Final = Path(__file__).with_name("pages").joinpath("api_docs.html").read_text("utf-8")
 _REQUEST_ID: Final = {
     "name": "X-Request-ID",
     "in": "header",

@@ -25,8 +25,8 @@ from dataloader.jobs.errors import (
     StoreUnavailable,
     Unstorable,
 )
-from dataloader.jobs.masking import mask_text
-from dataloader.store.etl_reads import LoadNotFound, RunNotFound
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.etl.run_records import LoadNotFound, RunNotFound
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 5

@@ -22,14 +22,14 @@ from msgspec import Struct
 from quart import Response
 
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.masking import mask_text
-from dataloader.store.control import Actor
-from dataloader.web.asgi import Request
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.queue.control import Actor
 from dataloader.web.auth import Role, authorize
-from dataloader.web.bodies import NOT_COUNTED
 from dataloader.web.decoding import decode_body, decode_query
 from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_busy
-from dataloader.web.refusals import Refusal
+from dataloader.web.server.asgi import Request
+from dataloader.web.server.bodies import NOT_COUNTED
+from dataloader.web.server.refusals import Refusal
 from dataloader.web.services import Services
 
 log = get_logger(__name__)

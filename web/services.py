@@ -15,15 +15,15 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
-from dataloader.store.database import Database
-from dataloader.store.enqueue import Enqueuer
-from dataloader.store.queue_states import ServedQueues
-from dataloader.store.waits import Waits
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import Waits
+from dataloader.web.api.depths import QueueDepths
 from dataloader.web.auth import Token
-from dataloader.web.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
-from dataloader.web.connections import Connections, LongAnswers, most_connections
-from dataloader.web.depths import QueueDepths
-from dataloader.web.refusals import Refusals
+from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
+from dataloader.web.server.connections import Connections, LongAnswers, most_connections
+from dataloader.web.server.refusals import Refusals
 from dataloader.web.waiting import Waiting
 
 _one: Final = partial(trio.CapacityLimiter, 1)

@@ -13,9 +13,9 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.store.waits import Waits
+from dataloader.store.queue.waits import Waits
 from dataloader.web.problems import RETRY_AFTER_S, ProblemError
-from dataloader.web.refusals import Refusal, Refusals
+from dataloader.web.server.refusals import Refusal, Refusals
 
 LATE_WAIT_S: Final = 1.0
 """The longest wait once a drain has begun: short enough to be answered, long enough that nobody asks all the time."""

@@ -19,7 +19,7 @@ import trio
 
 from benchmarks.loads import names, overhead
 from dataloader import configure_logging, embedded_postgres
-from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.migrations import migrate
 
 MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.embedded.postgres import EmbeddedPostgres
 
 COLUMNS = "year int, name text, sex text, count int"
 TABLES = f"""

@@ -18,7 +18,7 @@ import trio
 
 from dataloader import Tasks
 from dataloader.flows.etl import Http, Json, Load, Target, Windows, add_loads
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.testing import run_task
 
 TABLES = """

@@ -22,7 +22,7 @@ import psycopg
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.program import Event, Program
 from benchmarks.peers.progress import say
-from dataloader.store.embedded import EmbeddedPostgres
+from dataloader.store.embedded.postgres import EmbeddedPostgres
 
 COMMAND_TIMEOUT_S = 1800
 Change = Callable[[psycopg.Connection[Any]], None]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.secrets import Auth
     from dataloader.flows.etl.token import CancellationToken
     from dataloader.flows.etl.windows import Windows
-    from dataloader.store.etl_sources import Budget
+    from dataloader.store.etl.suppliers import Budget
 
 __all__ = [
     "S3",
@@ -92,7 +92,7 @@ _NAMES: Final = {
     "flows.etl.sources.secrets": "Auth",
     "flows.etl.token": "CancellationToken",
     "flows.etl.windows": "Windows",
-    "store.etl_sources": "Budget",
+    "store.etl.suppliers": "Budget",
 }
 _WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -17,8 +17,8 @@ from dataloader.flows.etl.processing import MAX_KEY, brief
 from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.flows.etl.sources.base import Page, Request, Response, SourceError
-from dataloader.store.etl_runs import Failure
-from dataloader.store.etl_tables import Lines
+from dataloader.store.etl.run_journal import Failure
+from dataloader.store.etl.tables import Lines
 
 WRITER_QUEUE: Final = 4
 """Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""

@@ -34,11 +34,11 @@ from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.runlog import RunLog
 from dataloader.jobs.errors import DataloaderError, LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.model import MAX_NAME
-from dataloader.store.etl_dimensions import DimensionLoad, aio_load_dimension
-from dataloader.store.etl_history import HistoryMerge
-from dataloader.store.etl_merge import Merge
-from dataloader.store.etl_runs import stage_name
-from dataloader.store.etl_tables import Segment, TableInfo, as_names
+from dataloader.store.etl.dimension_load import DimensionLoad, aio_load_dimension
+from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.merge import Merge
+from dataloader.store.etl.run_journal import stage_name
+from dataloader.store.etl.tables import Segment, TableInfo, as_names
 
 
 class TablesFailed(DataloaderError):  # noqa: N818 - says what has

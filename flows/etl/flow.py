@@ -30,7 +30,7 @@ from dataloader.jobs.job import Job
 from dataloader.jobs.model import MAX_NAME
 from dataloader.jobs.outcomes import Canceled, GiveUp
 from dataloader.jobs.tasks import Task, Tasks
-from dataloader.store.etl_runs import GONE_THROUGH, RunState
+from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
 
 
 @attrs.frozen(kw_only=True)

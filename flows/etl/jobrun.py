@@ -13,9 +13,15 @@ from dataloader.flows.etl.token import CancellationToken
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Why
-from dataloader.store.database import Database
-from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES, RunState, aio_begin_run, aio_end_run, aio_note_task
-from dataloader.store.transaction import Transactions
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.run_journal import (
+    SUCCEEDED_WITH_FAILURES,
+    RunState,
+    aio_begin_run,
+    aio_end_run,
+    aio_note_task,
+)
+from dataloader.store.queue.transaction import Transactions
 
 CLEAN_UP_S: Final = 5.0
 DRAIN_S: Final = 4.0

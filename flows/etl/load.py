@@ -27,9 +27,9 @@ from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.sources.base import Record, Request, Source, Window
 from dataloader.flows.etl.windows import Windows
 from dataloader.jobs.model import MAX_NAME
-from dataloader.store.etl_history import HistoryMerge
-from dataloader.store.etl_sources import Budget
-from dataloader.store.etl_tables import Segment, TableInfo, as_names
+from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.suppliers import Budget
+from dataloader.store.etl.tables import Segment, TableInfo, as_names
 
 Row = Mapping[str, Any]
 """A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""

@@ -28,9 +28,9 @@ from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
 from dataloader.flows.etl.verdict import Verdict, give_up, judge
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl_history import aio_snapshots_behind, instant_of
-from dataloader.store.etl_runs import RunState, aio_cursor, aio_next_failures, aio_open_failures, stage_name
-from dataloader.store.etl_tables import TableInfo, aio_describe, aio_drop, aio_prepare
+from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
+from dataloader.store.etl.run_journal import RunState, aio_cursor, aio_next_failures, aio_open_failures, stage_name
+from dataloader.store.etl.tables import TableInfo, aio_describe, aio_drop, aio_prepare
 
 SHOW_S: Final = 1.0
 """How often the progress is shown."""

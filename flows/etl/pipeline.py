@@ -21,8 +21,8 @@ from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.token import CancellationToken
 from dataloader.flows.etl.workers import Workers
 from dataloader.flows.etl.writer import Writer
-from dataloader.store.database import Database
-from dataloader.store.transaction import Transactions
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.transaction import Transactions
 
 PipelineEnd = Literal["through", "failed", "canceled"]
 

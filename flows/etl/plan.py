@@ -19,10 +19,10 @@ from dataloader.flows.etl.load import Detail, History, Target
 from dataloader.flows.etl.processing import Recipe
 from dataloader.flows.etl.sources.base import Request, Source, Window
 from dataloader.jobs.logger import get_logger
-from dataloader.store.etl_history import HistoryMerge
-from dataloader.store.etl_merge import Merge, Mode, Scope
-from dataloader.store.etl_tables import Segment as Staged
-from dataloader.store.etl_tables import TableInfo
+from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.merge import Merge, Mode, Scope
+from dataloader.store.etl.tables import Segment as Staged
+from dataloader.store.etl.tables import TableInfo
 
 log = get_logger(__name__)
 

@@ -22,10 +22,10 @@ from dataloader.flows.etl.reader import Reader
 from dataloader.flows.etl.rows import LineEncoder
 from dataloader.flows.etl.sources.base import Page, Record
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.jobs.masking import mask_text
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
-from dataloader.store.etl_merge import CONTENT_HASH
-from dataloader.store.etl_tables import SEQUENCE, Lines
+from dataloader.store.etl.merge import CONTENT_HASH
+from dataloader.store.etl.tables import SEQUENCE, Lines
 
 HASH_VERSION: Final = "2"
 PAYLOAD: Final = "payload"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import trio
 
-from dataloader.store.database import Database, Session
-from dataloader.store.etl_reads import aio_read
+from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.etl.run_records import aio_read
 
 CLOSE_S: Final = 4.0
 

@@ -17,7 +17,7 @@ import trio
 from dataloader.flows.etl.processing import Processed
 from dataloader.flows.etl.runlog import Phase
 from dataloader.flows.etl.sources.base import Page
-from dataloader.store.etl_runs import Failure
+from dataloader.store.etl.run_journal import Failure
 
 PHASES: Final[tuple[Phase, ...]] = ("requests", "processing", "writing")
 FAILED: Final = {

@@ -1,6 +1,6 @@
 """Lets one request at a time through to a source, over all processes, with the pauses between them (E1, S4).
 
-Whose turn it is stands in the database (store/etl_sources.py); here is the waiting, and what a run says meanwhile. A
+Whose turn it is stands in the database (store/etl/suppliers.py); here is the waiting, and what a run says meanwhile. A
 turn lasts until its request is over: its answer has been read, or its connection is closed. The pause counts from
 there, and begins when the response has been handed on. A request that is cancelled is at work in its source all the
 same: its answer is waited for a little, and only then its connection closed.
@@ -19,8 +19,8 @@ import attrs
 import trio
 
 from dataloader.flows.etl.report import Report
-from dataloader.store.database import Database
-from dataloader.store.etl_sources import Budget, aio_give, aio_take
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.suppliers import Budget, aio_give, aio_take
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import attrs
 
 from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.report import Report
-from dataloader.store.etl_runs import SUCCEEDED_WITH_FAILURES, Failure
+from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES, Failure
 
 _WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
 """Counts of merges: what has come into a table, or was there."""

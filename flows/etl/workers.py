@@ -13,7 +13,7 @@ from dataloader.flows.etl.belt import Fetched, Rows, Shared, Unread
 from dataloader.flows.etl.processing import Processed, metadata_of, process
 from dataloader.flows.etl.reader import Reader, open_reader
 from dataloader.flows.etl.sources.base import Page, Response, Source, SourceError
-from dataloader.store.database import Database
+from dataloader.store.connection.bridge import Database
 
 MOST_TOLD: Final = 50
 """Names of fields in one line of the log."""

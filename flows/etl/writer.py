@@ -20,10 +20,10 @@ from dataloader.flows.etl.plan import Part
 from dataloader.flows.etl.processing import brief
 from dataloader.flows.etl.sources.base import Request
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
-from dataloader.store.etl_refused import RefusedSearch
-from dataloader.store.etl_runs import SegmentCommit, aio_commit_segment, aio_note_failures
-from dataloader.store.etl_tables import Lines, aio_stage
-from dataloader.store.transaction import Transactions
+from dataloader.store.etl.refused_rows import RefusedSearch
+from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
+from dataloader.store.etl.tables import Lines, aio_stage
+from dataloader.store.queue.transaction import Transactions
 
 
 @attrs.define(eq=False)

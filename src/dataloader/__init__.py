@@ -31,7 +31,7 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
 
 if TYPE_CHECKING:
-    from dataloader.store.embedded import embedded_postgres
+    from dataloader.store.embedded.postgres import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
     from dataloader.supervisor.settings import ApiToken, Settings, Worker, load_settings
@@ -83,7 +83,7 @@ _WHEN_ASKED_FOR: Final = {
     "Supervisor": "dataloader.supervisor.supervisor",
     "Worker": "dataloader.supervisor.settings",
     "configure_logging": "dataloader.supervisor.logs",
-    "embedded_postgres": "dataloader.store.embedded",
+    "embedded_postgres": "dataloader.store.embedded.postgres",
     "load_settings": "dataloader.supervisor.settings",
     "open_supervisor": "dataloader.supervisor.supervisor",
 }

@@ -21,7 +21,7 @@ def main() -> NoReturn:
             signal.signal(number, _interrupt)
     _open_what_is_closed()
     sys.setswitchinterval(SWITCH_S)
-    from dataloader.supervisor.cli.entry import INTERRUPTED, run  # noqa: PLC0415 - what is imported here takes a while
+    from dataloader.cli.entry import INTERRUPTED, run  # noqa: PLC0415 - what is imported here takes a while
 
     code = run()
     sys.exit(128 + _came[0] if _came and code == INTERRUPTED else code)

@@ -24,9 +24,9 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from dataloader.actors import runner
+from dataloader.actors.job_runs import Run
 from dataloader.actors.messages import Ended, ToRecord
 from dataloader.actors.runner import Workshop
-from dataloader.actors.runs import Run
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
@@ -36,14 +36,14 @@ from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.database import Database, DatabaseOptions, open_database
-from dataloader.store.embedded import embedded_postgres
-from dataloader.store.enqueue import enqueue
-from dataloader.store.lock_session import LockSession
+from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.store.migrations import migrate
-from dataloader.store.outcomes import aio_finish
-from dataloader.store.reads import get_job, list_queues
-from dataloader.store.transaction import Transactions
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.finish import aio_finish
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.reads import get_job, list_queues
+from dataloader.store.queue.transaction import Transactions
 
 __all__ = ["LogLine", "Outcome", "run_task", "temporary_database", "work_off"]
 

@@ -31,9 +31,9 @@ import attrs
 
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
-from dataloader.store.connection import connect
-from dataloader.store.database import Database
-from dataloader.store.driver_errors import missing_right, said
+from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.connect import connect
+from dataloader.store.connection.driver_errors import missing_right, said
 from dataloader.store.migrations import function_set
 from dataloader.store.migrations.lock import aio_lock, aio_who_migrates
 

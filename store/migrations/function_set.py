@@ -1,9 +1,10 @@
 """The functions and triggers of the schema: one set of files that is applied whole, under a number that grows.
 
-Whoever changes a file here raises `NUMBER`, and adds the set's new hash to tests/store/schema_hashes.json. A database
-gets the set of the newest program that has migrated it; no program replaces a newer set than its own, so that an old
-replica may start again in the middle of an upgrade. For its sake a function never changes its arguments or its result:
-the changed one gets a new name, and the old one stays until a later set drops it and raises `OLDEST`.
+Whoever changes a file here raises `NUMBER`, and adds the set's new hash to
+tests/store/migrations/schema_hashes.json. A database gets the set of the newest program that has migrated it; no
+program replaces a newer set than its own, so that an old replica may start again in the middle of an upgrade. For its
+sake a function never changes its arguments or its result: the changed one gets a new name, and the old one stays until
+a later set drops it and raises `OLDEST`.
 
 In the files `{schema}` stands before whatever is ours. They run, and their functions run, with a search_path of
 `pg_catalog` alone: nobody who may create objects in the schema can put a function or an operator of his own in the

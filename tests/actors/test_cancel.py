@@ -12,7 +12,7 @@ from logged import capture_logs
 from roles import a_role
 
 from dataloader import Tasks
-from dataloader.store.control import Actor, cancel
+from dataloader.store.queue.control import Actor, cancel
 
 DAY_S = 86_400
 HOUR_S = 3_600

@@ -91,7 +91,7 @@ async def test_a_host_that_is_cancelled_while_its_jobs_are_added_gets_their_ids(
         await cancel_all()
         await until(lambda: raw.fetchval("SELECT count(*) = 1 FROM dl_jobs"))
         # Where no look at the queue is due: one whose statement is under way, the next one's first, and who joins that.
-        monkeypatch.setattr("dataloader.store.queue_states.REMEMBERED_S", 3_600)
+        monkeypatch.setattr("dataloader.store.queue.queue_states.REMEMBERED_S", 3_600)
         await other.execute("BEGIN; LOCK TABLE dl_jobs")
         for _ in range(3):
             await nursery.start(trigger)

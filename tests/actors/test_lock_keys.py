@@ -12,7 +12,7 @@ from proxy import open_proxy
 
 from dataloader import NewJob, Snooze, Tasks
 from dataloader.actors.dispatcher import MAX_LOOK
-from dataloader.store.lock_session import LockSession
+from dataloader.store.queue.lock_session import LockSession
 
 
 class Ledger:

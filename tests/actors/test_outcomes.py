@@ -14,7 +14,7 @@ from databases import raw_connection
 from logged import capture_logs
 
 from dataloader import GiveUp, Retry, RetryPolicy, Snooze, Tasks
-from dataloader.store.outcomes import aio_keep_lines
+from dataloader.store.queue.finish import aio_keep_lines
 
 # A job that is ready again at once may be seen before its own key is free.
 PARKED = "requeue: lock_key"

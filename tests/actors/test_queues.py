@@ -12,8 +12,8 @@ from conditions import until
 from dataloader import ConfigError, NewJob, Tasks
 from dataloader.actors.dispatcher import CHEAP_LOOK_S, LOOK_BACK, LOOK_BACK_S, Place
 from dataloader.jobs.ids import uuid7
-from dataloader.store.control import Actor, pause, resume
-from dataloader.store.lock_session import LockSession
+from dataloader.store.queue.control import Actor, pause, resume
+from dataloader.store.queue.lock_session import LockSession
 
 OPERATOR = Actor("test", None)
 

@@ -9,17 +9,17 @@ import trio.testing
 from logged import capture_logs
 from prometheus_client import CollectorRegistry
 
+from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.messages import Ended, Shown, Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
-from dataloader.actors.runs import Run, Runs
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Ending
 from dataloader.jobs.states import Status, Step
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.outcomes import Finished
+from dataloader.store.queue.finish import Finished
 
 
 class Steps(trio.abc.Instrument):

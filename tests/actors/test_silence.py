@@ -11,9 +11,9 @@ from databases import raw_connection
 from proxy import open_proxy
 
 from dataloader import Tasks
+from dataloader.actors.job_runs import Runs
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Runs
 
 LOCK = "BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE"
 WAITING = """

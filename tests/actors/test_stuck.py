@@ -10,8 +10,8 @@ from proxy import open_proxy
 
 from dataloader import Tasks
 from dataloader.actors.heartbeat import Heartbeat
+from dataloader.actors.job_runs import Run, Runs, Why
 from dataloader.actors.outage import Outage
-from dataloader.actors.runs import Run, Runs, Why
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
 

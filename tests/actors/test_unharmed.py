@@ -8,7 +8,7 @@ from conditions import until
 
 from dataloader import GiveUp, LeaseLost, Retry, RetryPolicy, Snooze, Tasks
 from dataloader.jobs.states import Step
-from dataloader.store import control
+from dataloader.store.queue import control
 
 
 @pytest.mark.requirement("Q11")

@@ -12,7 +12,7 @@ import pytest
 
 from dataloader.flows.etl.config import PREFIX, PipelineConfig
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
-from dataloader.store import connection
+from dataloader.store.connection import connect
 from dataloader.supervisor import tree
 from dataloader.supervisor.settings import Settings
 
@@ -42,8 +42,8 @@ def test_the_tree_is_drawn_as_in_the_code():
 
 def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
     [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
-    source = inspect.getsource(connection.connect)
-    sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(connection.PLANNER)
+    source = inspect.getsource(connect.connect)
+    sent = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(connect.PLANNER)
     known_to_pgbouncer = {"application_name", "timezone"}
     assert set(told.replace("\n", " ").replace(" ", "").split(",")) == sent - known_to_pgbouncer
 
@@ -71,7 +71,7 @@ def test_python_in_documents_compiles(path):
 
 def test_the_tests_that_prove_the_guarantees_exist():
     named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
-    modules = [path.read_text() for path in (ROOT / "tests").glob("*/test_*.py")]
+    modules = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     assert named <= {name for text in modules for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
 
 

@@ -16,8 +16,8 @@ from etl.etl_tasks import item, items_load
 from dataloader import Tasks
 from dataloader.flows.etl import CancellationToken, Target, run_load
 from dataloader.jobs.errors import LeaseLost
-from dataloader.store.control import Actor, cancel
-from dataloader.store.etl_runs import stage_name
+from dataloader.store.etl.run_journal import stage_name
+from dataloader.store.queue.control import Actor, cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
 OPERATOR = Actor("test", None)

@@ -11,7 +11,7 @@ from etl.etl_tasks import BEARS_ALL, detailed_load, item, items_load
 from dataloader import Tasks
 from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads, loading, writer
 from dataloader.flows.etl.report import PhaseTimes
-from dataloader.store import etl_refused
+from dataloader.store.etl import refused_rows
 from dataloader.testing import run_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
@@ -207,7 +207,7 @@ async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(it
         return aio_stage
 
     monkeypatch.setattr(writer, "aio_stage", counted(writer.aio_stage))
-    monkeypatch.setattr(etl_refused, "aio_stage", counted(etl_refused.aio_stage))
+    monkeypatch.setattr(refused_rows, "aio_stage", counted(refused_rows.aio_stage))
     items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
     assert outcome.status == "failed"

@@ -11,7 +11,7 @@ from etl.etl_tasks import item, items_load
 
 from dataloader.flows.etl import Detail, Reader, Request, Target
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E2")]
 

@@ -13,7 +13,7 @@ from dataloader.flows.etl.config import PipelineConfig
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.flows.etl.report import Report
 from dataloader.flows.etl.verdict import judge
-from dataloader.store.etl_runs import Failure
+from dataloader.store.etl.run_journal import Failure
 from dataloader.testing import work_off
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]

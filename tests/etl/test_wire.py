@@ -15,7 +15,7 @@ from etl.source_app import Answer
 
 from dataloader.flows.etl import Budget, turnstile
 from dataloader.flows.etl.turnstile import Slot
-from dataloader.store.control import Actor, cancel
+from dataloader.store.queue.control import Actor, cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E1", "S4")]
 OPERATOR = Actor("test", None)

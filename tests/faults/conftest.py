@@ -19,9 +19,9 @@ from conditions import until
 from databases import SETTINGS, PostgresServer, raw_connection
 from services import metrics_in
 
-from dataloader.store.cluster import Cluster
-from dataloader.store.embedded import embedded_postgres
-from dataloader.store.loop import open_loop
+from dataloader.store.connection.loop import open_loop
+from dataloader.store.embedded.cluster import Cluster
+from dataloader.store.embedded.postgres import embedded_postgres
 
 UNFINISHED = (
     "SELECT job_id, task, status::text, attempt, error FROM dl_jobs WHERE status <> 'succeeded' AND queue = 'q'"

@@ -1,4 +1,4 @@
-"""Takes out each guard in turn: its test must notice (the guards and their tests are in tests/broken.py)."""
+"""Takes out each guard in turn: its test must notice (the guards and their tests are in tests/shared/broken.py)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from databases import raw_connection
 from proxy import open_proxy
 from services import FAST, LEASE_S, LISTENER_BOUND_S, PATIENT, PATIENT_LEASE_S
 
-from dataloader.store.enqueue import ANSWER_S
+from dataloader.store.queue.enqueue import ANSWER_S
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from journal import step_of
 from services import FAST
 
 from dataloader.jobs.states import TRANSITIONS, Status
-from dataloader.store.database import RETRIES, DatabaseOptions, open_database
-from dataloader.store.retention import prune
+from dataloader.store.connection.bridge import RETRIES, DatabaseOptions, open_database
+from dataloader.store.queue.retention import prune
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

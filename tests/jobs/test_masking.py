@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloader.jobs import secret_names
-from dataloader.jobs.masking import mask, mask_text, names_a_secret
+from dataloader.jobs.secrets import secret_names
+from dataloader.jobs.secrets.masking import mask, mask_text, names_a_secret
 
 pytestmark = pytest.mark.requirement("Q16")
 

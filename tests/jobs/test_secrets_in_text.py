@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dataloader.jobs.masking import mask, mask_text
-from dataloader.jobs.token_formats import FORMATS
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.token_formats import FORMATS
 
 pytestmark = pytest.mark.requirement("Q16")
 

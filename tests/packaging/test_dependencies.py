@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs", "src")
+ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs", "src")
 
 
 def imported_modules(source: str) -> set[str]:

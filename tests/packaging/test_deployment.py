@@ -15,8 +15,8 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from dataloader.store.cluster import STOP_TIMEOUT_S
-from dataloader.supervisor.cli.entry import WRONG_USE
+from dataloader.cli.entry import WRONG_USE
+from dataloader.store.embedded.cluster import STOP_TIMEOUT_S
 from dataloader.supervisor.settings import Settings, load_settings
 from dataloader.web.app import ROUTES
 

@@ -17,7 +17,7 @@ import pytest
 pytestmark = [pytest.mark.packaging, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("supervisor", "actors", "web", "flows", "store", "jobs")
+ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs")
 BESIDE = ("CHANGELOG.md", ".env.example", "Dockerfile", "constraints.txt")
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.egg-info")
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FACE = ROOT / "src" / "dataloader"
-ROOMS = {"supervisor", "actors", "web", "flows", "store", "jobs"}
+ROOMS = {"supervisor", "cli", "actors", "web", "flows", "store", "jobs"}
 
 
 def test_each_room_has_a_relative_link_in_the_package_and_nothing_else_has() -> None:

@@ -21,10 +21,10 @@ from logged import capture_logs
 
 from dataloader import ActorGaveUp, Settings, Tasks
 from dataloader.jobs.errors import EmbeddedDatabaseError
-from dataloader.store.cluster import Cluster
-from dataloader.store.embedded import embedded_postgres
+from dataloader.store.embedded.cluster import Cluster
+from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.supervisor import tree
-from dataloader.supervisor.embedded import keep_server
+from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.supervisor import open_starting
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("Q7")]
@@ -193,7 +193,7 @@ async def test_where_processes_can_not_be_watched_the_server_is_asked(tmp_path, 
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", no_such_call)
-    monkeypatch.setattr("dataloader.supervisor.embedded.LOOK_S", 0.05)
+    monkeypatch.setattr("dataloader.supervisor.embedded_server.LOOK_S", 0.05)
 
     async def kill_later(server):
         # Nothing is said while it runs.

@@ -338,7 +338,7 @@ def test_our_own_lines_have_their_fields_and_context_and_are_masked(out: io.Stri
 
 def test_every_room_has_its_loggers_from_us() -> None:
     root = Path(__file__).parents[2]
-    for room in ("jobs", "store", "actors", "web", "flows", "supervisor"):
+    for room in ("jobs", "store", "actors", "web", "flows", "supervisor", "cli"):
         for path in (root / room).rglob("*.py"):
             text = path.read_text()
             assert not re.search(r"structlog\.(stdlib\.)?get_logger\(", text), f"{path}: use dataloader.jobs.logger"

@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from dataloader import GiveUp, Job, NewJob, Retry, RetryPolicy, Snooze, Status, Tasks, ThreadJob
-from dataloader.store.database import DatabaseOptions, open_database
-from dataloader.store.enqueue import enqueue
-from dataloader.store.reads import get_job, list_events
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.reads import get_job, list_events
 from dataloader.testing import LogLine, run_task, temporary_database, work_off
 
 tasks = Tasks()

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
-from dataloader.store.reads import list_events
+from dataloader.store.queue.reads import list_events
 
 tasks = Tasks()
 

@@ -15,8 +15,8 @@ from dataloader import Settings
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status
-from dataloader.store import reads
-from dataloader.store.database import DatabaseOptions, open_database
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue import reads
 from dataloader.supervisor import client
 from dataloader.supervisor.client_store import StoreClient
 

@@ -9,7 +9,7 @@ import pytest
 from canaries import CANARY
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataloader.store import reads
+from dataloader.store.queue import reads
 from dataloader.web.services import QueueLoad
 
 pytestmark = pytest.mark.requirement("Q16")

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 
-from dataloader.jobs.masking import mask, mask_text
+from dataloader.jobs.secrets.masking import mask, mask_text
 
 
 def _shown(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.masking import mask_text
+from dataloader.jobs.secrets.masking import mask_text
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 

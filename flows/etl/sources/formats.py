@@ -23,7 +23,7 @@ from dataloader.flows.etl.sources import checks
 from dataloader.flows.etl.sources.base import SAMPLE, Record, SourceError
 from dataloader.flows.etl.sources.content import MISSING, Content, describe, look_up, parts_of, refuse_html
 from dataloader.flows.etl.sources.json_items import items_at
-from dataloader.jobs.masking import mask_text
+from dataloader.jobs.secrets.masking import mask_text
 
 MOST_BLANK: Final = 100
 """Lines of a CSV file that are looked at, and kept meanwhile, for one that is not blank."""

@@ -37,7 +37,7 @@ from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
 from dataloader.flows.etl.sources.files import page_of
 from dataloader.jobs.errors import ConfigError
-from dataloader.jobs.masking import MASKED, mask_text, names_a_secret
+from dataloader.jobs.secrets.masking import MASKED, mask_text, names_a_secret
 
 try:
     import boto3  # type: ignore[import-untyped]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.jobs.masking import MASKED, mask_text
+from dataloader.jobs.secrets.masking import MASKED, mask_text
 
 _VALUE: Final = re.compile(r"[\x20-\x7e]+")
 _SHORTEST: Final = 4

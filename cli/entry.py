@@ -1,0 +1,166 @@
+"""The way in: the group of all commands, and what the process says and returns when one of them fails.
+
+Exit codes: 0 done; 1 failed; 2 a wrong argument or setting, one line each on stderr; 3 `--wait` saw the job end
+otherwise than succeeded; 4 no such job, run or load; 130 interrupted. What fails for a known reason gets one line and
+no traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import click
+
+from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, JobNotFound
+from dataloader.jobs.visible import visible
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+NOT_SUCCEEDED: Final = 3
+NOT_FOUND: Final = 4
+INTERRUPTED: Final = 130
+
+_FILES: Final = MappingProxyType(
+    {
+        "serve": "service",
+        "demo": "demo.command",
+        "etl": "etl",
+        "trigger": "jobs",
+        "status": "jobs",
+        "jobs": "jobs",
+        "events": "jobs",
+        "logs": "jobs",
+        "cancel": "job_changes",
+        "retry": "job_changes",
+        "audit": "job_changes",
+        "queues": "queues",
+        "pause": "queues",
+        "resume": "queues",
+        "workers": "queues",
+        "tasks": "service",
+        "config": "service",
+        "migrate": "database",
+        "psql": "database",
+        "backup": "backup",
+        "restore": "backup",
+    }
+)
+"""Every command, in the order of the help, and the file of this folder that holds it."""
+_ALSO_MEANT: Final = MappingProxyType({"job": "jobs, or status for one of them"})
+"""What is near in meaning, where another command is nearer by its letters."""
+
+
+class Interrupted(Exception):  # noqa: N818 - as KeyboardInterrupt
+    """^C, or a signal that counts as such, while a command ran."""
+
+
+class Group(click.Group):
+    """Names the command that was meant, where there is none of that name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click, but for the hint."""
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        if near and near[0] != args[0]:
+            meant = _ALSO_MEANT.get(args[0], near[0])
+            ctx.fail(f"there is no command {args[0]!r}; did you mean {meant}?")
+        return super().resolve_command(ctx, args)
+
+
+class _Commands(Group):
+    """Imports a command's file when the command is asked for."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click, which would write an empty line for an interrupt: a log has no place for that."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            if sys.stderr.isatty():
+                click.echo(err=True)  # below the ^C
+            raise Interrupted from interrupt
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of a first use."""
+        del ctx
+        return list(_FILES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command with this name, which its file calls the same."""
+        del ctx
+        if cmd_name not in _FILES:
+            return None
+        file = importlib.import_module(f"dataloader.cli.{_FILES[cmd_name]}")
+        command: click.Command = getattr(file, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="dataloader-supervisor", prog_name="dataloader", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Durable jobs and ETL from a queue in PostgreSQL, in one process.
+
+    Commands ask the database of DL_DB_DSN, the embedded one of the data directory, or a running service (--url).
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command to its end; the exit code comes back. `arguments` are the process's own by default."""
+    try:
+        code = cli.main(arguments, prog_name="dataloader", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as abort:  # ^C as click passes it on, or a `no` to a question
+        return INTERRUPTED if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
+    except Interrupted:
+        return INTERRUPTED
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
+        # Trio's nurseries wrap what is raised within them, and so do both clients.
+        errors = list(leaves(error))
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in errors):
+            return INTERRUPTED
+        if not all(isinstance(leaf, DataloaderError) for leaf in errors):
+            raise
+        code = max(report(leaf) for leaf in errors)
+        if any(isinstance(leaf, ConfigError) for leaf in errors):
+            _point_out_unknown_variables()
+        return code
+    return code if isinstance(code, int) else 0
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what went wrong; the exit code for it comes back."""
+    for line in str(error).splitlines():
+        click.echo(visible(line), err=True)
+    match error:
+        case ConfigError() | AccessDenied() | BadRequest():
+            return WRONG_USE
+        case JobNotFound():
+            return NOT_FOUND
+        case _:
+            return FAILED
+
+
+def _point_out_unknown_variables() -> None:
+    """Where a setting is wrong or missing, the name of another may be mistyped."""
+    from dataloader.supervisor.settings import unknown_variables  # noqa: PLC0415
+
+    with contextlib.suppress(ConfigError):  # a file that can't be read has been told of
+        for sentence in unknown_variables():
+            click.echo(sentence, err=True)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The single errors of a group, or of a group of groups; an error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from leaves(member)
+    else:
+        yield error

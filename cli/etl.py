@@ -1,0 +1,135 @@
+"""The group `dataloader etl`, and its commands that look at what loads and flows have done.
+
+etl_run.py starts them, etl_plan.py says what a run would ask for.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import click
+
+from dataloader.cli.arguments import row_number
+from dataloader.cli.entry import Group
+from dataloader.cli.etl_plan import plan
+from dataloader.cli.etl_start import flow, retry, run
+from dataloader.cli.output import Column, print_fields, print_json, print_table
+from dataloader.cli.target import Target, asks_queue
+from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
+from dataloader.supervisor.client import Client
+
+
+@click.group(cls=Group)
+def etl() -> None:
+    """Run loads and flows, and see what they have done."""
+
+
+@etl.command()
+@click.argument("load", required=False)
+@asks_queue
+def status(target: Target, *, load: str | None, as_json: bool) -> None:
+    """Show how far LOAD has come, or all loads."""
+    if load is not None:
+        found = target.ask(lambda client: client.load(load))
+        if as_json:
+            print_json(found)
+        else:
+            print_fields(_fields(found))
+        return
+    every = target.ask(_all_loads)
+    if as_json:
+        print_json(every)
+        return
+    columns = {
+        "load": Column("LOAD"),
+        "upto": Column("UPTO", rank=2),
+        "last_run": Column("LAST_RUN", rank=3),
+        "status": Column("STATUS"),
+        "started_at": Column("STARTED_AT", rank=5),
+        "finished_at": Column("FINISHED_AT", rank=4),
+        "counts": Column("COUNTS", least=15, rank=6),
+        "unsolved": Column("UNSOLVED", rank=1),
+    }
+    print_table(
+        list(columns.values()),
+        ([fields[name] for name in columns] for fields in map(_fields, every)),
+        nothing="no load has run in this database",
+    )
+
+
+async def _all_loads(client: Client) -> list[LoadRecord]:
+    found: list[LoadRecord] = []
+    after: str | None = None
+    while True:
+        page = await client.loads(limit=MAX_LOADS, after=after)
+        found += page.loads
+        after = page.next
+        if after is None:
+            return found
+
+
+def _fields(load: LoadRecord) -> dict[str, object]:
+    last = load.last_run
+    return {
+        "load": load.load,
+        "upto": load.upto,
+        "last_run": last and last.run_id,
+        "status": last and last.status,
+        "started_at": last and last.started_at,
+        "finished_at": last and last.finished_at,
+        "reason": last and last.reason,
+        "counts": last and last.counts,
+        "unsolved": f"{load.unsolved}{' or more' if load.unsolved >= MAX_COUNTED else ''}",
+    }
+
+
+@etl.command()
+@click.argument("load", required=False)
+@click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, solved ones too.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=100, show_default=True, help="Failures at most."
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the failure with this number."
+)
+@asks_queue
+def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
+    """List what failed in LOAD and is not solved, or in a run.
+
+    `dataloader etl retry` tries it again.
+    """
+
+    async def question(client: Client) -> list[FailureLine]:
+        if run_id is not None:
+            return await client.failures_of_run(run_id, after=after, limit=limit)
+        return await client.failures_of_load(load or "", after=after, limit=limit)
+
+    if (load is None) == (run_id is None):
+        raise click.UsageError("name either a LOAD, or a run by --run")
+    found = target.ask(question)
+    if as_json:
+        # By its name `key` would be taken for a secret.
+        print_json([failure.masked() for failure in found], is_masked=True)
+        return
+    columns = {
+        "failure_id": Column("FAILURE"),
+        "failed_at": Column("FAILED_AT", rank=2),
+        "solved_at": Column("SOLVED_AT", rank=3),
+        "load": Column("LOAD", rank=4),
+        "segment": Column("SEGMENT", least=10, rank=1),
+        "phase": Column("PHASE", rank=2),
+        "key": Column("KEY", least=10),
+        "error": Column("ERROR", least=20),
+        "sample": Column("SAMPLE", least=15, rank=5),
+    }
+    print_table(
+        list(columns.values()),
+        ([getattr(failure, name) for name in columns] for failure in found),
+        nothing="no failures",
+    )
+    if len(found) == limit:
+        click.echo(f"there may be more: --after {found[-1].failure_id}", err=True)
+
+
+for command in (run, retry, plan, flow):
+    etl.add_command(command)

@@ -1,0 +1,217 @@
+"""The command `etl plan`: what a run would ask for, and how long its pauses alone would take (E1, E6).
+
+It asks no source but for its list of windows and first requests, which for files and buckets means to list them, and no
+database but one that is configured, for the load's cursor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+import attrs
+import click
+
+from dataloader.cli.etl_start import check_known, windows_options
+from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.pipeline_options import pipeline_options
+from dataloader.cli.target import data_dir_option, json_option, provide_database, run_trio
+from dataloader.cli.task_module import load_tasks
+from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
+from dataloader.store.etl.run_records import LoadNotFound
+from dataloader.supervisor.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from dataloader.flows.etl.config import PipelineConfig
+    from dataloader.flows.etl.load import Load
+    from dataloader.flows.etl.run import Asked
+    from dataloader.flows.etl.sources.base import Request, Window
+
+MAX_SHOWN: Final = 50
+"""Windows that the table has."""
+
+
+@click.command()
+@click.argument("load")
+@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks that the load is one of.")
+@windows_options
+@pipeline_options
+@data_dir_option
+@json_option
+def plan(
+    load: str,
+    *,
+    where: str,
+    windows: Mapping[str, str],
+    pipeline: Mapping[str, Any],
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what a run of LOAD would ask for, without asking.
+
+    The windows and their first requests, and how long the pauses alone will take. From where the load has come to by
+    the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
+    """
+    from dataloader.flows.etl.run import read_args  # noqa: PLC0415 - not for --help
+    from dataloader.store.embedded.cluster import versions_in  # noqa: PLC0415
+
+    declared = _declared(load, where)
+    settings = load_settings(overrides={"data_dir": data_dir})
+    try:
+        asked = read_args(windows)
+        config = settings.pipeline.config(load, declared.pipeline, pipeline)
+        is_asked = declared.windows is not None and asked.since is None
+        is_there = settings.db_dsn is not None or data_dir is not None or versions_in(settings.data_dir)
+        with provide_database(settings, create=False) if is_asked and is_there else nullcontext(settings) as provided:
+            found = run_trio(_plan, declared, config, asked, provided)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _print(found)
+
+
+def _declared(name: str, where: str) -> Load:
+    from dataloader.flows.etl.run import load_of  # noqa: PLC0415 - not for --help
+
+    tasks = load_tasks(where)
+    check_known(name, tasks, where)
+    load = load_of(tasks[name])
+    if load is None:
+        loads = [task.name for task in tasks.values() if load_of(task) is not None]
+        raise ConfigError(f"LOAD: {name} is a task, but no load; {', '.join(sorted(loads)) or 'none'} of {where} are")
+    return load
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """The windows of a run with the first request of each walk, and the pauses between them in seconds."""
+
+    load: Load
+    config: PipelineConfig
+    upto: datetime | None
+    is_first: bool
+    windows: list[tuple[Window, list[Request]]]
+
+    @property
+    def requests(self) -> int:
+        """How many requests there are at least."""
+        return sum(len(requests) for _, requests in self.windows)
+
+    @property
+    def pauses(self) -> dict[str, float]:
+        """How long the pauses between them take, at least, on average and at most; none where nobody need wait."""
+        pauses = max(self.requests - 1, 0) if self.load.source.name is not None else 0
+        least, most = self.config.rate_min, self.config.rate_max
+        return {"least_s": pauses * least, "mean_s": pauses * (least + most) / 2, "most_s": pauses * most}
+
+    @property
+    def more(self) -> list[str]:
+        """What else takes time, in words."""
+        source = self.load.source
+        found = ["further pages"] if source.needs_answer else []
+        if self.load.detail is not None:
+            found.append("the details, one request each")
+        return [*found, *(f"the budget of {one.requests} in {one.per_s:g} s" for one in self.load.budgets)]
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan for machines."""
+        return {
+            "load": self.load.name,
+            "upto": self.upto,
+            "windows": [
+                {
+                    "start": window.start,
+                    "end": window.end,
+                    "requests": [
+                        {"method": one.method, "endpoint": one.endpoint, "params": one.params, "item": one.key}
+                        for one in requests
+                    ],
+                }
+                for window, requests in self.windows
+            ],
+            "requests": self.requests,
+            "pauses": self.pauses,
+            "more": self.more,
+            "pipeline": attrs.asdict(self.config),
+        }
+
+
+async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Settings) -> Plan:
+    from dataloader.flows.etl.sources.base import SourceError, Window  # noqa: PLC0415 - not for --help
+
+    upto, is_first = None, False
+    windows = [Window()]
+    if load.windows is not None:
+        upto = await _cursor(load.name, settings) if asked.since is None else None
+        is_first = upto is None and asked.since is None
+        windows = load.windows.plan(cursor=upto, now=datetime.now(UTC), since=asked.since, until=asked.until)
+    try:
+        found = await _requests(load, windows)
+    except SourceError as error:
+        raise DataloaderError(f"{load.name}: {error}") from error
+    return Plan(load=load, config=config, upto=upto, is_first=is_first, windows=found)
+
+
+async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
+    from dataloader.flows.etl.segments import single_walks  # noqa: PLC0415 - not for --help
+
+    if not load.source.walks_are_segments:
+        return [(window, [request async for request in load.source.requests(window)]) for window in windows]
+    walks = [walk async for walk in single_walks(load, windows)]
+    return [(window, [request for _, request in of]) for window, of in itertools.groupby(walks, key=itemgetter(0))]
+
+
+async def _cursor(load: str, settings: Settings) -> datetime | None:
+    """How far the load has come; None without a database, or one that has not seen it."""
+    from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - not for --help
+
+    if settings.db_dsn is None:
+        return None
+    async with open_store_client(settings) as client:
+        try:
+            return (await client.load(load)).upto
+        except (LoadNotFound, SchemaError):
+            return None
+
+
+def _print(found: Plan) -> None:
+    print_table(
+        (Column("FROM"), Column("TO"), Column("REQUESTS"), Column("FIRST", folds=True)),
+        (
+            (*_ends(window), len(requests), requests and _described(requests[0]))
+            for window, requests in found.windows[:MAX_SHOWN]
+        ),
+        nothing="nothing is new",
+    )
+    if len(found.windows) > MAX_SHOWN:
+        click.echo(f"and {len(found.windows) - MAX_SHOWN:,} more windows (all by --json)", err=True)
+    least, mean, most = (timedelta(seconds=round(seconds)) for seconds in found.pauses.values())
+    pauses = f"{mean} on average, {least} at least, {most} at most"
+    click.echo()
+    print_fields(
+        {
+            **({"upto": "never loaded"} if found.is_first else {"upto": found.upto} if found.upto else {}),
+            "windows": len(found.windows),
+            "requests": found.requests,
+            "pauses": pauses if found.load.source.name is not None else "none: nobody waits for a turn at this source",
+            **({"more": f"{' and '.join(found.more)} come on top"} if found.more else {}),
+        }
+    )
+
+
+def _ends(window: Window) -> tuple[object, object]:
+    """Its begin and its end, for two columns; a window without them is everything."""
+    return ("everything", None) if window.start is None and window.end is None else (window.start, window.end)
+
+
+def _described(request: Request) -> str:
+    query = f"?{urlencode(request.params, doseq=True)}" if request.params else ""
+    return cell(f"{request.method} {request.endpoint}{query}" + (f" {request.key}" if request.key else ""))

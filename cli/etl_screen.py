@@ -1,0 +1,289 @@
+"""How a load that is waited for looks: a bar on a terminal, lines in a pipe, and the summary at its end (E9).
+
+All of it is read from the job: its status, its progress and its result, as flows/etl makes them. What the job says of
+itself goes to stderr, the summary to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import click
+
+from dataloader.cli.output import Column, cell, print_fields, print_job, print_table, state_of, why_waits
+from dataloader.jobs.model import JobRecord
+from dataloader.jobs.states import Status
+
+LINE_S: Final = 5.0
+"""Between two lines about one state of a job."""
+MAX_FAILURES: Final = 10
+"""Failures that a summary shows."""
+_ROWS: Final = ("inserted", "updated", "changed", "closed", "deleted", "unchanged")
+PHASES: Final = {
+    "requests": ("requests", "requests_failed", "details", "details_failed", "details_skipped", "segments"),
+    "processing": ("records", "records_failed", "left_out", "rows", "duplicates"),
+    "writing": (*_ROWS, "rows_failed", "segments_failed"),
+}
+"""The counts of each phase, in the order in which they are shown; others stand with the last one."""
+
+
+class Screen(Protocol):
+    """Shows a job that is waited for, for the length of a block."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *_: object) -> None: ...
+    def changed(self, job: JobRecord) -> None:
+        """Show how the job stands now."""
+
+
+def open_screen(name: str, *, as_json: bool) -> Screen:
+    """A bar if somebody watches, else lines; with `--json` no lines."""
+    if sys.stderr.isatty():
+        return _Bar(name)
+    return _Lines(name, is_quiet=as_json)
+
+
+class _Lines(Screen):
+    """A line for each state of the job and each long wait, and one in a while as it goes on."""
+
+    def __init__(self, name: str, *, is_quiet: bool) -> None:
+        self._name = name
+        self._is_quiet = is_quiet
+        self._state = self._wait = ""
+        self._said_at = 0.0
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clean up."""
+
+    def changed(self, job: JobRecord) -> None:
+        """Say it, unless it is too soon."""
+        state, wait, now = state_of(job), _long_wait(job), time.monotonic()
+        is_new = state != self._state or wait not in {"", self._wait}
+        if self._is_quiet or (now < self._said_at + LINE_S and not is_new):
+            return
+        self._state, self._wait, self._said_at = state, wait, now
+        click.echo("  ".join(filter(None, (cell(self._name), state, *described(job)))), err=True)
+
+
+class _Bar(Screen):
+    """Three lines: a bar of the segments, the counts with rows/s, and what is waited for."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console, Group  # noqa: PLC0415 - only where there is a terminal
+        from rich.live import Live  # noqa: PLC0415
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.table import Column  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True)),
+        )
+        self._bar = self._progress.add_task(cell(name), total=None, state="")
+        self._lines = ("", "")
+        self._first: tuple[float, int] | None = None
+
+        def picture() -> Group:
+            return Group(self._progress, *(Text(line, no_wrap=True, overflow="ellipsis") for line in self._lines))
+
+        # While it is shown sys.stderr goes through it: log lines come above the bar.
+        self._live = Live(console=Console(stderr=True, highlight=False), get_renderable=picture)
+
+    def __enter__(self) -> None:
+        """Begin to show."""
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the bar as it is."""
+        self._live.stop()
+
+    def changed(self, job: JobRecord) -> None:
+        """Move the bar."""
+        if job.status.is_final:
+            self._progress.update(self._bar, total=1, completed=1)
+        elif isinstance(job.progress, dict) and (planned := _number(job.progress, "segments_planned")):
+            self._progress.update(self._bar, total=planned, completed=_segments_in(job.progress))
+        self._progress.update(self._bar, state=state_of(job))
+        waiting = _waiting(job)
+        counts = described(job, per_s=self._per_s(job))[1 if waiting else 0 :]
+        self._lines = ("  ".join(counts), waiting)
+
+    def _per_s(self, job: JobRecord) -> float | None:
+        """Rows per second since the job was seen running first."""
+        if job.status is not Status.RUNNING or not isinstance(job.progress, dict):
+            return None
+        now, rows = time.monotonic(), _rows_in(job.progress)
+        self._first = self._first or (now, rows)
+        seconds = now - self._first[0]
+        return (rows - self._first[1]) / seconds if seconds else None
+
+
+_OF_A_LOAD: Final = frozenset({"segment", "requests", "rows"})
+"""What the progress of a load or a flow has, of which other tasks know nothing."""
+_MIDNIGHT: Final = "T00:00:00+0000"
+"""What a day's segments need not say."""
+
+
+def described(job: JobRecord, *, per_s: float | None = None) -> list[str]:
+    """What a job says of itself, in words: what it waits for in the queue, or its progress."""
+    if job.status is Status.QUEUED:
+        return [why] if (why := why_waits(job)) else []
+    progress = job.progress
+    if not isinstance(progress, dict):
+        return []
+    if "tables" in progress:
+        return [f"tables {_number(progress, 'tables_done'):,} of {_number(progress, 'tables'):,}"]
+    if not _OF_A_LOAD & progress.keys():  # another task's, which says what it likes
+        return [cell(progress)] if progress else []
+    said = [waiting] if (waiting := _waiting(job)) else []
+    said.append(f"rows {_rows_in(progress):,}" + ("" if per_s is None else f" ({per_s:,.0f}/s)"))
+    said.append(f"requests {_number(progress, 'requests'):,}")
+    # A segment that fails does so by a request of its own, mostly, which is one of these already.
+    failed_segments = _number(progress, "segments_failed")
+    failed = sum(_number(progress, name) for name in progress if name.endswith("_failed")) - failed_segments
+    if failed:
+        said.append(f"failed {failed:,}")
+    if planned := _number(progress, "segments_planned"):
+        told = f" ({failed_segments:,} failed)" if failed_segments else ""
+        said.append(f"segments {_segments_in(progress):,} of {planned:,}{told}")
+    elif failed_segments:
+        said.append(f"segments failed {failed_segments:,}")
+    said += [cell(progress[name]) for name in ("load", "segment") if progress.get(name) not in {None, "", job.task}]
+    return [text.replace(_MIDNIGHT, "") for text in said]
+
+
+def _long_wait(job: JobRecord) -> str:
+    """What a job waits for that outlasts a line about it, so that no other may come; else the empty text."""
+    if job.queue_state is not None:
+        return job.queue_state
+    waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
+    if job.status is not Status.RUNNING or not isinstance(waiting, dict):
+        return ""
+    try:
+        until = datetime.fromisoformat(waiting["until"])
+        is_long = until > datetime.now(UTC) + timedelta(seconds=LINE_S)
+    except (KeyError, TypeError, ValueError):
+        is_long = True
+    return f"{waiting.get('for')} {waiting.get('source')}" if is_long else ""
+
+
+_AT_SOURCE: Final = {
+    "request": "another run's request to",
+    "pause": "the pause of",
+    "retry-after": "the Retry-After of",
+    "budget": "the budget of",
+}
+"""What a run waits for at a source, in words."""
+
+
+def _waiting(job: JobRecord) -> str:
+    """What a run waits for, and until when; the empty text if it does not."""
+    waiting = job.progress.get("waiting") if isinstance(job.progress, dict) else None
+    if job.status is not Status.RUNNING or not isinstance(waiting, dict):
+        return ""
+    reason, source = waiting.get("for"), waiting.get("source")
+    words = f"waits for {cell(_AT_SOURCE.get(reason, reason) if isinstance(reason, str) else reason)}"
+    if source:
+        words += f" {cell(source)}"
+    try:
+        return f"{words} until {cell(datetime.fromisoformat(waiting['until'])).partition(' ')[2]}"
+    except (KeyError, TypeError, ValueError):
+        return words
+
+
+def _number(counts: Mapping[str, Any], name: str) -> int:
+    value = counts.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _rows_in(progress: Mapping[str, Any]) -> int:
+    """The rows that records have become: they are in their table once their segment is complete."""
+    return _number(progress, "rows")
+
+
+def _segments_in(progress: Mapping[str, Any]) -> int:
+    """The segments that are done with, also those that failed."""
+    return _number(progress, "segments") + _number(progress, "segments_failed")
+
+
+def print_summary(job: JobRecord) -> None:
+    """Print how a load or a flow ended: what it has done, and its failures; of another job, what there is."""
+    result = job.result if isinstance(job.result, dict) else {}
+    status = result.get("status") if job.status is Status.SUCCEEDED else None
+    fields: dict[str, object] = {"job_id": job.job_id, "status": status or state_of(job)}
+    if job.error:
+        fields["error"] = job.error.partition("\n")[0]
+    elif reason := result.get("reason"):
+        fields["failed"] = reason
+    if isinstance(counts := result.get("counts"), dict):
+        fields["seconds"] = result.get("seconds")
+        print_fields(fields | _by_phase(counts, result.get("phases")))
+        _print_failures(job, [result])
+    elif isinstance(tasks := result.get("tasks"), dict):
+        print_fields(fields)
+        click.echo()
+        rows = [
+            row for name in sorted(tasks, key=lambda name: _began(tasks[name])) for row in _task_rows(name, tasks[name])
+        ]
+        columns = (Column("TASK"), Column("STATUS"), Column("SECONDS", rank=1), Column("COUNTS", folds=True))
+        print_table(columns, rows, nothing="no task has begun")
+        _print_failures(job, list(tasks.values()))
+    else:
+        print_job(job, all_fields=False)
+        if job.status is Status.SUCCEEDED:
+            click.echo(f"{cell(job.task)} is a task that ran as it is: it is no load and no flow", err=True)
+
+
+def _began(summary: Mapping[str, Any]) -> str:
+    """When a task was at work first: the database keeps no order of names."""
+    parts = {**summary.get("phases", {}), **summary.get("tables", {})}
+    return min((part["began_at"] for part in parts.values() if part.get("began_at")), default="")
+
+
+def _task_rows(name: str, summary: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """A task of a flow, or each table of a set of dimensions."""
+    if isinstance(tables := summary.get("tables"), dict):
+        return [(f"{name}: {table}", one.get("status"), None, one.get("counts")) for table, one in tables.items()]
+    return [(name, summary.get("status"), summary.get("seconds"), summary.get("counts"))]
+
+
+def _by_phase(counts: Mapping[str, Any], phases: object) -> dict[str, object]:
+    known = {name for names in PHASES.values() for name in names}
+    found: dict[str, object] = {}
+    for phase, names in PHASES.items():
+        listed = [*names, *(() if phase != "writing" else sorted(counts.keys() - known))]
+        said = [f"{name.replace('_', ' ')} {cell(counts[name])}" for name in listed if counts.get(name)]
+        times = phases.get(phase) if isinstance(phases, dict) else None
+        if isinstance(times, dict) and times.get("busy_s"):
+            said.append(f"busy {cell(times['busy_s'])} s")
+        found[phase] = ", ".join(said) or "nothing"
+    return found
+
+
+def _print_failures(job: JobRecord, summaries: Sequence[Mapping[str, Any]]) -> None:
+    failures = [failure for summary in summaries for failure in summary.get("failures", [])]
+    if not failures:
+        return
+    shown = failures[:MAX_FAILURES]
+    columns = {
+        "segment": Column("SEGMENT", least=10, rank=2),
+        "phase": Column("PHASE", rank=3),
+        "item": Column("ITEM", least=10, rank=1),
+        "error": Column("ERROR", least=40),
+    }
+    rows = [[failure.get(name) for name in columns] for failure in shown]
+    for row in rows:
+        row[0] = cell(row[0]).replace(_MIDNIGHT, "")
+    click.echo()
+    print_table(list(columns.values()), rows, nothing="")
+    if len(failures) > len(shown) or sys.stdout.isatty():
+        click.echo(f"all of them, and whole: dataloader etl failures --run {job.job_id} --json", err=True)

@@ -1,0 +1,248 @@
+"""The commands that start pipelines: `etl run`, `etl retry`, `etl flow`.
+
+Each adds a job for a running service, and waits for it; or, with `--tasks`, runs it in this process. Of one load one
+job runs at a time, by its lock_key.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import click
+
+from dataloader.cli.arguments import day_or_instant
+from dataloader.cli.entry import INTERRUPTED, NOT_SUCCEEDED
+from dataloader.cli.etl_screen import Screen, open_screen, print_summary
+from dataloader.cli.output import print_json, tell, unknown_task
+from dataloader.cli.pipeline_options import pipeline_options
+from dataloader.cli.target import Target, asks_queue, provide_server
+from dataloader.cli.task_module import load_tasks
+from dataloader.jobs.errors import ConfigError, DataloaderError
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob
+from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.client import Client, job_that_was_added, knows_task, served_instead, wait_for_end
+from dataloader.supervisor.settings import load_settings
+
+QUEUE: Final = "default"
+PRODUCER: Final = "dataloader etl"
+
+tasks_option = click.option("--tasks", "where", metavar="MODULE:ATTR", help="Run it here, without a service.")
+
+
+@attrs.frozen(kw_only=True)
+class _How:
+    """Where a job is to run, and whether it is waited for."""
+
+    target: Target
+    queue: str | None
+    wait: bool | None
+    where: str | None
+    as_json: bool
+
+
+def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say where its job runs; it gets them first, as `_How`."""
+
+    @functools.wraps(command)
+    def with_how(
+        target: Target, *, queue: str | None, wait: bool | None, where: str | None, as_json: bool, **options: Any
+    ) -> Any:
+        if where is not None and (queue is not None or wait is not None or target.url is not None):
+            raise click.UsageError("--tasks runs it here: it goes without --queue, --wait, --no-wait and --url")
+        return command(_How(target=target, queue=queue, wait=wait, where=where, as_json=as_json), **options)
+
+    decorated: Callable[..., Any] = with_how
+    for decorate in (
+        asks_queue,
+        tasks_option,
+        click.option(
+            "--wait/--no-wait",
+            default=None,
+            help="Wait until it has ended; exit 3 unless it succeeded.  [default: wait]",
+        ),
+        click.option("--queue", help=f"A queue of a service that has it among its tasks.  [default: {QUEUE}]"),
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--from` and `--to`; it gets those that were given as `windows`, by these names."""
+
+    @functools.wraps(command)
+    def with_windows(*args: Any, since: str | None, until: str | None, **options: Any) -> Any:
+        if since is not None and until is not None and _ends_before(since, until):
+            raise click.UsageError(f"--from must be before --to: {since} is not before {until}")
+        windows = {name: text for name, text in (("from", since), ("to", until)) if text is not None}
+        return command(*args, windows=windows, **options)
+
+    until = click.option(
+        "--to", "until", type=day_or_instant, metavar="DATE", help="Up to this day or instant, without it."
+    )
+    since = click.option(
+        "--from",
+        "since",
+        type=day_or_instant,
+        metavar="DATE",
+        help="From this day or instant on.  [default: what is new]",
+    )
+    return since(until(with_windows))
+
+
+def _ends_before(since: str, until: str) -> bool:
+    """Whether nothing can lie between two days or instants; where only one has a time zone the load's decides."""
+    begin, end = map(datetime.fromisoformat, (since, until))
+    return (begin.tzinfo is None) == (end.tzinfo is None) and begin >= end
+
+
+@click.command()
+@click.argument("load")
+@windows_options
+@pipeline_options
+@_starts_a_job
+def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+    """Load what is new, or what lies between --from and --to.
+
+    Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
+    here, in this process, and ^C cancels it: what has come in is still written.
+    """
+    return _start(how, load, f"load:{load}", _args(windows, pipeline))
+
+
+@click.command()
+@click.argument("load")
+@click.option(
+    "--failure",
+    "numbers",
+    type=click.IntRange(1, 2**63 - 1),
+    multiple=True,
+    metavar="ID",
+    help="Only this one; repeat it for several.",
+)
+@pipeline_options
+@_starts_a_job
+def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
+    """Try again what failed in LOAD.
+
+    All that is not solved, or single failures by --failure; else as `dataloader etl run`.
+    """
+    return _start(how, load, f"load:{load}", {"failures": list(numbers) or "all"} | _args({}, pipeline))
+
+
+@click.command()
+@click.argument("name")
+@windows_options
+@pipeline_options
+@_starts_a_job
+def flow(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
+    """Run the flow NAME.
+
+    Its loads run in order, layer after layer, as one run; else as `dataloader etl run`.
+    """
+    return _start(how, name, f"flow:{name}", _args(windows, pipeline))
+
+
+def _args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(windows) | ({"pipeline": dict(pipeline)} if pipeline else {})
+
+
+def _start(how: _How, name: str, lock_key: str, args: dict[str, Any]) -> int:
+    new = NewJob(queue=how.queue or QUEUE, task=name, args=args, lock_key=lock_key, producer=PRODUCER)
+    if how.where is not None:
+        return _run_here(how, new, load_tasks(how.where))
+    if how.wait is False:
+        return _add(how, new)
+    added: list[Enqueued] = []
+    screen = open_screen(name, as_json=how.as_json)
+    try:
+        with screen:
+            job = how.target.ask(functools.partial(_add_and_wait, new, added, screen))
+    except click.Abort:
+        for one in added:
+            click.echo(f"the job goes on; `dataloader cancel {one.job_id}` ends it", err=True)
+        raise
+    return _show_end(how, job)
+
+
+def _add(how: _How, new: NewJob) -> int:
+    async def question(client: Client) -> tuple[Enqueued, str | None]:
+        return await client.trigger(new), await _why_never(client, new)
+
+    enqueued, warning = how.target.ask(question)
+    if how.as_json:
+        print_json(enqueued)
+    else:
+        click.echo(f"{enqueued.job_id}  {enqueued.status}")
+    if warning is not None:
+        click.echo(f"the job waits: {warning}", err=True)
+    return 0
+
+
+async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, client: Client) -> JobRecord:
+    if reason := await _why_never(client, new):
+        raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
+    added.append(await client.trigger(new))
+    job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf, tell=tell)
+    screen.changed(job)
+    return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed, tell=tell)
+
+
+async def _why_never(client: Client, new: NewJob) -> str | None:
+    """Why nobody would take the job, None if somebody would."""
+    queue = new.queue
+    served = await served_instead(client, queue)
+    if served is None:
+        return None if await knows_task(client, queue, new.task) else unknown_task(queue, new.task)
+    others = f"; served are {', '.join(served)} (--queue)" if served else ""
+    return (
+        f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
+    )
+
+
+def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
+    import trio  # noqa: PLC0415 - not for --help
+
+    from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+    from dataloader.supervisor.one_job import run_job  # noqa: PLC0415
+
+    check_known(new.task, tasks, how.where)
+    settings = load_settings(overrides={"data_dir": how.target.data_dir})
+    with provide_server(settings, create=True) as (provided, server):
+        screen = open_screen(new.task, as_json=how.as_json)
+        with screen:
+            # The job's own lines are kept with it, and how it ended is said by the summary, but for a traceback.
+            configure_logging("console" if settings.log_format == "auto" else settings.log_format, "warning")
+            logging.getLogger("dataloader.actors.runner").addFilter(_has_traceback)
+            outcome = trio.run(
+                functools.partial(run_job, on_change=screen.changed, server=server), provided, tasks, new
+            )
+    if outcome.job is None:
+        return INTERRUPTED
+    code = _show_end(how, outcome.job)
+    return INTERRUPTED if outcome.interrupted else code
+
+
+def _has_traceback(record: logging.LogRecord) -> bool:
+    line: Any = record.msg
+    return record.exc_info is not None or "exception" in line.fields
+
+
+def check_known(name: str, tasks: Tasks, where: str | None) -> None:
+    """Refuse a name that is no task's, with those that are."""
+    if name not in tasks:
+        raise ConfigError(f"--tasks: {where} has no task {name!r}; it has {', '.join(sorted(tasks)) or 'none'}")
+
+
+def _show_end(how: _How, job: JobRecord) -> int:
+    if how.as_json:
+        print_json(job)
+    else:
+        print_summary(job)
+    return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED

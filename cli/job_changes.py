@@ -1,0 +1,156 @@
+"""Commands with which an operator changes jobs, one by one or all that a filter finds, and the record of who did."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
+
+import attrs
+import click
+
+from dataloader.cli.arguments import finds_jobs, row_number
+from dataloader.cli.entry import report
+from dataloader.cli.output import Column, cell, print_json, print_table, state_of
+from dataloader.cli.target import Target, asks_queue
+from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
+from dataloader.jobs.model import JobRecord
+from dataloader.store.queue.reads import AuditRecord, JobFilter
+from dataloader.supervisor.client import Client
+
+Action = Literal["cancel", "retry"]
+
+
+def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its job ids, or a filter with `--all`."""
+    for decorate in (
+        asks_queue,
+        click.option("--yes", is_flag=True, help="Don't ask before --all."),
+        click.option("--all", "everything", is_flag=True, help="All jobs that the filter finds."),
+        finds_jobs,
+        click.argument("job_ids", nargs=-1, type=click.UUID, metavar="[JOB_ID]..."),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@_changes_jobs
+def cancel(target: Target, **chosen: Any) -> int:
+    """Cancel jobs by their ids, or with --all and a filter.
+
+    Queued ones end at once, running ones at their next checkpoint. Jobs that have ended are left as they are.
+    """
+    return _change(target, "cancel", **chosen)
+
+
+@click.command()
+@click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
+@_changes_jobs
+def retry(target: Target, **chosen: Any) -> int:
+    """Queue failed, canceled or lost jobs again.
+
+    Either by their ids, or with --all and a filter. They have all their attempts again.
+    """
+    return _change(target, "retry", **chosen)
+
+
+def _change(
+    target: Target,
+    action: Action,
+    *,
+    job_ids: tuple[UUID, ...],
+    wanted: JobFilter,
+    everything: bool,
+    yes: bool,
+    as_json: bool,
+    force: bool = False,
+) -> int:
+    if everything == bool(job_ids):
+        raise click.UsageError("name either JOB_IDs, or --all with a filter such as --queue")
+    if everything:
+        if wanted == JobFilter():
+            raise click.UsageError("--all needs a filter such as --queue or --status")
+        if force:
+            raise click.UsageError("--force goes with JOB_IDs, not with --all")
+        return _change_all(target, action, wanted, yes=yes, as_json=as_json)
+    if wanted != JobFilter():
+        raise click.UsageError("a filter goes with --all, not with JOB_IDs")
+    return _change_each(target, action, job_ids, as_json=as_json, force=force)
+
+
+def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, as_json: bool, force: bool) -> int:
+    async def question(client: Client) -> tuple[list[JobRecord], list[DataloaderError]]:
+        change = client.cancel if action == "cancel" else partial(client.retry, force=force)
+        changed: list[JobRecord] = []
+        refused: list[DataloaderError] = []
+        left = list(dict.fromkeys(job_ids))
+        while left:
+            job_id = left.pop(0)
+            try:
+                changed.append(await change(job_id))
+            except (JobNotFound, Conflict) as error:  # the others can still be changed
+                refused.append(error)
+            except DataloaderError as error:  # nor can they now, and what was done is to be told
+                if not changed and not refused:
+                    raise
+                refused.append(DataloaderError(f"job {job_id}: {error}"))
+                refused += [DataloaderError(f"job {other}: was not tried") for other in left]
+                break
+        return changed, refused
+
+    changed, refused = target.ask(question)
+    if as_json:
+        print_json(changed)
+    else:
+        for job in changed:
+            click.echo(f"{job.job_id}  {state_of(job)}")
+    return max((report(error) for error in refused), default=0)
+
+
+def _change_all(target: Target, action: Action, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
+        click.confirm(f"{action} {_described(wanted)}?", abort=True, err=True)
+    count = target.ask(lambda client: client.cancel_many(wanted) if action == "cancel" else client.retry_many(wanted))
+    if as_json:
+        print_json({"changed": count})
+    else:
+        click.echo(f"{count} {'job' if count == 1 else 'jobs'}")
+    return 0
+
+
+def _described(wanted: JobFilter) -> str:
+    chosen = {name: value for name, value in attrs.asdict(wanted).items() if value is not None}
+    texts = (
+        f"{name} {' or '.join(sorted(value)) if isinstance(value, frozenset) else cell(value)}"
+        for name, value in chosen.items()
+    )
+    return f"all jobs with {' and '.join(texts)}"
+
+
+def _about(entry: AuditRecord) -> str:
+    """The job that was changed, if it was one, and what else is known."""
+    return "  ".join(filter(None, (cell(entry.job_id), cell(entry.detail))))
+
+
+@click.command()
+@click.option(
+    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Entries at most."
+)
+@click.option("--before", type=row_number, metavar="NUMBER", help="Only those before the entry with this number.")
+@asks_queue
+def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> None:
+    """List what operators did, latest first."""
+    entries = target.ask(lambda client: client.audit(limit=limit, before=before))
+    if as_json:
+        print_json(entries)
+        return
+    print_table(
+        (Column("ENTRY", rank=1), Column("AT"), Column("ACTOR", least=8), Column("ACTION"), Column("ABOUT", least=36)),
+        ((entry.audit_id, entry.ts, entry.actor, entry.action, _about(entry)) for entry in entries),
+        nothing="no entries",
+    )

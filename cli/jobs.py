@@ -1,0 +1,352 @@
+"""Commands for single jobs: add one, look at one, list them, read a journal or a log."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import click
+import trio
+
+from dataloader.cli.arguments import finds_jobs, instant_after_now, json_object, row_number, span_to_wait
+from dataloader.cli.entry import FAILED, NOT_SUCCEEDED
+from dataloader.cli.output import (
+    Column,
+    cell,
+    first_line,
+    print_job,
+    print_json,
+    print_table,
+    state_of,
+    tell,
+    why_not_taken,
+    why_silent,
+    why_waits,
+)
+from dataloader.cli.target import Target, asks_queue
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
+from dataloader.jobs.states import QueueState, Status
+from dataloader.store.queue.job_logs import LEVELS, Level, LogLine, LogPage
+from dataloader.store.queue.reads import MAX_PAGE, JobFilter
+from dataloader.supervisor.client import Client, Patience, job_that_was_added, wait_for_end
+
+FOLLOW_S: Final = 1.0
+"""Between two looks at the log that is followed; a process writes its lines within a second."""
+
+
+def _check_timeout(timeout_s: float, *, wait: bool) -> None:
+    if timeout_s < math.inf and not wait:
+        raise click.UsageError("--timeout says how long to wait at most: it goes with --wait")
+
+
+wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
+timeout_option = click.option(
+    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="How long to --wait at most."
+)
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("task")
+@click.option(
+    "--args",
+    type=json_object,
+    default="{}",
+    metavar="JSON",
+    help="A JSON object, @file, or - for stdin.",
+)
+@click.option("--lock-key", help="Jobs with one key never run at once.  [default: the job's id]")
+@click.option("--partition-key", default="", help="Kept with the job, for its handler.")
+@click.option("--priority", type=int, default=DEFAULT_PRIORITY, show_default=True, help="Lower ones run first.")
+@click.option(
+    "--available-at",
+    type=instant_after_now,
+    metavar="INSTANT",
+    help="Not before then: an instant, or 15m, 2h, 7d from now.",
+)
+@click.option("--idempotency-key", help="The same key and request again gives the first job.")
+@click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
+@click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")
+@wait_option
+@timeout_option
+@asks_queue
+def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
+    """Add a job for TASK to QUEUE."""
+    _check_timeout(timeout_s, wait=wait)
+    new = NewJob(**request)
+    changes = _Changes()
+
+    async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
+        enqueued = await client.trigger(new)
+        changes.show_reason(new, enqueued.queue_state)
+        if not wait:
+            return enqueued, None
+        until = trio.current_time() + timeout_s
+        job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s, tell=tell)
+        changes.show(job)
+        left_s = max(until - trio.current_time(), 0)
+        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=changes.show, tell=tell)
+
+    enqueued, job = target.ask(question)
+    if job is not None:
+        return _show_end(job, as_json=as_json, all_fields=False)
+    if as_json:
+        print_json(enqueued)
+    else:
+        note = "" if enqueued.created else "  (the first job with this idempotency key)"
+        click.echo(f"{enqueued.job_id}  {enqueued.status}{note}")
+    return 0
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--all-fields", is_flag=True, help="Every field, not only how the job stands.")
+@wait_option
+@timeout_option
+@asks_queue
+def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
+    """Show how a job stands."""
+    _check_timeout(timeout_s, wait=wait)
+
+    async def question(client: Client) -> JobRecord:
+        job = await client.job(job_id)
+        if not wait:
+            return job
+        changes = _Changes()
+        changes.show(job)
+        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show, tell=tell)
+
+    job = target.ask(question)
+    if wait:
+        return _show_end(job, as_json=as_json, all_fields=all_fields)
+    _show(job, as_json=as_json, all_fields=all_fields)
+    return 0
+
+
+@click.command()
+@finds_jobs
+@click.option(
+    "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Jobs on a page."
+)
+@click.option("--after", help="The cursor that the page before ended with.")
+@asks_queue
+def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
+    """List jobs, newest first."""
+    page = target.ask(lambda client: client.jobs(wanted, limit=limit, after=after))
+    if as_json:
+        print_json(page)
+        return
+    print_table(_COLUMNS, map(_row, page.jobs), nothing="no jobs")
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=200, show_default=True, help="Events at most."
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the event with this number."
+)
+@asks_queue
+def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
+    """Read a job's journal, oldest first."""
+    journal = target.ask(lambda client: client.events(job_id, after=after, limit=limit))
+    if as_json:
+        print_json(journal)
+        return
+    print_table(
+        (Column("EVENT"), Column("AT"), Column("KIND"), Column("PAYLOAD", least=20)),
+        ((event.event_id, event.ts, event.kind, _error_early(event.payload)) for event in journal),
+        nothing="no events",
+    )
+
+
+@click.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--follow", is_flag=True, help="Go on with what is logged from now on, until the job has ended.")
+@click.option("--level", type=click.Choice(LEVELS), help="Only lines that are as serious as that, or more.")
+@click.option("--load", help="Only lines about this load of a flow.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", help="Lines at most, without --follow.  [default: 1000]"
+)
+@click.option(
+    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the line with this number."
+)
+@asks_queue
+def logs(
+    target: Target,
+    *,
+    job_id: UUID,
+    follow: bool,
+    level: Level | None,
+    load: str | None,
+    limit: int | None,
+    after: int,
+    as_json: bool,
+) -> None:
+    """Read what a job has logged, oldest line first.
+
+    These are the lines of `job.log`, those that a load logs by itself, and where each attempt began and how it ended.
+    """
+    if follow and (as_json or limit is not None):
+        raise click.UsageError("--follow goes without --json and --limit")
+
+    def read(client: Client, behind: int) -> Awaitable[LogPage]:
+        return client.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
+
+    if follow:
+        target.ask(lambda client: _follow(client, job_id, read, after))
+        return
+    page = target.ask(lambda client: read(client, after))
+    if as_json:
+        print_json(page)
+        return
+    _print_lines(page)
+    if page.next is not None:
+        click.echo(f"more: --after {page.next}", err=True)
+    elif not page.lines:
+        click.echo("no lines", err=True)
+
+
+async def _follow(client: Client, job_id: UUID, read: Callable[[Client, int], Awaitable[LogPage]], after: int) -> None:
+    """Print what the job logs until it has ended."""
+    patience = Patience(job_id, tell)
+    while True:
+        try:
+            has_ended = (await client.job(job_id)).status.is_final
+            page = await read(client, after)  # what was logged before the end is there when the end is
+        except StoreUnavailable as error:
+            await patience.outlast(error)
+            continue
+        patience.answered()
+        _print_lines(page)
+        after = page.next or max((line.event_id for line in page.lines), default=after)
+        if page.next is None:
+            if has_ended:
+                return
+            await trio.sleep(FOLLOW_S)
+
+
+def _print_lines(page: LogPage) -> None:
+    for line in page.lines:
+        said = (cell(line.message), cell(line.fields)) if line.kind == "log" else (_mark(line),)
+        click.echo("  ".join(filter(None, (cell(line.ts), f"{cell(line.level):7}", *said))))
+
+
+def _mark(line: LogLine) -> str:
+    """Where an attempt begins, or how it ended, why, and when the next one is due."""
+    said, given = cell(line.message), line.fields
+    if line.kind == "picked" and isinstance(given.get("worker"), str):
+        said += f" on {cell(given['worker'])}"
+    if isinstance(given.get("error"), str):
+        said += f": {first_line(given['error'])}"
+    if line.kind == "requeue" and isinstance(delay_s := given.get("delay_s", 0), int | float):
+        with suppress(OverflowError):  # of another service, which may write any number
+            said += f"; next at {cell(line.ts + timedelta(seconds=delay_s))}"
+    return f"— {said} —"
+
+
+def _error_early(payload: object) -> object:
+    """A payload as a line of a list shows it, which is cut at its end: the attempt, its error, then all else."""
+    if not isinstance(payload, dict):
+        return payload
+    order = {"attempt": 0, "error": 1, "fields": 3}
+    short = {name: round(value, 1) if isinstance(value, float) else value for name, value in payload.items()}
+    return dict(sorted(short.items(), key=lambda item: order.get(item[0], 2)))
+
+
+_COLUMNS: Final = (
+    Column("JOB_ID"),
+    Column("STATUS"),
+    Column("TASK", least=12, rank=1),
+    Column("QUEUE", least=8, rank=2),
+    Column("ATTEMPT", rank=3),
+    Column("CREATED", rank=4),
+    Column("DETAIL", least=12, rank=5),
+)
+
+
+def _row(job: JobRecord) -> tuple[object, ...]:
+    attempt = f"{job.attempt}/{job.max_attempts}"
+    return job.job_id, _short_state(job), job.task, job.queue, attempt, job.created_at, _detail(job)
+
+
+def _short_state(job: JobRecord) -> str:
+    """The status, and in a word what the job waits for: its queue comes first, which holds up whatever is in it."""
+    if job.cancel_requested and not job.status.is_final:
+        return f"{job.status} (canceling)"
+    if job.queue_state is not None and (job.queue_state is not QueueState.FULL or job.waits_for is None):
+        return f"{job.status} ({job.queue_state})"
+    return f"{job.status} ({job.waits_for})" if job.waits_for else str(job.status)
+
+
+def _detail(job: JobRecord) -> object:
+    """The first line of the error, the whole of which is shown by `status`, else the progress.
+
+    Of a running job it is the progress, or that nobody renews its lease: its error is of an attempt before.
+    """
+    if job.status is Status.RUNNING:
+        return why_silent(job, datetime.now(UTC)) or job.progress
+    return first_line(job.error) if job.error else job.progress
+
+
+def _show(job: JobRecord, *, as_json: bool, all_fields: bool) -> None:
+    if as_json:
+        print_json(job)
+    else:
+        print_job(job, all_fields=all_fields)
+
+
+def _show_end(job: JobRecord, *, as_json: bool, all_fields: bool) -> int:
+    """Show the job that was waited for; the exit code says how it ended."""
+    _show(job, as_json=as_json, all_fields=all_fields)
+    if not job.status.is_final:
+        click.echo(f"job {job.job_id} has not ended yet", err=True)
+        return FAILED
+    return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED
+
+
+class _Changes:
+    """Tells how a job that is waited for stands, each thing once; in a pipe only failed attempts and waits."""
+
+    def __init__(self) -> None:
+        self._state = self._reason = ""
+        self._attempt = 0
+
+    def show(self, job: JobRecord) -> None:
+        """Tell what is new."""
+        reason = why_waits(job)
+        self._show_attempt(job, reason)
+        self._tell(reason)
+        state = f"{job.job_id}  {state_of(job)}  attempt {job.attempt}  {cell(job.progress)}".rstrip()
+        if sys.stderr.isatty() and state != self._state:
+            self._state = state
+            click.echo(state, err=True)
+
+    def _show_attempt(self, job: JobRecord, reason: str) -> None:
+        """Tell that an attempt has failed, and why, unless the reason why the job waits says so."""
+        if job.status.is_final:
+            return  # what is shown at the end says it
+        ended = job.attempt - (job.status is Status.RUNNING)
+        error = first_line(job.error) if job.error else ""
+        if ended != self._attempt and ended > 0 and error and error not in reason:
+            goes_on = f"attempt {job.attempt} runs" if job.status is Status.RUNNING else "the job is queued again"
+            click.echo(f"attempt {ended} of {job.max_attempts} failed: {error}; {goes_on}", err=True)
+        self._attempt = ended
+
+    def show_reason(self, new: NewJob, state: QueueState | None) -> None:
+        """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""
+        self._tell("" if state is None else why_not_taken(new.queue, new.task, state))
+
+    def _tell(self, reason: str) -> None:
+        if reason and reason != self._reason:
+            self._reason = reason
+            click.echo(f"the job waits: {reason}", err=True)

@@ -1,0 +1,120 @@
+"""Commands for whole queues and for the processes that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+from dataloader.cli.output import Column, cell, print_json, print_table, unserved
+from dataloader.cli.target import Target, asks_queue
+from dataloader.supervisor.client import Client, served_instead
+
+_QUEUES: Final = (
+    Column("QUEUE", least=12),
+    Column("PAUSED", rank=1),
+    Column("WORKERS", rank=1),
+    Column("SLOTS", rank=1),
+    Column("RUNNING"),
+    Column("READY"),
+    Column("DELAYED", rank=3),
+    Column("BLOCKED", rank=3),
+    Column("UNKNOWN_TASK", rank=4),
+    Column("OLDEST_READY", rank=2),
+)
+_WORKERS: Final = (
+    Column("WORKER"),
+    Column("HOST", rank=5),
+    Column("PID", rank=5),
+    Column("VERSION", rank=3),
+    Column("STARTED", rank=4),
+    Column("SEEN", rank=1),
+    Column("QUEUES", least=20),
+)
+
+
+@click.command()
+@asks_queue
+def queues(target: Target, *, as_json: bool) -> None:
+    """List the queues, with their jobs that have not ended.
+
+    These are the queues that are served, paused, or have such jobs.
+    """
+    found = target.ask(lambda client: client.queues())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        _QUEUES,
+        (
+            (
+                q.queue,
+                q.paused,
+                q.workers,
+                q.slots,
+                q.running,
+                q.ready,
+                q.delayed,
+                q.blocked,
+                q.unknown_task,
+                q.oldest_ready_at,
+            )
+            for q in found
+        ),
+        nothing="no queues",
+    )
+
+
+def _slots(queues: Mapping[str, int]) -> str:
+    return ", ".join(f"{queue} {slots}" for queue, slots in sorted(queues.items()))
+
+
+@click.command()
+@click.argument("queue")
+@asks_queue
+def pause(target: Target, *, queue: str, as_json: bool) -> None:
+    """Let no process start jobs of QUEUE; running ones go on."""
+
+    async def question(client: Client) -> list[str] | None:
+        await client.pause(queue)
+        return await served_instead(client, queue)
+
+    served = target.ask(question)
+    _say(queue, as_json=as_json, paused=True)
+    if served is not None:  # the name may be mistyped, and the queue that was meant goes on
+        click.echo(unserved(queue), err=True)
+
+
+@click.command()
+@click.argument("queue")
+@asks_queue
+def resume(target: Target, *, queue: str, as_json: bool) -> None:
+    """End a pause of QUEUE."""
+    target.ask(lambda client: client.resume(queue))
+    _say(queue, as_json=as_json, paused=False)
+
+
+def _say(queue: str, *, as_json: bool, paused: bool) -> None:
+    if as_json:
+        print_json({"queue": queue, "paused": paused})
+    else:
+        click.echo(f"{cell(queue)}  {'paused' if paused else 'resumed'}")
+
+
+@click.command()
+@asks_queue
+def workers(target: Target, *, as_json: bool) -> None:
+    """List the processes that serve queues.
+
+    These are the processes that have been heard of in the last minute.
+    """
+    found = target.ask(lambda client: client.workers())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        _WORKERS,
+        ((w.worker, w.host, w.pid, w.version, w.started_at, w.seen_at, _slots(w.queues)) for w in found),
+        nothing="no workers",
+    )

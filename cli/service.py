@@ -1,0 +1,167 @@
+"""Commands that run the service, or show what it would run with: `serve`, `tasks`, `config`."""
+
+from __future__ import annotations
+
+import faulthandler
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+
+from dataloader.cli.entry import FAILED, leaves
+from dataloader.cli.output import Column, print_json, print_table
+from dataloader.cli.pipeline_options import as_variables, pipeline_options
+from dataloader.cli.target import data_dir_option, json_option, provide_server
+from dataloader.cli.task_module import load_tasks
+from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
+from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.secrets.masking import mask_address
+from dataloader.jobs.tasks import Tasks
+from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
+
+DEFAULT_WORKERS: Final = (Worker("default", 10),)
+UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait for the end of their leases"
+
+
+@click.command()
+@click.option("--tasks", "where", metavar="MODULE:ATTR", help="The tasks to run, such as my_module:tasks.")
+@click.option("--host", help="The address to listen on.  [default: DL_HOST or 127.0.0.1]")
+@click.option("--port", type=int, help="The port to listen on; 0 for any free one.  [default: DL_PORT or 8080]")
+@click.option("--workers", metavar="JSON", help="The queues to serve.  [default: WORKERS_JSON]")
+@click.option("--drain-timeout", "drain_timeout_s", metavar="SECONDS", help="After SIGTERM, how long jobs may go on.")
+@click.option("--log-format", help="console, json or auto.")
+@click.option("--log-level", help="debug, info, warning, error or critical.")
+@pipeline_options
+@data_dir_option
+def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
+    """Run a service: the HTTP API, and the jobs of its queues.
+
+    Without WORKERS_JSON it serves one queue, "default", ten jobs at once; with an empty list none. Without DL_DB_DSN it
+    starts a PostgreSQL of its own in the data directory, or joins the one that runs there. --pipeline-… override
+    DL_PIPELINE__… for all loads that say nothing of their own.
+    SIGTERM or SIGINT drains it; a second one stops its jobs now.
+    """
+    settings = load_settings(
+        overrides=overrides | {"pipeline": as_variables(pipeline)},
+        defaults={} if where is None else {"workers": DEFAULT_WORKERS},
+    )
+    if settings.workers and where is None:
+        raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
+    return _serve(settings, Tasks() if where is None else load_tasks(where))
+
+
+def _serve(settings: Settings, tasks: Tasks) -> int:
+    import trio  # noqa: PLC0415 - `tasks` and `config` need neither this nor the whole supervisor
+
+    from dataloader.jobs.logger import get_logger  # noqa: PLC0415
+    from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
+    from dataloader.supervisor.serve import serve as serve_until_drained  # noqa: PLC0415
+
+    configure_logging(settings.log_format, settings.log_level)
+    faulthandler.enable()  # the last word of a process that ends within native code
+    log = get_logger(__name__)
+    for warning in unknown_variables():
+        log.warning(warning)
+    if not settings.workers:
+        log.warning("no queues are served: this process only answers the HTTP API")
+    is_over = False
+    try:
+        with provide_server(settings, create=True) as (provided, server):
+            if server is not None:
+                data_dir = settings.data_dir.absolute()
+                psql = f"dataloader psql --data-dir {data_dir}"
+                log.info("embedded PostgreSQL is up", data_dir=str(data_dir), psql=psql)
+            try:
+                return trio.run(partial(serve_until_drained, server=server), provided, tasks)
+            except (Exception, BaseExceptionGroup) as error:
+                if all(isinstance(leaf, DataloaderError | KeyboardInterrupt) for leaf in leaves(error)):
+                    raise
+                log.critical(UNEXPECTED, exc_info=error)
+                return FAILED
+            finally:
+                is_over = True
+                if server is not None:
+                    log.info("the embedded PostgreSQL is left: it stops if nobody else uses it")
+    except KeyboardInterrupt:
+        if is_over:
+            log.warning("ended by a signal that came after the drain: an embedded PostgreSQL may go on running")
+        raise
+
+
+@click.command()
+@click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
+@json_option
+def tasks(*, where: str, as_json: bool) -> None:
+    """List the tasks of a module, and how each is run."""
+    rows = [
+        {
+            "name": task.name,
+            "description": task.description,
+            "kind": "async" if task.is_async else "thread",
+            "timeout_s": task.timeout_s,
+            "max_attempts": task.max_attempts,
+            "lease_ttl_sec": task.lease_ttl_sec,
+            "retry": _described(task.retry),
+        }
+        for task in load_tasks(where).values()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        columns = {
+            "name": Column("NAME"),
+            "kind": Column("KIND", rank=3),
+            "timeout_s": Column("TIMEOUT_S", rank=2),
+            "max_attempts": Column("MAX_ATTEMPTS", rank=2),
+            "retry": Column("RETRY", least=25, rank=4),
+            "description": Column("DESCRIPTION", least=35),
+        }
+        print_table(list(columns.values()), ([row[name] for name in columns] for row in rows), nothing="no tasks")
+
+
+def _described(retry: RetryPolicy) -> str:
+    growth = "× attempt" if retry.factor is None else f"× {retry.factor:g} ^ (attempt - 1)"
+    final = f", never after {', '.join(error.__name__ for error in retry.final)}" if retry.final else ""
+    return f"{retry.base_s:g} s {growth}, at most {retry.cap_s:g} s, + {retry.jitter:.0%}{final}"
+
+
+@click.command()
+@data_dir_option
+@json_option
+def config(*, data_dir: Path | None, as_json: bool) -> None:
+    """Show every setting, its value and where that came from.
+
+    Secrets are masked. Without DL_DB_DSN its value is the address of the embedded database, while that runs.
+    """
+    overrides = {"data_dir": data_dir}
+    rows = explain(overrides=overrides)
+    if address := _embedded_address(load_settings(overrides=overrides)):
+        rows = [attrs.evolve(row, value=address, source="embedded") if row.name == "DL_DB_DSN" else row for row in rows]
+    if as_json:
+        print_json(rows, is_masked=True)
+    else:
+        print_table(
+            (Column("NAME"), Column("VALUE", folds=True), Column("SOURCE")),
+            ((row.name, row.value, row.source) for row in rows),
+            nothing="no settings",
+        )
+    for warning in unknown_variables():
+        click.echo(warning, err=True)
+
+
+def _embedded_address(settings: Settings) -> str | None:
+    """Where the embedded database answers, its password masked; None where it is not what is used, or does not run."""
+    from dataloader.store.embedded.postgres import running_server  # noqa: PLC0415 - most have a database of their own
+
+    if settings.db_dsn is not None:
+        return None
+    try:
+        server = running_server(settings.data_dir)
+    except (
+        EmbeddedDatabaseError,
+        ConfigError,
+    ):  # somebody else's, or without the extra: what shows the settings shows them still
+        return None
+    return None if server is None else mask_address(server.dsn)

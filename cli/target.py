@@ -1,0 +1,138 @@
+"""Which queue a command asks: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
+
+Commands take `@asks_queue`, which adds the options and passes a `Target`; `target.ask(question)` runs an async function
+with an open `Client`. `provide_database` is for the commands that need the database itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+import attrs
+import click
+import trio
+
+from dataloader.cli.entry import leaves
+from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.client import Client
+from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings, load_settings
+
+if TYPE_CHECKING:
+    from dataloader.store.embedded.postgres import EmbeddedPostgres
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="The embedded database's directory, when there is no DL_DB_DSN.  [default: DL_DATA_DIR or .dataloader]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+
+
+@attrs.frozen
+class Target:
+    """The queue that was named on the command line, and how to ask it."""
+
+    url: str | None
+    token: str | None = attrs.field(repr=False)
+    data_dir: Path | None
+
+    def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
+        """Open a client, run `question` with it, close it."""
+        if self.url is not None:
+            from dataloader.supervisor.client_http import open_http_client  # noqa: PLC0415 - no driver is needed here
+
+            return run_trio(_ask, open_http_client(self.url, self.token), question)
+        from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - no HTTP client is needed here
+
+        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
+            return run_trio(_ask, open_store_client(settings), question)
+
+
+def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    """`trio.run` for a command: ^C cancels `operation`, and is raised as `click.Abort` when all is closed.
+
+    Raised where it strikes, it would strike within the driver's C code too, which then waits for ever, or crashes.
+    """
+    try:
+        results = trio.run(_until_interrupted, operation, *args)
+    except BaseExceptionGroup as group:
+        for error in leaves(group):
+            if isinstance(error, BrokenPipeError):  # who read our output has left: click knows it by this error alone
+                raise error from None
+        raise
+    if not results:
+        raise click.Abort from KeyboardInterrupt()
+    return results[0]
+
+
+async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> list[T]:
+    results = []
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            results.append(await operation(*args))
+            nursery.cancel_scope.cancel()
+    return results
+
+
+async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
+
+
+async def _ask(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
+    async with opening as client:
+        return await question(client)
+
+
+def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--url`, `--token`, `--data-dir` and `--json`; it gets `target` first and `as_json` by name."""
+
+    @json_option
+    @data_dir_option
+    @click.option(
+        "--token", envvar=CLIENT_VARIABLE, help="The token for --url; better by the variable.  [env: DL_TOKEN]"
+    )
+    @click.option("--url", help="Ask a running service, such as http://127.0.0.1:8080, instead of the database.")
+    @functools.wraps(command)
+    def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:
+        return command(Target(url, token, data_dir), **options)
+
+    return with_target
+
+
+@contextmanager
+def provide_database(settings: Settings, *, create: bool) -> Iterator[Settings]:
+    """The settings with a database: as they are, or with the embedded one. See `provide_server`."""
+    with provide_server(settings, create=create) as (provided, _):
+        yield provided
+
+
+@contextmanager
+def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settings, EmbeddedPostgres | None]]:
+    """The settings with a database, and the embedded server, if that is it, which runs as long as somebody uses it.
+
+    Raises `ConfigError` if there is none and it is not to be made, so that a question asked in the wrong directory
+    makes no database there; `EmbeddedDatabaseError` if it can't be started.
+    """
+    if settings.db_dsn is not None:
+        yield settings, None
+        return
+    from dataloader.store.embedded.cluster import versions_in  # noqa: PLC0415 - most have a database of their own
+    from dataloader.store.embedded.postgres import embedded_postgres  # noqa: PLC0415
+
+    if not create and not versions_in(settings.data_dir):
+        raise ConfigError(
+            f"DL_DB_DSN: is not set, and {settings.data_dir} holds no embedded database; set it, or name a running "
+            "service by --url or the directory by --data-dir (`dataloader serve` makes one)"
+        )
+    with embedded_postgres(settings.data_dir) as server:
+        yield attrs.evolve(settings, db_dsn=server.dsn), server

@@ -1,0 +1,173 @@
+"""Takes secrets out of what people and machines get to read: log lines, error texts, settings, a job's fields (Q16).
+
+The logs call `mask` on every line; the web room, the command line and the journals mask what they show. In the database
+a job's keys and args stay as they were sent: locks, idempotency and filters compare real values. Two rules: the value
+under a name like `password` or `access_key` becomes `***` (secret_names.py), and so do inside of texts what stands
+behind such names, users and passwords in URLs, private keys, and tokens that tell by their form what they are
+(secrets_in_text.py, token_formats.py). When in doubt a value is hidden.
+
+Never raises, whatever it is given, and needs time linear in the text.
+"""
+
+import datetime as dt
+import decimal
+import pathlib
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+from dataloader.jobs.secrets.secret_names import NOTHING, Meaning, meaning_of, names_a_secret
+from dataloader.jobs.secrets.secrets_in_text import MASKED, secrets_in
+
+__all__ = ["MASKED", "mask", "mask_address", "mask_names", "mask_text", "names_a_secret"]
+
+T = TypeVar("T")
+
+_MAX_DEPTH: Final = 16
+_MAX_INT_BITS: Final = 1_024
+_NAME: Final = re.compile(r"[\w.:-]{1,200}")
+_OPTION: Final = re.compile(r"--?[A-Za-z_][\w.-]*+")
+
+
+def mask_text(text: str) -> str:
+    """Return the text with the secrets in it replaced by `***`: URLs, headers, `name=value`, JSON, XML, tokens (Q16).
+
+    Takes time linear in the length. A text that is masked again may lose more of what is not secret, and gains nothing.
+    """
+    secrets = secrets_in(text)
+    if not secrets:
+        return text
+    parts: list[str] = []
+    done = 0
+    for start, end in secrets:
+        parts += (text[done:start], MASKED)
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def mask_address(address: str) -> str:
+    """Return a database's address without user and password, also where these contain what no URL may (Q16)."""
+    place, mark, query = address.partition("?")
+    scheme, _, rest = place.partition("://")
+    if "@" in rest:
+        rest = f"{MASKED}@{rest.rpartition('@')[2]}"
+    return mask_text(f"{scheme}://{rest}{mark}{query}")
+
+
+def mask_names(values: Mapping[str, T]) -> dict[str, T]:
+    """Return a copy with the secrets in its names masked and its values as they are: for counts by queue (Q16)."""
+    return _by_masked_name(values.items())
+
+
+def mask(value: object) -> object:
+    """Return a copy made of dict, list, str, numbers, bool and None only, with the secrets in it masked (Q16).
+
+    Bytes become text, dates ISO text, every other object its masked `repr`. What lies deeper than 16 levels becomes
+    `…`. `None`, `True` and `False` are shown even under a secret name: they say whether there is a secret.
+    """
+    return _mask(value, 0)
+
+
+def _mask(value: object, depth: int) -> object:
+    if type(value) is str:
+        return mask_text(value)
+    if value is None or value is True or value is False:
+        return value
+    # Subclasses (enums, numpy's, a str with a repr of its own) go to plain values, so that any encoder takes them.
+    if isinstance(value, (int, float)):
+        return _plain_number(value)
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        try:
+            return "…" if depth >= _MAX_DEPTH else _mask_container(value, depth + 1)
+        except Exception as error:  # noqa: BLE001 - a foreign container whose iteration fails must not fail a log line
+            return f"<unreadable {type(value).__name__}: {type(error).__name__}>"
+    return mask_text(_text(value))
+
+
+def _plain_number(value: float) -> float | str:
+    if not isinstance(value, int):
+        return float.__float__(value)
+    # Longer ones have no float, so many a reader of JSON fails on them, and Python refuses to print the longest.
+    return int.__int__(value) if value.bit_length() <= _MAX_INT_BITS else _text(value)
+
+
+def _mask_container(value: Mapping[object, object] | Iterable[object], depth: int) -> object:
+    if isinstance(value, Mapping):
+        return _mask_mapping([(_text(key), item) for key, item in list(value.items())], depth)
+    items = [*value]
+    if len(items) == 2 and _is_entry(items[0]):
+        return [
+            _mask(items[0], depth),
+            _hide(items[1]) if _hides(meaning_of(_text(items[0])), items[1]) else _mask(items[1], depth),
+        ]
+    masked: list[object] = []
+    option = NOTHING
+    for item in items:
+        text = item if isinstance(item, str) else ""
+        is_hidden = option.hides(text) and bool(text) and not text.startswith("--")
+        masked.append(MASKED if is_hidden else _mask(item, depth))
+        option = meaning_of(text) if _OPTION.fullmatch(text) else NOTHING
+    return masked
+
+
+def _mask_mapping(items: list[tuple[str, object]], depth: int) -> dict[str, object]:
+    meanings = [meaning_of(name) for name, _ in items]
+    # As {"name": "DB_PASSWORD", "value": "s3cr3t"}: the name of the value stands beside it.
+    is_value_named = is_value_secret = False
+    if any(meaning.value for meaning in meanings):
+        labels = [item for (_, item), meaning in zip(items, meanings, strict=True) if meaning.label]
+        is_value_named = any(isinstance(label, str) for label in labels)
+        is_value_secret = any(isinstance(label, str) and names_a_secret(label) for label in labels)
+    shown: list[tuple[str, object]] = []
+    for (name, item), meaning in zip(items, meanings, strict=True):
+        hidden = (_hides(meaning, item) and not (meaning.label and is_value_named)) or (
+            meaning.value and is_value_secret
+        )
+        shown.append((name, _hide(item) if hidden else _mask(item, depth)))
+    return _by_masked_name(shown)
+
+
+def _by_masked_name(items: Iterable[tuple[str, T]]) -> dict[str, T]:
+    masked: dict[str, T] = {}
+    again = 1
+    for name, item in items:
+        shown = mask_text(name)
+        if shown in masked:  # names that differ in their secrets alone
+            again += 1
+            shown = f"{shown} ({again})"
+        masked[shown] = item
+    return masked
+
+
+def _is_entry(name: object) -> bool:
+    """Tell whether a list of two that begins so is a name and its value: `["X-Api-Key", "s3cr3t"]`."""
+    text = _text(name) if isinstance(name, (str, bytes)) else ""
+    return names_a_secret(text) and _NAME.fullmatch(text) is not None
+
+
+def _hides(meaning: Meaning, value: object) -> bool:
+    """Whether this value must not be shown under such a name."""
+    if meaning.secret:
+        return not isinstance(value, (int, float, str)) or meaning.hides(_text(value))
+    return isinstance(value, (str, bytes)) and meaning.hides(_text(value))
+
+
+def _hide(value: object) -> object:
+    return value if value is None or isinstance(value, bool) else MASKED
+
+
+def _text(value: object) -> str:
+    """Return any object as text; never raises."""
+    try:
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return bytes(value).decode("utf-8", "backslashreplace")
+        if isinstance(value, (dt.date, dt.time)):
+            return value.isoformat()
+        if isinstance(value, (uuid.UUID, decimal.Decimal, pathlib.PurePath)):
+            return str(value)
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - a broken __repr__ must not fail a log line
+        return f"<unprintable {type(value).__name__}: {type(error).__name__}>"

@@ -1,0 +1,350 @@
+"""The bridge between Trio and asyncpg: one asyncio loop, sessions with a connection each, and a pool of them.
+
+An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that holds all its statements; it is
+crossed once as a whole (a crossing costs two turns of the scheduler, and a transaction must never span two). Errors
+come out as ours: `StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline:
+asyncpg's `command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a
+task whose connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
+
+Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement); asyncpg's pool (a second kind
+of session, and a third of an operation's CPU).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import asyncpg
+import attrs
+import trio
+
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.connect import connect
+from dataloader.store.connection.driver_errors import translate
+from dataloader.store.connection.loop import Loop, open_loop
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Connection = asyncpg.Connection
+
+log = get_logger(__name__)
+
+RETRIES: Final = 4
+"""How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseOptions:
+    """Where the database is and how long to wait for it.
+
+    `lock_dsn` is the direct way to it when `dsn` leads to a pooler.
+    """
+
+    dsn: str = attrs.field(repr=False)
+    lock_dsn: str | None = attrs.field(default=None, repr=False)
+    pool_size: int = 2
+    transaction_pool_size: int = 4
+    connect_timeout_s: float = 10.0
+    statement_timeout_s: float = 30.0
+    transaction_timeout_s: float = 600.0
+    name: str = "dataloader"
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether there is a pooler between most connections and the server."""
+        return self.lock_dsn not in {None, self.dsn}
+
+    @property
+    def write_deadline_s(self) -> float:
+        """How long a write may hold up a cancellation: its connection's and statement's timeouts, and a little."""
+        return self.connect_timeout_s + self.statement_timeout_s + 2.0
+
+
+async def acquire(lock: trio.Lock) -> None:
+    """Acquire `lock`, without a turn of the scheduler if it is free: what follows is a checkpoint."""
+    try:
+        lock.acquire_nowait()
+    except trio.WouldBlock:
+        await lock.acquire()
+
+
+class Crossing:
+    """Runs asyncio-flavoured functions on one asyncio loop for Trio tasks, wherever those were started."""
+
+    def __init__(self, loop: Loop) -> None:
+        """`loop` is an open one."""
+        self._loop = loop
+
+    async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
+        try:
+            return await self._loop.run(function, *args, **kwargs)
+        except asyncio.CancelledError as error:
+            # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
+            message = "the operation was cut off by its connection's end"
+            raise StoreUnavailable(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
+        except Exception as error:
+            ours = translate(error)
+            if ours is None:
+                raise
+            raise ours from error
+
+
+class Database:
+    """Connections for short operations, each used by one at a time; sessions of a role are opened beside them."""
+
+    def __init__(self, options: DatabaseOptions, crossing: Crossing) -> None:
+        """Use `open_database`."""
+        self.options = options
+        self.crossing = crossing
+        self._sessions = [Session(self, "pool") for _ in range(options.pool_size)]
+        self._idle = list(self._sessions)
+        self._places = trio.Semaphore(options.pool_size)
+
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
+        await self._acquire()
+        session = self._idle.pop()
+        try:
+            return await session.run(operation, *args, **kwargs)
+        finally:
+            self._idle.append(session)
+            self._places.release()
+
+    async def _acquire(self) -> None:
+        if self._places.value:
+            self._places.acquire_nowait()
+            return
+        with trio.move_on_after(self.options.connect_timeout_s):
+            await self._places.acquire()
+            return
+        raise StoreUnavailable(f"no connection of the pool came free in {self.options.connect_timeout_s:g} s")
+
+    async def write(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation that must not be cancelled half way: shielded, with the options' deadline."""
+        return await self.write_with_deadline(self.options.write_deadline_s, operation, *args, **kwargs)
+
+    async def write_with_deadline(
+        self,
+        deadline_s: float,
+        operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `write`, with a deadline of its own."""
+        with trio.move_on_after(deadline_s, shield=True):
+            return await self.run(operation, *args, **kwargs)
+        raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
+
+    async def cut(self) -> None:
+        """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
+        for session in self._sessions:
+            await session.cut()
+
+    async def close(self) -> None:
+        """Close the pool's connections."""
+        async with trio.open_nursery() as nursery:
+            for session in self._sessions:
+                nursery.start_soon(session.close)
+
+    def pool_use(self) -> tuple[int, int]:
+        """Connections of the pool that are open, and those of them that are idle."""
+        opened = [session for session in self._sessions if session.connected]
+        return len(opened), sum(session in self._idle for session in opened)
+
+
+async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncpg.Connection[Any]) -> T:
+    """Run `operation`, and again when the server rolled it back because of others."""
+    for attempt in range(1, RETRIES):
+        try:
+            return await operation(connection)
+        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            await asyncio.sleep(0.01 * 4**attempt)
+    return await operation(connection)
+
+
+class Session:
+    """One connection of its own, opened when first needed and again after it was lost; one operation at a time.
+
+    Owner of the connection; nobody else keeps it. `on_connect` (asyncio-flavoured) prepares a new one.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        role: str,
+        *,
+        direct: bool = False,
+        on_connect: Callable[[asyncpg.Connection[Any]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`role` is shown in pg_stat_activity; `direct` takes the DSN that leads past a pooler."""
+        self._database = database
+        self._role = role
+        self._direct = direct
+        self._on_connect = on_connect
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._turn = trio.Lock()
+        self._at_work: asyncio.Task[Any] | None = None
+        self._cut = False
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection is open, as far as we know."""
+        return self._connection is not None and not self._connection.is_closed()
+
+    @property
+    def operation(self) -> object:
+        """The operation that has its turn; None while there is none."""
+        return self._at_work
+
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in turn. A cancellation may leave a write unknown: see `write`."""
+        return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
+
+    async def open(self) -> None:
+        """Connect, unless it is connected as far as we know: the next operation then takes its own round trips only."""
+        await self.run(_aio_nothing)
+
+    async def write(
+        self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation in turn, shielded with a deadline. Raises `StoreUnavailable` when its effect is unknown."""
+        return await self.write_within(None, operation, *args, **kwargs)
+
+    async def write_within(
+        self,
+        timeout_s: float | None,
+        operation: Callable[Concatenate[Any, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `write`; the operation, once it has its turn and its connection, gets at most `timeout_s`.
+
+        For what must be tried again on a new connection long before a statement's own timeout.
+        """
+        with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
+            return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
+        raise StoreUnavailable(f"the {self._role} connection did not answer in time; the effect is unknown")
+
+    async def _in_turn(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
+        await acquire(self._turn)
+        try:
+            return await self._database.crossing.run(self._aio_run, timeout_s, operation)
+        finally:
+            self._turn.release()
+
+    async def _aio_run(self, timeout_s: float | None, operation: Callable[..., Awaitable[T]]) -> T:
+        if self._cut:
+            raise asyncpg.InterfaceError(f"the {self._role} connection was cut")
+        self._at_work = asyncio.current_task()
+        try:
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await self._aio_connect()
+            if timeout_s is None:
+                return await _aio_repeat(operation, self._connection)
+            async with asyncio.timeout(timeout_s):
+                return await _aio_repeat(operation, self._connection)
+        # The answer may still come: a connection in an unknown state is not used again.
+        except TimeoutError:
+            self._drop()
+            raise
+        except asyncio.CancelledError:
+            # The driver has asked the server to stop, which is waited for, but not for long.
+            if self._connection is not None:
+                await aio_close(self._connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+            raise
+        finally:
+            self._at_work = None
+
+    async def _aio_connect(self) -> asyncpg.Connection[Any]:
+        connection = await connect(self._database.options, direct=self._direct, role=self._role)
+        try:
+            if self._on_connect is not None:
+                await self._on_connect(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+
+    async def drop(self) -> None:
+        """End the connection without a word; what waits for an answer of it raises `StoreUnavailable`."""
+        await self._database.crossing.run(self._aio_drop)
+
+    async def _aio_drop(self) -> None:
+        self._drop()
+
+    async def cut(self) -> None:
+        """End the connection for good, without a word; what waits for an answer of it raises `StoreUnavailable`."""
+        await self._database.crossing.run(self._aio_cut)
+
+    async def _aio_cut(self) -> None:
+        self._cut = True
+        # First the connection: a cancelled operation would wait on it for the server's acknowledgement.
+        self._drop()
+        if self._at_work is not None:
+            self._at_work.cancel()
+
+    async def close(self) -> None:
+        """Close the connection politely for a second, then at once."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with trio.move_on_after(2, shield=True):
+            await self._database.crossing.run(aio_close, connection)
+
+
+def set_local(settings: Mapping[str, str]) -> str:
+    """The settings for the rest of a transaction, as SQL; their values are our own and need no quoting."""
+    return "; ".join(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())
+
+
+async def _aio_nothing(_connection: object) -> None:
+    """What a session is opened for that is needed later."""
+
+
+async def aio_close(connection: asyncpg.Connection[Any]) -> None:
+    """Close a connection politely for a second, then at once (asyncio-flavoured)."""
+    try:
+        await connection.close(timeout=1)
+    except Exception:  # noqa: BLE001 - whatever a dying connection says, it goes
+        connection.terminate()
+
+
+@asynccontextmanager
+async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
+    """The database for the length of a block. Nothing is connected yet: the first operation does that, or raises.
+
+    The asyncio loop lives inside the block, whether the host has none or another; it is shielded from cancellation
+    until the block has ended, so that clean-up can still write. An error of the block comes out as it is, not in the
+    groups of the loop's own nurseries.
+    """
+    failure: Exception | None = None
+    async with open_loop() as loop:
+        # An error in one of asyncio's callbacks is nobody's: it is told.
+        loop.set_exception_handler(_loop_error)
+        database = Database(options, Crossing(loop))
+        try:
+            yield database
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+        finally:
+            with trio.move_on_after(5, shield=True):
+                await database.close()
+    if failure is not None:
+        raise failure
+
+
+def _loop_error(_loop: object, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    log.warning("an asyncio callback failed", what=str(context.get("message")), error=mask_text(repr(error)))

@@ -1,0 +1,181 @@
+"""Opens one connection to PostgreSQL, with our timeouts, planner settings and types.
+
+An address that can't be used and a server that is too old are refused here, for all who connect. The error names the
+setting.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+import asyncpg
+import msgspec
+
+from dataloader.jobs.errors import AccessDenied, ConfigError, StoreUnavailable
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import read_json
+
+if TYPE_CHECKING:
+    from dataloader.store.connection.bridge import DatabaseOptions
+
+PLANNER: Final = {
+    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a
+    # table that was empty when it was analysed would scan a million rows. Where rows are named by their ids, further
+    # conditions are written `(…) IS TRUE`, which no index serves: else a table with few running rows on record is
+    # walked by status, once for each id. Without sorts the one index that has the wanted order is left. jit would start
+    # at the price of a disabled scan.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_sort": "off",
+    "jit": "off",
+    # Left to itself the server plans the same few statements anew each time, for half a millisecond: lists of unknown
+    # length look dear to it.
+    "plan_cache_mode": "force_generic_plan",
+}
+PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
+"""What somebody else's SQL is planned with in a transaction on a connection that may have ours."""
+OLDEST: Final = 15
+"""The oldest major version of PostgreSQL that the tests run on."""
+
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+"""PostgreSQL counts from here."""
+_FIRST: Final = datetime.min.replace(tzinfo=UTC)
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
+
+
+_DENIED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    # A parameter of the address that the driver does not know is the server's.
+    asyncpg.UndefinedObjectError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.CantChangeRuntimeParamError,
+)
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+"""The address's parameters that name files; the driver reads them anew for each connection."""
+_UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
+"""What PgBouncer says of one that it neither knows nor has been told to ignore."""
+
+LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+"""What is said of a prepared statement behind a pooler that gives its connections to others meanwhile."""
+
+
+async def connect(
+    options: DatabaseOptions,
+    *,
+    direct: bool = False,
+    role: str = "pool",
+    planner: Mapping[str, str] = PLANNER,
+) -> asyncpg.Connection[Any]:
+    """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes.
+
+    Raises:
+        AccessDenied: the server lets nobody in by this address, or the driver can't use the address.
+        StoreUnavailable: nobody answers there, or its host has no address.
+        ConfigError: it is older than the versions that are supported.
+    """
+    timeout_ms = str(int(options.statement_timeout_s * 1000))
+    setting = setting_of(options, direct=direct)
+    dsn = options.lock_dsn if direct and options.lock_dsn else options.dsn
+    try:
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=options.connect_timeout_s,
+            # The server's is first: it keeps the connection.
+            command_timeout=options.statement_timeout_s + 1,
+            server_settings={
+                "application_name": f"{options.name} {role}",
+                "statement_timeout": timeout_ms,
+                "idle_in_transaction_session_timeout": timeout_ms,
+                "timezone": "UTC",
+                # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
+                "default_transaction_isolation": "read committed",
+                **planner,
+            },
+        )
+    except _DENIED as error:
+        # The setting's name stays outside: it is one that secrets have.
+        raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
+    except asyncpg.ProtocolViolationError as error:
+        if _UNKNOWN_PARAMETER not in str(error):
+            raise
+        raise AccessDenied(
+            f"{setting}: the pooler refuses the connection ({mask_text(error.args[0])}); let it ignore the parameters"
+            " that docs/operations.md lists"
+        ) from error
+    except asyncpg.ClientConfigurationError as error:
+        raise AccessDenied(f"{setting}: the address can't be used ({mask_text(error.args[0])})") from error
+    except OSError as error:  # TimeoutError is one, too
+        reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
+        file = _unusable_file(dsn) if isinstance(error, FileNotFoundError | PermissionError) else None
+        # A wrong certificate, on either side; a server that ends in the middle passes.
+        if file or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
+            raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
+        raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
+    try:
+        _check_version(connection.get_server_version().major, setting)
+        # jsonb comes and goes as Python values.
+        await connection.set_type_codec(
+            "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
+        )
+        # PostgreSQL has instants that Python has not; a row of another service may have one.
+        await connection.set_type_codec(
+            "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
+        )
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+def _check_version(major: int, setting: str) -> None:
+    if major < OLDEST:
+        raise ConfigError(f"{setting}: PostgreSQL {major} is too old; PostgreSQL {OLDEST} or later is needed")
+
+
+def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
+    """The setting that the address comes from."""
+    return "DL_LOCK_DSN" if direct and options.has_pooler else "DL_DB_DSN"
+
+
+def _hosts(dsn: str) -> str:
+    """Where an address leads to, without user and password, also where these have what no URL may."""
+    address, _, query = dsn.partition("://")[2].partition("?")
+    hosts = address.rpartition("@")[2].partition("/")[0]
+    return hosts or dict(parse_qsl(query)).get("host") or "the default socket"
+
+
+def _unusable_file(dsn: str) -> str | None:
+    """Why one of the files that an address names can't be read; None if all can."""
+    given = dict(parse_qsl(dsn.partition("?")[2]))
+    for name in _FILES:
+        path = given.get(name) or os.environ.get(f"PG{name.upper()}")
+        if path:
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            except OSError as error:
+                return f"{name}: {path} can't be read: {error.strerror}"
+    return None
+
+
+def _encode_instant(value: datetime) -> tuple[int]:
+    return ((value - _EPOCH) // timedelta(microseconds=1),)
+
+
+def _decode_instant(value: tuple[int]) -> datetime:
+    """The instant, or the first or the last one that Python knows."""
+    try:
+        return _EPOCH + timedelta(microseconds=value[0])
+    except OverflowError:
+        return _LAST if value[0] > 0 else _FIRST
+
+
+def _encode_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

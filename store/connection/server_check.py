@@ -1,0 +1,125 @@
+"""Whether a server, and the way to it, can hold a queue: looked at when a process starts, and refused by one line.
+
+Two things look like PostgreSQL and are not: servers whose advisory locks always succeed, and a pooler in transaction
+mode, which gives a session's locks and statements to whoever has its connection next. With either, two jobs of one
+`lock_key` would run at once, and nothing would say so. The server's version is seen by every connection
+(connection.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close
+from dataloader.store.connection.connect import LOST_STATEMENTS, connect, setting_of
+
+TESTED: Final = 18
+"""The newest major version of PostgreSQL that the tests run on."""
+MOST_IDLE: Final = 5
+"""How many connections of a pooler may be idle: it may give them out in turn, until it comes to the first one again."""
+SECOND_CONNECTION_S: Final = 2.0
+"""How long a pooler may take to give a statement a second connection."""
+
+_LOCK: Final = "SELECT pg_try_advisory_lock($1) AS got, pg_backend_pid() AS pid"
+_HOLDS: Final = """
+SELECT pg_backend_pid() AS pid, EXISTS (
+  SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1
+    AND classid::bigint << 32 | objid::bigint = $1) AS holds
+"""
+_DATABASE: Final = """
+SELECT oid, datname AS name, pg_postmaster_start_time() AS server FROM pg_database WHERE datname = current_database()
+"""
+"""What no two databases have in common, and anybody may read."""
+_PID: Final = "SELECT pg_backend_pid()"
+
+
+async def check_server(database: Database) -> int:
+    """Look at the server and the way to it; its major version comes back.
+
+    Raises:
+        ConfigError: it can't hold a queue, or lets nobody in by this address; the text names the setting.
+        StoreUnavailable: it can't be asked now.
+    """
+    try:
+        return await database.crossing.run(_aio_check, database.options)
+    except AccessDenied as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _aio_check(options: DatabaseOptions) -> int:
+    async with _aio_open(options, direct=True) as session:
+        try:
+            excludes = await _aio_excludes(session, options)
+        except LOST_STATEMENTS:  # nor does a pooler that takes its statements from a session leave it its locks
+            excludes = False
+        if not excludes:
+            raise ConfigError(
+                f"{setting_of(options, direct=True)}: two sessions do not exclude each other by an advisory lock, which"
+                " lock_key needs; the address must lead to PostgreSQL itself, not through a pooler in transaction mode"
+            )
+        version = int(session.get_server_version().major)
+        database = await session.fetchrow(_DATABASE)
+    if options.has_pooler:
+        try:
+            async with _aio_open(options, direct=False) as session:
+                await _aio_use_statement(session, options)
+                other = await session.fetchrow(_DATABASE)
+        except LOST_STATEMENTS as error:
+            raise ConfigError(
+                f"{setting_of(options, direct=False)}: the pooler does not keep prepared statements; use PgBouncer 1.21"
+                " or later with max_prepared_statements of 100 or more"
+            ) from error
+        if other != database:
+            raise ConfigError(
+                f"DL_LOCK_DSN: leads to the database {database['name']!r} and DL_DB_DSN to {other['name']!r}, or to"
+                " another server; both must lead to the same database"
+            )
+    return version
+
+
+async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
+    """Whether the session has an advisory lock alone, and from one transaction to the next."""
+    key = secrets.randbits(62)
+    mine = await session.fetchrow(_LOCK, key)
+    for _ in range(_looks(session, mine["pid"])):
+        async with _aio_open(options, direct=True) as other:
+            # Within a transaction a pooler has to give the former session's next statement to another connection.
+            await other.execute("BEGIN")
+            theirs: Any = await other.fetchrow(_LOCK, key)
+            if theirs["got"] or theirs["pid"] == mine["pid"]:
+                return False
+    after = await session.fetchrow(_HOLDS, key)
+    return bool(mine["got"] and after["holds"] and after["pid"] == mine["pid"])
+
+
+async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
+    """Use a prepared statement on another connection of the pooler than it was made on, if there is one."""
+    statement = await session.prepare(_PID)
+    pid = await statement.fetchval()
+    for _ in range(_looks(session, pid) - 1):
+        async with _aio_open(options, direct=False) as other:
+            await other.execute("BEGIN")
+            if await other.fetchval(_PID) == pid:
+                # One that has no second connection waits for the first: then nothing can be lost either.
+                with contextlib.suppress(TimeoutError):
+                    await statement.fetchval(timeout=SECOND_CONNECTION_S)
+                return
+
+
+def _looks(session: Any, pid: int) -> int:
+    """How many other sessions must be looked at: a pooler has numbers of its own for its clients."""
+    return 1 if session.get_server_pid() == pid else MOST_IDLE
+
+
+@asynccontextmanager
+async def _aio_open(options: DatabaseOptions, *, direct: bool) -> AsyncIterator[Any]:
+    connection = await connect(options, direct=direct, role="check")
+    try:
+        yield connection
+    finally:
+        await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound

@@ -1,0 +1,231 @@
+"""Backup and restore of the embedded database, by the programs that came with its server: they fit its version.
+
+Blocking, as all that runs those programs. A backup is what the database held at one moment, taken while it is used; its
+file has its name only when it is whole. A restore fills a new database beside the one that is there, and takes its
+place in one step: whatever interrupts it, one of the two is there and whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
+from dataloader.store.embedded.cluster import VERSION, programs_of, sync_directory
+from dataloader.store.embedded.file_lock import lock_alone
+from dataloader.store.embedded.postgres import DATABASE, EmbeddedPostgres
+
+RESTORED: Final = f"{DATABASE}_restored"
+"""The database that a restore fills."""
+REPLACED: Final = f"{DATABASE}_replaced"
+"""The one whose place it has taken, until that is dropped."""
+LOCK_TIMEOUT_S: Final = 60
+"""How long a backup waits for tables that somebody has locked against all others."""
+PSQL_TIMEOUT_S: Final = 600.0
+
+_STAGES: Final = "*.dl_stage_*"
+"""Tables that come and go with the runs of loads, and hold nothing that a run does not bring again."""
+_JOBS: Final = re.compile(r"TABLE DATA \S+ dl_jobs\b")
+_TABLE: Final = re.compile(r'(?:dumping contents of|processing data for) table "(.+)"$')
+_USED: Final = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+"""The server's own processes, such as those of autovacuum, leave by themselves."""
+_NOT_EMPTY: Final = r"""
+SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+  AND c.relname NOT IN ('dl_migrations', 'dl_function_sets', 'dl_workers') \gexec
+"""
+
+
+def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]) -> int:
+    """Write what the database holds now to `file`, readable for its owner alone; its size in bytes comes back.
+
+    Args:
+        server: the running server.
+        file: must not exist.
+        tell: hears the name of each table when its turn has come.
+
+    Raises:
+        ConfigError: there is such a file, or it can't be written.
+        EmbeddedDatabaseError: the database can't be read.
+    """
+    _check_free(file)
+    part = file.with_name(f".{file.name}.part")
+    options = ("--format=custom", "--verbose", f"--exclude-table={_STAGES}", f"--lock-wait-timeout={LOCK_TIMEOUT_S}s")
+    dump = server.program("pg_dump", *options)
+    try:
+        with _open_alone(part, file) as output:
+            try:
+                _check_free(file)
+                _run(dump, tell, output)
+                os.fsync(output.fileno())
+                part.rename(file)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+            size = os.fstat(output.fileno()).st_size
+        sync_directory(file.parent)
+    except OSError as error:
+        raise ConfigError(f"FILE: {file} can't be written: {error.strerror}") from error
+    return size
+
+
+def _check_free(file: Path) -> None:
+    if file.exists():
+        raise ConfigError(f"FILE: {file} exists already; choose another name, or remove it")
+
+
+def _open_alone(part: Path, file: Path) -> IO[bytes]:
+    """The part of a backup, empty, and locked while we or our pg_dump have it open; one of the dead is used again."""
+    while True:
+        output = os.fdopen(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+        with contextlib.ExitStack() as unless_ours:
+            unless_ours.callback(output.close)
+            try:
+                lock_alone(output.fileno(), 0)
+            except TimeoutError:
+                raise ConfigError(f"FILE: another backup to {file} goes on; wait for its end") from None
+            found = os.fstat(output.fileno())
+            if found.st_uid != os.geteuid():
+                raise ConfigError(f"FILE: {part} belongs to somebody else; remove it, or choose another name")
+            # Else another backup has come to its end meanwhile: this file has the backup's name by now, or none.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(found, part.lstat()):
+                    output.truncate(0)
+                    unless_ours.pop_all()
+                    return output
+
+
+def check_backup(file: Path) -> None:
+    """Read all of a backup, without a server. Raises `ConfigError` if it is none, is broken, or holds no queue."""
+    if file.exists() and not file.is_file():  # it is read several times, and a pipe may keep its reader for ever
+        raise ConfigError(f"FILE: must be a regular file, not {file}")
+    try:
+        listed = _read(file, "--list")
+        _read(file, "--file=/dev/null")
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip().removeprefix("pg_restore: ").removeprefix("error: ")
+        raise ConfigError(f"FILE: {file} is no backup that PostgreSQL {VERSION} can read ({reason})") from error
+    if _JOBS.search(listed) is None:
+        raise ConfigError(f"FILE: {file} is the backup of another database: it has no table dl_jobs")
+
+
+def _read(file: Path, how: str) -> str:
+    command = [str(programs_of(VERSION) / "pg_restore"), how, _argument(file)]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True).stdout  # noqa: S603
+
+
+def _argument(file: Path) -> str:
+    """The file for a program that would take a name with a hyphen before it for an option."""
+    return str(file.absolute())
+
+
+def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
+    """Make the database what it was when `file` was written.
+
+    Args:
+        server: the running server, of the version that wrote the file or a newer one.
+        file: a backup, in which `check_backup` has found no fault.
+        tell: hears the name of each table when its turn has come.
+        replace: whether what the database holds may go.
+
+    Raises:
+        ConfigError: the database is not empty and may not be replaced.
+        EmbeddedDatabaseError: somebody uses the database, or the backup can't be restored; then all is as before.
+    """
+    # Of two at once, one would put what the other has just begun in the place of the database.
+    with _alone(server):
+        _restore(server, file, tell, replace=replace)
+
+
+@contextlib.contextmanager
+def _alone(server: EmbeddedPostgres) -> Iterator[None]:
+    lock = os.open(server.data_dir / "restore.lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            lock_alone(lock, 0)
+        except TimeoutError:
+            message = f"Another restore into {server.data_dir} goes on: wait for its end"
+            raise EmbeddedDatabaseError(message) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
+    if not replace and _psql(server, DATABASE, _NOT_EMPTY):
+        raise ConfigError(
+            f"--replace: is needed, since the database in {server.data_dir} is not empty; all that it holds would go"
+        )
+    if (connections := _psql(server, DATABASE, _USED)) != "0":
+        raise _in_use(server, f"{connections} {'connection' if connections == '1' else 'connections'}")
+    drop = "".join(f"DROP DATABASE IF EXISTS {name} WITH (FORCE);\n" for name in (RESTORED, REPLACED))
+    _psql(server, "postgres", f"{drop}CREATE DATABASE {RESTORED} TEMPLATE template0")
+    try:
+        options = ("--exit-on-error", "--single-transaction", "--verbose")
+        _run(server.program("pg_restore", *options, f"--dbname={RESTORED}", _argument(file)), tell)
+        _psql(server, RESTORED, "ANALYZE")
+        try:
+            _psql(
+                server,
+                "postgres",
+                f"BEGIN; ALTER DATABASE {DATABASE} RENAME TO {REPLACED};"
+                f" ALTER DATABASE {RESTORED} RENAME TO {DATABASE}; COMMIT",
+            )
+        except EmbeddedDatabaseError as error:
+            if "being accessed by other users" not in str(error):
+                raise
+            raise _in_use(server, "somebody") from error
+    finally:
+        _psql(server, "postgres", drop)
+
+
+def _in_use(server: EmbeddedPostgres, users: str) -> EmbeddedDatabaseError:
+    return EmbeddedDatabaseError(
+        f"The database in {server.data_dir} is in use by {users}: stop the processes that use it, then restore again"
+    )
+
+
+def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
+    """Run statements; their rows come back as text."""
+    command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=database)
+    result = subprocess.run(  # noqa: S603
+        command, env=environment, input=statements, capture_output=True, text=True, check=False, timeout=PSQL_TIMEOUT_S
+    )
+    if result.returncode != 0:
+        raise EmbeddedDatabaseError(f"The database in {server.data_dir} refused: {result.stderr.strip()}")
+    return result.stdout.strip()
+
+
+def _run(
+    program: tuple[list[str], dict[str, str]], tell: Callable[[str], object], output: IO[bytes] | None = None
+) -> None:
+    """Run a program to its end, however long that takes; what it says of tables is told, the rest if it fails."""
+    command, environment = program
+    said: deque[str] = deque(maxlen=10)
+    with subprocess.Popen(  # noqa: S603
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output or subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None  # noqa: S101 - for the type's sake
+        for line in process.stderr:
+            if table := _TABLE.search(line):
+                tell(table[1])
+            elif "error:" in line or "detail:" in line.lower():
+                said.append(line.rstrip())
+    if process.returncode != 0:
+        raise EmbeddedDatabaseError("\n".join([f"{Path(command[0]).name} failed", *said]))

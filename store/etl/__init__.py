@@ -1,0 +1,1 @@
+"""The SQL of loads: staging tables, merges, what runs have done."""

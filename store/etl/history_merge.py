@@ -1,0 +1,350 @@
+"""Merges a snapshot into a table of versions, set by set: slowly changing dimensions of type 2 (E8).
+
+A version holds from `valid_from` (inside) to `valid_to` (outside; NULL while it is open), and `is_current` marks the
+open one. What a snapshot says holds from its `as_of` on. A second snapshot of one instant corrects the first: the
+history is what it would be without what the first said of those keys, and versions that stay are changed in place,
+since facts may refer to them. So no version is of length zero, and nothing before the instant is touched. What the
+first brought up to date in place is kept as it was in `dl_etl_former` until a later snapshot comes: a version that the
+second ends is given it back.
+
+`dl_etl_history` has a row for each target: the last snapshot's instant, since an older one can't be woven in, and the
+columns by which versions were told apart. A column that was not among them is filled in place. The row's lock makes
+merges of one target wait for each other.
+
+Statements in an order in which a unique index on the current version of each key is content at any moment. All run
+inside the caller's transaction, on a connection with the server's own planner settings.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.errors import TargetError
+from dataloader.store.etl.merge import (
+    Merge,
+    affected,
+    aio_analyze,
+    aio_compare_all,
+    aio_drop_duplicates,
+    aio_empty,
+    aio_merge,
+    assigned,
+    differs,
+)
+from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
+from dataloader.store.etl.tables import METADATA, Segment, TableInfo, as_names, listed, quote, told_of_targets
+
+_OPEN: Final = "INSERT INTO dl_etl_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
+_LOCK: Final = "SELECT last_as_of, columns FROM dl_etl_history WHERE target = $1 FOR UPDATE"
+_CLOSE: Final = """
+UPDATE dl_etl_history SET last_as_of = $2::text::timestamptz, columns = $3::text[]
+WHERE target = $1 AND (last_as_of, columns) IS DISTINCT FROM ($2::text::timestamptz, $3::text[])
+"""
+_FORGET: Final = "DELETE FROM dl_etl_former WHERE target = $1"
+_TAKEN: Final = """
+INSERT INTO dl_etl_snapshots (target, load, segment, as_of) VALUES ($1, $2, $3, $4::text::timestamptz)
+ON CONFLICT (target, load, segment) DO UPDATE SET as_of = excluded.as_of
+"""
+_BEHIND: Final = """
+SELECT s.segment, s.as_of FROM dl_etl_snapshots s JOIN dl_etl_history h USING (target)
+WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of
+"""
+
+
+@attrs.frozen(kw_only=True)
+class HistoryMerge:
+    """What a snapshot does to a table of versions.
+
+    Attributes:
+        table: the target.
+        segment: whose rows are the snapshot.
+        rows: how many were staged; another number is an error.
+        key: what identifies a thing over time.
+        tracked: a change in one of these columns makes a new version.
+        others: columns that are brought up to date on the current version.
+        shapes: as `Merge` has them; what a row lacks is as in the current version.
+        as_of: the snapshot's date, or instant with a zone; what it says holds from then on. A date is midnight in UTC.
+        complete: keys that are not in the snapshot are gone.
+        valid_from: a column of type date, or timestamp with time zone.
+        valid_to: a column of the same type.
+        is_current: a boolean column.
+
+    Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
+    """
+
+    table: TableInfo
+    segment: Segment
+    rows: int
+    key: Sequence[str] = attrs.field(converter=as_names)
+    tracked: Sequence[str] = attrs.field(converter=as_names)
+    others: Sequence[str] = attrs.field(converter=as_names, default=())
+    shapes: Collection[tuple[str, ...]] = ()
+    as_of: dt.date
+    complete: bool = True
+    valid_from: str = "valid_from"
+    valid_to: str = "valid_to"
+    is_current: str = "is_current"
+
+    def __attrs_post_init__(self) -> None:
+        self.table.check_loadable([*self.columns, self.valid_from, self.valid_to, self.is_current])
+        if not self.key:
+            raise TargetError(f"table {self.table.sql}: a history needs a key")
+        kind = self.table.column(self.valid_from).type
+        if kind not in {"date", "timestamp with time zone"} or self.table.column(self.valid_to).type != kind:
+            raise TargetError(
+                f"table {self.table.sql}: {self.valid_from} and {self.valid_to} must be of type date, or of timestamptz"
+            )
+        if isinstance(self.as_of, dt.datetime):
+            if self.as_of.utcoffset() is None:
+                raise ValueError(f"as_of: {self.as_of} has no time zone")
+            if kind == "date":
+                raise TargetError(f"table {self.table.sql}: {self.valid_from} is a date, so as_of must be one")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the load brings."""
+        return (*self.key, *self.tracked, *self.others)
+
+    @property
+    def instant(self) -> str:
+        """`as_of` with a zone, as text."""
+        return instant_of(self.as_of).isoformat()
+
+
+@attrs.frozen(kw_only=True)
+class HistoryCounts:
+    """What a snapshot did.
+
+    `inserted`: first versions of new keys; `changed`: versions that follow one with other values; `closed`: versions of
+    keys that are gone; `reappeared`: versions of keys that had been gone; `filled`: current versions whose other or
+    added columns were brought up to date; `corrected`: versions of an earlier snapshot of the same instant that were
+    changed, removed or opened again; `duplicates`: rows of the snapshot that a later one of their key replaced. The
+    rest of the snapshot is `unchanged`.
+    """
+
+    inserted: int = 0
+    changed: int = 0
+    closed: int = 0
+    reappeared: int = 0
+    filled: int = 0
+    corrected: int = 0
+    unchanged: int = 0
+    duplicates: int = 0
+
+
+async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCounts:
+    """Merge the staged snapshot and empty the segment (asyncio-flavoured), inside the caller's transaction.
+
+    Of several staged rows of one key the last one counts: sources that are read page by page repeat rows that moved to
+    a later page meanwhile, and what was read last is what holds.
+
+    Raises:
+        TargetError: a later snapshot has been merged already, or the table or the stage has changed or gone.
+        StoreError: not as many rows are staged as the caller says; load the segment again.
+    """
+    last, known = await _aio_lock(connection, history)
+    instant = dt.datetime.fromisoformat(history.instant)
+    if last is not None and instant < last:
+        raise TargetError(
+            f"table {history.table.sql} has a snapshot of {last.isoformat()} already; one of {history.instant} is older"
+            " and can't be merged any more; to begin anew, empty the table and delete its row in dl_etl_history"
+        )
+    statements = _Statements.of(history, history.tracked if known is None else known)
+    with told_of_targets():
+        await aio_analyze(connection, history.segment)
+        duplicates = await aio_drop_duplicates(connection, history.segment, history.key)
+        await aio_complete(connection, history, f"t.{quote(history.is_current)}")
+        withdrawn = mended = closed = 0
+        is_correction = instant == last
+        if not is_correction:
+            await connection.execute(_FORGET, history.table.sql)
+        if is_correction:
+            if history.complete:
+                withdrawn = await aio_compare_all(connection, statements.withdraw, *statements.arguments)
+            await statements.aio_run(connection, statements.revert)
+            await statements.aio_keep(connection, statements.keep_reopened)
+            mended = await statements.aio_run(connection, statements.reopen)
+            mended += await statements.aio_run(connection, statements.replace)
+        await statements.aio_keep(connection, statements.keep_filled)
+        filled = affected(await connection.execute(statements.fill, *statements.arguments[:2]))
+        await statements.aio_run(connection, statements.end_changed)
+        if history.complete:
+            closed = await aio_compare_all(connection, statements.end_missing, *statements.arguments)
+        if is_correction and statements.filled:
+            await connection.execute(statements.restore, *statements.arguments[2:], *statements.versions)
+        [born] = await connection.fetch(statements.begin, *statements.arguments)
+        rows = await aio_empty(connection, history.segment, history.rows - duplicates)
+    # Without a complete snapshot not all current versions have a value in an added column yet.
+    columns = [name for name in history.tracked if history.complete or known is None or name in known]
+    await connection.execute(_CLOSE, history.table.sql, history.instant, columns)
+    return HistoryCounts(
+        inserted=born["inserted"],
+        changed=born["changed"],
+        reappeared=born["reappeared"],
+        closed=closed,
+        filled=filled,
+        corrected=withdrawn + mended,
+        unchanged=rows - sum(born) - filled - mended,
+        duplicates=duplicates,
+    )
+
+
+async def aio_note_snapshot(connection: Any, history: HistoryMerge, load: str, segment: str) -> None:
+    """Note, after its merge, that a load's segment is taken in whole (asyncio-flavoured)."""
+    await connection.execute(_TAKEN, history.table.sql, load, segment, history.instant)
+
+
+async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
+    """A load's segments, and their instants, that a table took in whole before its last one (asyncio-flavoured)."""
+    return frozenset((row["segment"], row["as_of"]) for row in await connection.fetch(_BEHIND, table.sql, load))
+
+
+def instant_of(as_of: dt.date) -> dt.datetime:
+    """A snapshot's instant: of a date, midnight in UTC."""
+    return as_of if isinstance(as_of, dt.datetime) else dt.datetime.combine(as_of, dt.time(), dt.UTC)
+
+
+async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:
+    """Merge what is staged, into a table of versions or of rows (asyncio-flavoured); the counts by their names."""
+    merged = await (aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge))
+    counts: dict[str, int] = attrs.asdict(merged)
+    return counts
+
+
+async def _aio_lock(connection: Any, history: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
+    """The target's last instant and columns, once no other merge of it is under way; None for what is not known."""
+    target = history.table.sql
+    await connection.execute(_OPEN, target)
+    state = await connection.fetchrow(_LOCK, target)
+    if state["last_as_of"] is not None:
+        return state["last_as_of"], state["columns"]
+    # The first merge; versions that somebody else has written count as snapshots.
+    bounds = f"max(greatest({quote(history.valid_from)}, {quote(history.valid_to)}))"
+    zone = "::timestamp AT TIME ZONE 'UTC'" if history.table.column(history.valid_from).type == "date" else ""
+    with told_of_targets():
+        return await connection.fetchval(f"SELECT {bounds}{zone} FROM {history.table.sql}"), None
+
+
+@attrs.frozen(kw_only=True)
+class _Statements:
+    """A merge's SQL. `s` is a staged row, `t` a version; `$1` and `$2` name the segment, `$3` is the instant.
+
+    `filled` are the columns that are brought up to date in place; `versions` the arguments by which they are kept.
+    """
+
+    arguments: tuple[object, ...]
+    versions: tuple[object, ...]
+    filled: Sequence[str]
+    withdraw: str
+    revert: str
+    reopen: str
+    replace: str
+    fill: str
+    end_changed: str
+    end_missing: str
+    begin: str
+    keep_reopened: str
+    keep_filled: str
+    restore: str
+
+    async def aio_run(self, connection: Any, statement: str) -> int:
+        """Run one of them (asyncio-flavoured); how many versions it wrote or removed comes back."""
+        return affected(await connection.execute(statement, *self.arguments))
+
+    async def aio_keep(self, connection: Any, statement: str) -> None:
+        """Keep what versions are before they are brought up to date (asyncio-flavoured)."""
+        if self.filled:
+            await connection.execute(statement, *self.arguments, *self.versions)
+
+    @classmethod
+    def of(cls, history: HistoryMerge, known: Sequence[str]) -> _Statements:
+        """The statements for a target whose versions were told apart by the columns `known` so far."""
+        table, key = history.table, history.key
+        stage = quote(history.segment.stage)
+        begins, ends, current = quote(history.valid_from), quote(history.valid_to), quote(history.is_current)
+        now = f"$3::text::{table.column(history.valid_from).type}"
+        added = [name for name in history.tracked if name not in known]
+        values = (*history.tracked, *history.others)
+
+        changed = differs(table, [name for name in history.tracked if name in known])
+        stale = differs(table, [*added, *(name for name in history.others if name not in METADATA)])
+        if not history.complete and added:
+            # Nor has every version a value in an added column yet: those that have one are compared by it.
+            there = " OR ".join(f"(t.{quote(name)} IS NOT NULL AND {differs(table, [name])})" for name in added)
+            changed = f"({changed} OR {there})"
+        match = f"{MINE} AND {same_key(key)}"
+        missing = f"NOT EXISTS (SELECT FROM {stage} s WHERE {match})"
+        # The version that an earlier snapshot of this instant ended, of the key of `s`.
+        reverted = f"t.{ends} = {now} AND NOT {changed}"
+        key_of_c = " AND ".join(f"c.{quote(name)} = s.{quote(name)}" for name in key)
+        update = f"UPDATE {table.sql} t SET"
+        sets = assigned(values or key)
+        filled = [*added, *history.others]
+        of_version = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in (*key, history.valid_from))}]"
+        of_columns = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in filled)}]::text[]"
+        keep = f"""
+            INSERT INTO dl_etl_former (target, version, columns)
+            SELECT $4, jsonb_object($5::text[], {of_version}), jsonb_object($6::text[], {of_columns})
+            FROM {table.sql} t JOIN {stage} s ON {match} WHERE """
+        restored = [
+            f"{quote(name)} = CASE WHEN f.columns ? {_literal(name)} THEN (f.columns ->> {_literal(name)})"
+            f"::{table.column(name).type} ELSE t.{quote(name)} END"
+            for name in filled
+        ]
+        is_filled = f"t.{current} AND NOT {changed} AND {stale}"
+        return cls(
+            arguments=(history.segment.token, history.segment.number, str(history.as_of)),
+            versions=(table.sql, [*key, history.valid_from], filled),
+            filled=filled,
+            # A key that began at this instant is gone again.
+            withdraw=f"DELETE FROM {table.sql} t WHERE t.{current} AND t.{begins} = {now} AND {missing}",
+            # A key has its former values again: the version in between goes, and the former is opened.
+            revert=f"""
+                DELETE FROM {table.sql} c USING {table.sql} t, {stage} s
+                WHERE {match} AND {key_of_c} AND c.{current} AND c.{begins} = {now} AND {reverted}""",
+            reopen=f"""
+                {update} {", ".join([f"{ends} = NULL", f"{current} = true", *sets])} FROM {stage} s
+                WHERE {match} AND {reverted}""",
+            # A key has other values than an earlier snapshot said.
+            replace=f"""
+                {update} {", ".join(sets)} FROM {stage} s
+                WHERE {match} AND t.{current} AND t.{begins} = {now} AND {changed}""",
+            fill=f"""
+                {update} {", ".join(sets)} FROM {stage} s
+                WHERE {match} AND {is_filled}""",
+            keep_reopened=f"{keep} {reverted} ON CONFLICT DO NOTHING",
+            keep_filled=f"{keep} {is_filled} AND t.{begins} < {now} ON CONFLICT DO NOTHING",
+            # What this correction has ended, but for what is as it was.
+            restore=f"""
+                {update} {", ".join(restored)} FROM dl_etl_former f
+                WHERE f.target = $2 AND t.{ends} = {now.replace("$3", "$1")}
+                  AND f.version = jsonb_object($3::text[], {of_version})
+                  AND f.columns <> jsonb_object($4::text[], {of_columns})""",
+            end_changed=f"""
+                {update} {ends} = {now}, {current} = false FROM {stage} s
+                WHERE {match} AND t.{current} AND {changed}""",
+            end_missing=f"{update} {ends} = {now}, {current} = false WHERE t.{current} AND {missing}",
+            begin=f"""
+                WITH born AS (
+                  INSERT INTO {table.sql} ({listed(history.columns)}, {begins}, {ends}, {current})
+                  SELECT {listed(history.columns, "s.")}, {now}, NULL, true FROM {stage} s
+                  WHERE {MINE} AND NOT EXISTS (SELECT FROM {table.sql} t WHERE {same_key(key)} AND t.{current})
+                  RETURNING {listed(key)}
+                ), former AS (
+                  SELECT max(t.{ends}) AS ended FROM born s LEFT JOIN {table.sql} t ON {same_key(key)}
+                  GROUP BY {listed(key, "s.")}
+                )
+                SELECT count(*) FILTER (WHERE ended IS NULL) AS inserted,
+                       count(*) FILTER (WHERE ended = {now}) AS changed,
+                       count(*) FILTER (WHERE ended < {now}) AS reappeared
+                FROM former""",
+        )
+
+
+def _literal(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,357 @@
+"""Merges what a segment has staged into its target, set by set: insert, upsert, soft delete (E6).
+
+`aio_merge` is called inside the caller's transaction, so that the cursor and the run's record move with the rows; on a
+connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
+One join tells what is to be done: an UPDATE if rows have changed, an INSERT if some are missing, mostly one of them. A
+rerun writes no row at all.
+
+Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
+and refuses rows that fill some columns of present ones where another is NOT NULL; MERGE, which counts from 17 on. Also
+ON CONFLICT for the missing rows, which makes each twice as dear; if another transaction was faster, it is done again.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import asyncpg
+import attrs
+
+from dataloader.jobs.errors import StoreError, TargetError
+from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
+from dataloader.store.etl.tables import (
+    METADATA,
+    REQUEST,
+    SEQUENCE,
+    SHAPE,
+    Segment,
+    TableInfo,
+    as_names,
+    listed,
+    quote,
+    shape_of,
+    told_of_targets,
+)
+
+CONTENT_HASH: Final = "content_hash"
+_LAST_FIRST: Final = f"s.{REQUEST} DESC, s.{SEQUENCE} DESC"
+
+_SAVEPOINT: Final = "dl_before_insert"
+
+
+class Mode(enum.Enum):
+    """Whether rows that the target has already are left as they are, or brought up to date."""
+
+    INSERT = "insert"
+    UPSERT = "upsert"
+
+
+@attrs.frozen
+class Scope:
+    """The rows of the target that a complete snapshot speaks for: all, or those of a window (`end` is outside it)."""
+
+    column: str | None = None
+    start: dt.date | float | str | None = None
+    end: dt.date | float | str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Merge:
+    """What becomes of a segment's rows.
+
+    Attributes:
+        table: the target.
+        segment: whose rows.
+        rows: how many were staged; another number is an error.
+        columns: the columns that the load brings, in the stage's table too.
+        shapes: those that rows bring, for each kind of row, where there are several: a column that a row lacks keeps
+            its value in the target, and has its default in a new row.
+        key: columns of a unique key of the target; without one rows can only be added.
+        mode: what is done with rows that are there already.
+        deleted: the column that marks a row as gone: an instant or a boolean. A row that comes back loses the mark.
+        scope: the rows of which those that are not staged are marked as gone; None marks none.
+
+    Raises `TargetError` when the target does not fit.
+    """
+
+    table: TableInfo
+    segment: Segment
+    rows: int
+    columns: Sequence[str] = attrs.field(converter=as_names)
+    shapes: Collection[tuple[str, ...]] = ()
+    key: Sequence[str] = attrs.field(converter=as_names, default=())
+    mode: Mode = Mode.UPSERT
+    deleted: str | None = None
+    scope: Scope | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.table.check_loadable(self.columns)
+        if self.key:
+            self.table.check_key(self.key)
+            self._demand(set(self.key) <= set(self.columns), "the load does not bring all columns of its key")
+        if self.mode is Mode.UPSERT:
+            self._demand(bool(self.key), "an upsert needs a key")
+        if self.deleted is not None:
+            kind = self.table.column(self.deleted).type
+            self._demand(
+                kind == "boolean" or kind.startswith(("timestamp", "date")),
+                f"column {self.deleted} is of type {kind}; what is gone is marked by a boolean, a date or a timestamp",
+            )
+            self._demand(self.deleted not in self.columns, f"the load brings {self.deleted} itself")
+            self._demand(self.mode is Mode.UPSERT, "rows are marked as gone only by an upsert")
+        if self.scope is not None:
+            self._demand(self.deleted is not None, "no column marks what is gone")
+            if self.scope.column is not None:
+                self.table.column(self.scope.column)
+            else:
+                self._demand(self.scope.start is None and self.scope.end is None, "a window needs a column")
+
+    def _demand(self, holds: bool, message: str) -> None:  # noqa: FBT001 - read as a sentence
+        if not holds:
+            raise TargetError(f"table {self.table.sql}: {message}")
+
+
+@attrs.frozen(kw_only=True)
+class Counts:
+    """What a merge did: rows of the target written, rows of the stage that changed nothing, and its duplicates."""
+
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    duplicates: int = 0
+
+
+async def aio_merge(connection: Any, merge: Merge) -> Counts:
+    """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
+
+    Of several staged rows of one key the last one counts, in the order of the requests: what it lacks is as in the
+    target, and not as in the others. Only the columns that the load brings are written.
+
+    Raises:
+        StoreError: not as many rows are staged as the caller says; load the segment again.
+        TargetError: the table or the stage has changed or gone.
+    """
+    segment = merge.segment
+    mine = segment.token, segment.number
+    with told_of_targets():
+        await aio_analyze(connection, segment)
+        duplicates = await aio_drop_duplicates(connection, segment, merge.key) if merge.key else 0
+        if merge.mode is Mode.UPSERT:
+            await aio_complete(connection, merge)
+        updated, inserted = await _aio_write(connection, merge, merge.rows - duplicates)
+        deleted = 0
+        if merge.scope is not None and merge.deleted is not None:
+            mark, bounds = _mark(merge, merge.deleted, merge.scope)
+            deleted = await aio_compare_all(connection, mark, *mine, *bounds)
+        rows = await aio_empty(connection, segment, merge.rows - duplicates)
+    return Counts(
+        inserted=inserted,
+        updated=updated,
+        unchanged=rows - inserted - updated,
+        deleted=deleted,
+        duplicates=duplicates,
+    )
+
+
+async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
+    """Bring the target up to date with the `rows` staged ones; how many were updated and inserted."""
+    for has_tries in (True, True, False):
+        await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            written = await _aio_update_and_insert(connection, merge, rows)
+        except asyncpg.UniqueViolationError:
+            # Another transaction has added a row meanwhile, which is there now. Or it is another key.
+            if not has_tries:
+                raise
+            await connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
+        else:
+            break
+    await connection.execute(f"RELEASE {_SAVEPOINT}")
+    return written
+
+
+async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
+    mine = merge.segment.token, merge.segment.number
+    updated = inserted = found = 0
+    if merge.key:
+        update = _update(merge) if merge.mode is Mode.UPSERT else None
+        changed = 0
+        if await connection.fetchval(_is_any_near(merge), *mine):
+            found, changed = await connection.fetchrow(_compare(merge), *mine)
+        if update is not None and changed:
+            updated = affected(await connection.execute(update, *mine))
+    if found < rows:
+        for columns, shapes in _inserted(merge).items():
+            statement = _insert(merge, columns, are_some_there=found > 0, is_of_shapes=shapes is not None)
+            inserted += affected(await connection.execute(statement, *mine, *([] if shapes is None else [shapes])))
+    return updated, inserted
+
+
+def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
+    """The columns that new rows are given, with the shapes of those rows; None for all of them.
+
+    What is missing in one is in the stage, as NULL or the default, but for numbers, which the target gives it.
+    """
+    numbered = {name for name in merge.columns if merge.table.column(name).numbered}
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for shape in merge.shapes:
+        columns = tuple(name for name in merge.columns if name not in numbered or name in shape)
+        groups.setdefault(columns, []).append(shape_of(shape))
+    return groups if len(groups) > 1 else {tuple(merge.columns): None}
+
+
+async def aio_analyze(connection: Any, segment: Segment) -> None:
+    """Tell the planner what is staged (asyncio-flavoured).
+
+    Statistics from when the stage was empty have it compare each row with each: minutes for a hundred thousand. How
+    many rows and values there are is enough, so a tenth of the usual sample does.
+    """
+    await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.stage)}")
+
+
+async def aio_compare_all(connection: Any, statement: str, *args: object) -> int:
+    """Run what looks in a whole snapshot for each row of the target (asyncio-flavoured); how many it wrote comes back.
+
+    Servers before 16 can't hash the smaller side of an anti-join. Of a target with statistics older than its newest
+    rows they expect hardly any, and would read the snapshot once for each.
+    """
+    await connection.execute("SET LOCAL enable_nestloop = off")
+    tag = await connection.execute(statement, *args)
+    await connection.execute("SET LOCAL enable_nestloop = on")
+    return affected(tag)
+
+
+async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[str]) -> int:
+    """Of staged rows with one key leave the last (asyncio-flavoured); how many went comes back."""
+    # Mostly there are none, which is known by a hash of the keys and without a sort.
+    if not await connection.fetchval(
+        f"""
+        SELECT EXISTS (
+          SELECT FROM {quote(segment.stage)} s WHERE {MINE} GROUP BY {listed(key, "s.")} HAVING count(*) > 1)""",
+        segment.token,
+        segment.number,
+    ):
+        return 0
+    tag = await connection.execute(
+        f"""
+        DELETE FROM {quote(segment.stage)} WHERE ctid IN (
+          SELECT place FROM (
+            SELECT s.ctid AS place, row_number() OVER (PARTITION BY {listed(key, "s.")} ORDER BY {_LAST_FIRST}) AS n
+            FROM {quote(segment.stage)} s WHERE {MINE}) AS numbered
+          WHERE n > 1)""",
+        segment.token,
+        segment.number,
+    )
+    return affected(tag)
+
+
+async def aio_empty(connection: Any, segment: Segment, expected: int) -> int:
+    """Remove the segment's rows from its stage (asyncio-flavoured); their number comes back, which is as expected.
+
+    Raises `StoreError` if it is not.
+    """
+    tag = await connection.execute(f"DELETE FROM {quote(segment.stage)} s WHERE {MINE}", segment.token, segment.number)
+    if (rows := affected(tag)) != expected:
+        raise StoreError(
+            f"stage {segment.stage}: {rows} rows of segment {segment.number} are there instead of {expected}: a batch"
+            " was lost in a crash of the database, or sent twice; load the segment again"
+        )
+    return rows
+
+
+def affected(tag: str) -> int:
+    """How many rows a command says that it wrote."""
+    return int(tag.rpartition(" ")[2])
+
+
+def differs(table: TableInfo, names: Iterable[str]) -> str:
+    """The staged row `s` and the row `t` of the target differ in one of the columns."""
+    casts = {name: "" if table.column(name).has_equality else "::text" for name in names}
+    tests = [f"t.{quote(name)}{cast} IS DISTINCT FROM s.{quote(name)}{cast}" for name, cast in casts.items()]
+    return f"({' OR '.join(tests) or 'false'})"
+
+
+def assigned(names: Iterable[str], source: str = "s.") -> list[str]:
+    """The columns set to those of `source`."""
+    return [f"{quote(name)} = {source}{quote(name)}" for name in names]
+
+
+def _is_gone(merge: Merge) -> str:
+    if merge.deleted is None:
+        return "false"
+    test = "IS TRUE" if merge.table.column(merge.deleted).type == "boolean" else "IS NOT NULL"
+    return f"(t.{quote(merge.deleted)} {test})"
+
+
+def _values(merge: Merge) -> list[str]:
+    return [name for name in merge.columns if name not in merge.key]
+
+
+def _has_changed(merge: Merge) -> str:
+    values = _values(merge)
+    # A row's hash, where it has one, speaks for the row.
+    compared = [CONTENT_HASH] if CONTENT_HASH in values else [name for name in values if name not in METADATA]
+    return f"({differs(merge.table, compared)} OR {_is_gone(merge)})"
+
+
+def _is_any_near(merge: Merge) -> str:
+    """Whether the target has a row between the first and the last staged one, by its key's first column.
+
+    One look into the index instead of a join with the whole table, for what comes day by day. The order has the planner
+    take the index; in an EXISTS it would not count.
+    """
+    leading = quote(next(key for key in merge.table.keys if set(key) == set(merge.key))[0])
+    staged = f"SELECT s.{leading} FROM {quote(merge.segment.stage)} s WHERE {MINE} ORDER BY s.{leading}"
+    return f"""
+        SELECT (
+          SELECT 1 FROM {merge.table.sql} t
+          WHERE t.{leading} BETWEEN ({staged} LIMIT 1) AND ({staged} DESC LIMIT 1) ORDER BY t.{leading} LIMIT 1
+        ) IS NOT NULL"""
+
+
+def _compare(merge: Merge) -> str:
+    """How many of the staged rows are in the target, and how many of those have changed."""
+    return f"""
+        SELECT count(*), count(*) FILTER (WHERE {_has_changed(merge)})
+        FROM {quote(merge.segment.stage)} s JOIN {merge.table.sql} t ON {same_key(merge.key)} WHERE {MINE}"""
+
+
+def _update(merge: Merge) -> str | None:
+    sets = assigned(_values(merge))
+    if merge.deleted is not None:
+        absent = "false" if merge.table.column(merge.deleted).type == "boolean" else "NULL"
+        sets.append(f"{quote(merge.deleted)} = {absent}")
+    if not sets:
+        return None
+    return f"""
+        UPDATE {merge.table.sql} t SET {", ".join(sets)}
+        FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)} AND {_has_changed(merge)}"""
+
+
+def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of_shapes: bool) -> str:
+    of_shapes = f"AND s.{SHAPE} = ANY ($3::bigint[])" if is_of_shapes else ""
+    absent = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})" if are_some_there else ""
+    return f"""
+        INSERT INTO {merge.table.sql} AS t ({listed(columns)})
+        SELECT {listed(columns, "s.")} FROM {quote(merge.segment.stage)} s
+        WHERE {MINE} {of_shapes} {absent} ORDER BY s.{REQUEST}, s.{SEQUENCE}"""
+
+
+def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:
+    """The statement and the arguments behind the segment's own two."""
+    gone = "true" if merge.table.column(deleted).type == "boolean" else "now()"
+    within, bounds = "", []
+    for operator, bound in ((">=", scope.start), ("<", scope.end)):
+        if scope.column is not None and bound is not None:
+            bounds.append(str(bound))
+            kind = merge.table.column(scope.column).type
+            within += f" AND t.{quote(scope.column)} {operator} ${2 + len(bounds)}::text::{kind}"
+    statement = f"""
+        UPDATE {merge.table.sql} t SET {quote(deleted)} = {gone}
+        WHERE NOT {_is_gone(merge)} {within}
+          AND NOT EXISTS (SELECT FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)})"""
+    return statement, bounds

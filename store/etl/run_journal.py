@@ -1,0 +1,389 @@
+"""What runs of loads have done: their segments, how far a load has come, what failed (E6, E10, E12).
+
+A run is a job's, by the job's id: when the job runs again, after a crash or a retry, it goes on behind the segments
+that are committed. What says so is written in the transaction that wrote the segment's rows, and that transaction
+commits only while the job is still its worker's: the fence is its last statement. Operations are run in a transaction
+by their caller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg
+import attrs
+
+from dataloader.jobs.errors import LeaseLost
+from dataloader.jobs.text import storable_json
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, aio_note_snapshot
+from dataloader.store.etl.merge import Merge
+
+SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
+"""Of a task and a run: gone through, and what failed is little enough to go on."""
+GONE_THROUGH: Final = frozenset({"succeeded", SUCCEEDED_WITH_FAILURES})
+"""Of a task: a flow goes on behind it, and does not run it again."""
+
+_FENCE: Final = """
+SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
+"""
+# Of runs that were killed, and that no worker goes on with now.
+_LEFT: Final = """
+SELECT c.oid::regclass::text AS stage FROM pg_class c
+WHERE c.relkind = 'r' AND c.relname ~ '^dl_stage_[0-9a-f]{32}' AND pg_table_is_visible(c.oid) AND NOT EXISTS (
+  SELECT FROM dl_jobs j WHERE j.job_id = substr(c.relname, 10, 32)::uuid AND j.status = 'running' AND
+  j.token::text = split_part(c.relname, '_', 4))
+ORDER BY c.relname LIMIT 100
+"""
+_BEGIN: Final = """
+INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, $2, $3)
+ON CONFLICT (run_id) DO UPDATE SET status = 'running', finished_at = NULL
+RETURNING started_at
+"""
+_TASKS: Final = """
+INSERT INTO dl_etl_tasks (run_id, ordinal, layer, task)
+SELECT $1, ordinal, layer, task FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS t (layer, task, ordinal)
+ON CONFLICT (run_id, ordinal) DO UPDATE SET status = 'waiting', layer = excluded.layer, task = excluded.task,
+  summary = CASE WHEN dl_etl_tasks.task = excluded.task THEN dl_etl_tasks.summary END
+WHERE dl_etl_tasks.status NOT IN ('succeeded', 'succeeded_with_failures') OR dl_etl_tasks.task <> excluded.task
+"""
+# A flow may have been changed while its run waited to go on.
+_NOT_TASKS: Final = "DELETE FROM dl_etl_tasks WHERE run_id = $1 AND ordinal > $2"
+_STATUSES: Final = "SELECT task, status, summary FROM dl_etl_tasks WHERE run_id = $1 ORDER BY ordinal"
+_SEGMENTS: Final = "SELECT task, segment, counts FROM dl_etl_segments WHERE run_id = $1"
+_TASK: Final = """
+UPDATE dl_etl_tasks SET status = $3, summary = coalesce($4, summary), started_at = coalesce(started_at,
+clock_timestamp()),
+  finished_at = CASE WHEN $3 <> 'running' THEN clock_timestamp() END
+WHERE run_id = $1 AND task = $2
+"""
+_END: Final = """
+UPDATE dl_etl_runs SET status = $2, summary = $3, finished_at = clock_timestamp() WHERE run_id = $1
+"""
+_SEGMENT: Final = """
+INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
+"""
+# A run over days long past doesn't move the cursor back.
+_CURSOR: Final = """
+INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
+excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
+"""
+_FAILURES: Final = """
+INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, sample, times, requests)
+SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
+  AS f (load, segment, phase, key, error, sample, times, requests)
+"""
+# With what an earlier attempt of the run has put on record of the same segment, which was not committed then: what is
+# tried again keeps the segment in which it failed first, and says in its requests which one has tried it.
+_SOLVE: Final = """
+UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
+AND (failure_id = ANY ($5) OR
+  (run_id = $1 AND load = $2 AND requests -> 0 ->> 'tried_by' = $3 AND failure_id <= $4))
+"""
+_DETAILS: Final = "SELECT task, segment, details, counts FROM dl_etl_details WHERE run_id = $1"
+_KEEP_DETAILS: Final = """
+INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
+"""
+_FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task = $2 AND segment = $3"
+# Of what this attempt does not ask for again: whole segments, and details that have come in.
+_STILL_FAILED: Final = """
+SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
+WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
+  EXISTS (SELECT FROM dl_etl_segments s WHERE s.run_id = $1 AND s.task = f.load AND
+    s.segment = coalesce(f.requests -> 0 ->> 'tried_by', f.segment)) OR
+  EXISTS (SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = f.load AND d.segment = f.segment AND
+    f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details)))
+GROUP BY f.load, f.phase
+"""
+_LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
+_INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
+# A segment that is loaded whole solves what failed in it before:
+# - in another run, by the segment's name;
+# - in another run, by a window that lies within this one: a run's last window ends in the middle of its unit, so the
+#   next run's has another name. Names have both ends of a window, in whole seconds;
+# - in an earlier attempt of this run. But a detail that such an attempt has brought in is not asked for again, so what
+#   failed in it is open still.
+_AGAIN: Final = f"""
+UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
+WHERE f.load = $2 AND f.solved_at IS NULL AND (f.segment = $3 OR CASE
+  WHEN $6::timestamptz IS NULL OR f.segment !~ '^{_INSTANT} to {_INSTANT}$' THEN false
+  ELSE split_part(f.segment, ' to ', 1)::timestamptz >= date_trunc('second', $6)
+   AND split_part(f.segment, ' to ', 2)::timestamptz <= $7 END)
+AND (f.run_id <> $1 OR (f.failure_id <= $4 AND NOT EXISTS (
+  SELECT FROM dl_etl_details d WHERE d.run_id = $1 AND d.task = $2 AND d.segment = $3 AND d.token <> $5 AND
+  f.requests -> 0 ->> 'of' = 'detail' AND f.requests -> 0 ->> 'key' = ANY (d.details))))
+"""
+_OPEN: Final = """
+SELECT failure_id, segment, requests FROM dl_etl_failures
+WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
+"""
+# What a run has tried again and failed once more, it does not try a third time.
+_NEXT_OPEN: Final = """
+SELECT failure_id, segment, requests FROM dl_etl_failures
+WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND requests <> '[]'
+ORDER BY failure_id LIMIT $4
+"""
+_LIST: Final = """
+SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at, solved_at
+FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Failure:
+    """What failed, in which phase (`request`, `detail`, `record`, `row`, `batch`, `segment`), and why.
+
+    `key` says which one: an address, a record's key. `sample` is the beginning of the data, `requests` what is needed
+    to ask for it again, `times` what it counts for, a batch as its rows.
+    """
+
+    load: str
+    segment: str
+    phase: str
+    key: str
+    error: str
+    sample: str | None = None
+    requests: Sequence[Mapping[str, Any]] = ()
+    times: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class FailureRecord(Failure):
+    """A failure as it is kept."""
+
+    failure_id: int
+    run_id: UUID
+    failed_at: datetime
+    solved_at: datetime | None
+
+
+@attrs.define
+class DetailsDone:
+    """Details of a segment that an earlier attempt has brought in, and what was done for them."""
+
+    keys: set[str] = attrs.field(factory=set)
+    counts: Counter[str] = attrs.field(factory=Counter)
+
+
+@attrs.frozen
+class RunState:
+    """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment.
+
+    By task, too: `details` are those that are done of segments that are not, `failed` what failed of all that is done
+    and is not solved, by phase. `last_failure` is the number of the last one that is on record.
+    """
+
+    started_at: datetime
+    statuses: Mapping[str, str]
+    summaries: Mapping[str, Any]
+    segments: Mapping[str, Mapping[str, Any]]
+    details: Mapping[str, Mapping[str, DetailsDone]] = attrs.field(factory=dict)
+    failed: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
+    last_failure: int = 0
+
+
+def stage_name(run_id: UUID, token: int, number: int) -> str:
+    """The name of a run's stage, one of several, by which whoever finds it knows whose it is.
+
+    With the token: a worker that has lost the job drops its own at its end, and not that of the job's next worker.
+    """
+    return f"dl_stage_{run_id.hex}_{token}_{number}"
+
+
+@attrs.frozen(kw_only=True)
+class SegmentCommit:
+    """A segment's end: what to merge, and what to note in the same transaction.
+
+    Attributes:
+        segment: its name; None merges the rows that are there by now, and the segment is not done.
+        merges: what becomes of its rows.
+        solves: the failures that the segment has tried again; None of a segment that was loaded whole, which solves
+            what failed in it before: in other runs, and in this one's earlier attempts.
+        again_until: the last failure of the run's earlier attempts.
+        window: both ends of the segment's window; what failed in other windows between them is solved, too.
+        failures: what has failed since, which is put on record.
+        cursor: all before it is loaded.
+        counts: what was done, on record with what the merges do.
+        details_of: the segment's name, if its rows are those of details.
+        details: the keys of the details that are in now.
+    """
+
+    run_id: UUID
+    token: int
+    task: str
+    segment: str | None
+    merges: Sequence[Merge | HistoryMerge]
+    solves: Sequence[int] | None = None
+    again_until: int = 0
+    window: tuple[datetime, datetime] | None = None
+    failures: Sequence[Failure] = ()
+    cursor: datetime | None = None
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+    details_of: str | None = None
+    details: Sequence[str] = ()
+
+
+async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
+    connection: Any, run_id: UUID, token: int, name: str, kind: str, tasks: Sequence[tuple[str, str]]
+) -> RunState:
+    """Begin a run, or go on with it. `tasks` are (layer, task), in their order.
+
+    Raises `LeaseLost` if the job is not this worker's any more.
+    """
+    await _aio_drop_left(connection)
+    started_at = await connection.fetchval(_BEGIN, run_id, name, kind)
+    await connection.execute(_TASKS, run_id, [layer for layer, _ in tasks], [task for _, task in tasks])
+    await connection.execute(_NOT_TASKS, run_id, len(tasks))
+    rows = await connection.fetch(_STATUSES, run_id)
+    segments: dict[str, dict[str, Any]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_SEGMENTS, run_id):
+        segments.setdefault(row["task"], {})[row["segment"]] = row["counts"]
+    details: dict[str, dict[str, DetailsDone]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_DETAILS, run_id):
+        done = details.setdefault(row["task"], {}).setdefault(row["segment"], DetailsDone())
+        done.keys.update(row["details"])
+        done.counts.update(row["counts"])
+    failed: dict[str, dict[str, int]] = {task: {} for _, task in tasks}
+    for row in await connection.fetch(_STILL_FAILED, run_id):
+        failed.setdefault(row["load"], {})[row["phase"]] = row["times"]
+    last_failure = await connection.fetchval(_LAST_FAILURE, run_id)
+    await aio_fence(connection, run_id, token)
+    return RunState(
+        started_at,
+        {row["task"]: row["status"] for row in rows},
+        {row["task"]: row["summary"] for row in rows},
+        segments,
+        details,
+        failed,
+        last_failure,
+    )
+
+
+async def _aio_drop_left(connection: Any) -> None:
+    """Drop stages that nobody uses, but for those that somebody reads at the moment, as pg_dump reads all tables."""
+    for row in await connection.fetch(_LEFT):
+        await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
+        try:
+            await connection.execute(f"DROP TABLE IF EXISTS {row['stage']}")
+        except asyncpg.LockNotAvailableError:
+            # With the setting.
+            await connection.execute("ROLLBACK TO dl_stage")
+        else:
+            await connection.execute("SET LOCAL lock_timeout = DEFAULT")
+        await connection.execute("RELEASE dl_stage")
+
+
+async def aio_note_task(  # noqa: PLR0917 - the columns of a record
+    connection: Any, run_id: UUID, token: int, task: str, status: str, summary: Mapping[str, Any] | None = None
+) -> None:
+    """Note how one of a run's tasks stands: `running`, or how it ended, with what it has done."""
+    await connection.execute(_TASK, run_id, task, status, summary)
+    await aio_fence(connection, run_id, token)
+
+
+async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, summary: Mapping[str, Any]) -> None:
+    """Note how a run ended, and what it has done."""
+    await connection.execute(_END, run_id, status, summary)
+    await aio_fence(connection, run_id, token)
+
+
+async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str, int]:
+    """Merge what is staged of a segment, and note it: all of it, or nothing. The counts of all merges come back.
+
+    Raises `LeaseLost` if the job is not this worker's any more.
+    """
+    counts: dict[str, int] = {}
+    for merge in commit.merges:
+        for name, number in (await aio_merge_any(connection, merge)).items():
+            counts[name] = counts.get(name, 0) + number
+    done = dict(Counter(commit.counts) + Counter(counts))
+    if commit.segment is not None:
+        await _aio_note_segment(connection, commit, commit.segment, done)
+    elif commit.details:
+        of = commit.run_id, commit.task, commit.details_of
+        await connection.execute(_KEEP_DETAILS, *of, commit.token, list(commit.details), done)
+    if commit.failures:
+        await _aio_keep(connection, commit.run_id, commit.failures)
+    if commit.cursor is not None:
+        await connection.execute(_CURSOR, commit.task, commit.cursor, commit.run_id)
+    await aio_fence(connection, commit.run_id, commit.token)
+    return counts
+
+
+async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str, done: Mapping[str, int]) -> None:
+    of = commit.run_id, commit.task, segment
+    await connection.execute(_SEGMENT, *of, done)
+    for merge in commit.merges:
+        if isinstance(merge, HistoryMerge):
+            await aio_note_snapshot(connection, merge, commit.task, segment)
+    if commit.solves is None:
+        await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
+    else:
+        await connection.execute(_SOLVE, *of, commit.again_until, list(commit.solves))
+    if commit.details_of is not None:
+        await connection.execute(_FORGET_DETAILS, *of)
+
+
+async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
+    """As the last statement of a transaction: it may commit only if the job is this worker's still.
+
+    Raises `LeaseLost` if it is not.
+    """
+    if await connection.fetchrow(_FENCE, run_id, token) is None:
+        raise LeaseLost(f"job {run_id} is no longer this worker's: what it was about to write was rolled back")
+
+
+async def aio_cursor(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
+    """How far a load has come, by which run; None if it has never been at its first segment's end."""
+    row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
+    return (None, None) if row is None else (row["upto"], row["run_id"])
+
+
+async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:
+    """Keep failures of a run, in a transaction. Raises `LeaseLost` if the job is another worker's by now."""
+    await _aio_keep(connection, run_id, failures)
+    await aio_fence(connection, run_id, token)
+
+
+async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) -> None:
+    columns = ("load", "segment", "phase", "key", "error", "sample", "times")
+    requests = [storable_json(list(failure.requests)) for failure in failures]
+    await connection.execute(_FAILURES, run_id, *([getattr(f, name) for f in failures] for name in columns), requests)
+
+
+async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """The requests of those of a load's failures that are open, by the failure's number, with the failure's segment."""
+    return _requests_of(await connection.fetch(_OPEN, load, list(failures)))
+
+
+async def aio_next_failures(
+    connection: Any, load: str, run_id: UUID, after: int, limit: int
+) -> dict[int, list[dict[str, Any]]]:
+    """The requests of a load's next open failures that have any, behind the one with the number `after`.
+
+    They are `limit` at most, in their order, by the failure's number, with the failure's segment; without those of the
+    run itself.
+    """
+    return _requests_of(await connection.fetch(_NEXT_OPEN, load, after, run_id, limit))
+
+
+def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    return {row["failure_id"]: [{**request, "segment": row["segment"]} for request in row["requests"]] for row in rows}
+
+
+async def list_failures(
+    database: Database, *, run_id: UUID | None = None, load: str | None = None, after: int = 0, limit: int = 100
+) -> list[FailureRecord]:
+    """The failures of a run, or the open ones of a load, oldest first, behind the one with the number `after`."""
+    if run_id is not None:
+        return await database.run(_aio_list, "run_id = $1", run_id, limit, after)
+    return await database.run(_aio_list, "load = $1 AND solved_at IS NULL", load, limit, after)
+
+
+async def _aio_list(connection: Any, wanted: str, of: object, limit: int, after: int) -> list[FailureRecord]:
+    return [FailureRecord(**row) for row in await connection.fetch(_LIST.format(wanted=wanted), of, limit, after)]

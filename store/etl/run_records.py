@@ -1,0 +1,329 @@
+"""What readers see of pipelines: runs and their tasks, loads, failures. Nothing here writes.
+
+web/ and the command line call it. Every list is a page by key, and what a page costs does not grow with the history.
+
+A run or a task that stands as `running` although its job does not run shows the status of the job: `queued` when a
+worker died and another one will go on, `lost` or `canceled` when nobody will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Self
+from uuid import UUID
+
+import asyncpg
+import attrs
+
+from dataloader.jobs.errors import JobNotFound, StoreError
+from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.bridge import Database, set_local
+from dataloader.store.connection.connect import PLANNER_OF_USERS
+from dataloader.store.etl import run_journal
+from dataloader.store.queue.reads import MAX_PAGE, Cursor
+from dataloader.store.queue.transaction import told_of_users
+
+MAX_LOADS: Final = 200
+"""The most loads that one call lists: each has its last run and its failures looked up."""
+MAX_COUNTED: Final = 1_000
+"""Failures of a load that are counted: so many means so many or more."""
+
+
+def _as_job(row: str) -> str:
+    """Columns of a run or a task; where its job `j` does not run any more, the job's own status and end.
+
+    The job's error is the reason of what gave none, since it did not come to its end.
+    """
+    return f"""
+  CASE WHEN {row}.status = 'running' AND j.status <> 'running' THEN j.status::text ELSE {row}.status END AS status,
+  {row}.started_at,
+  coalesce({row}.finished_at, CASE WHEN {row}.status = 'running' THEN j.finished_at END) AS finished_at,
+  CASE WHEN {row}.status IN ('waiting', 'succeeded', 'succeeded_with_failures') THEN {row}.summary ->> 'reason'
+    WHEN {row}.status <> 'running' THEN coalesce({row}.summary ->> 'reason', split_part(j.error, E'\\n', 1))
+    WHEN j.status <> 'running' THEN split_part(j.error, E'\\n', 1) END AS reason,
+  coalesce({row}.summary -> 'counts', '{{}}') AS counts
+"""
+
+
+_RUNS: Final = f"""
+SELECT r.run_id, r.name, r.kind, {_as_job("r")} FROM dl_etl_runs r JOIN dl_jobs j ON j.job_id = r.run_id
+"""
+_TASKS: Final = f"""
+SELECT t.ordinal, t.layer, t.task, {_as_job("t")},
+  coalesce(t.summary -> 'phases', '{{}}') AS phases, coalesce(t.summary -> 'tables', '{{}}') AS tables
+FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id WHERE t.run_id = $1 ORDER BY t.ordinal
+"""
+_THIS: Final = """
+known AS (SELECT $1 AS load WHERE EXISTS (SELECT FROM dl_etl_tasks WHERE task = $1)
+                               OR EXISTS (SELECT FROM dl_etl_cursors WHERE load = $1))
+"""
+# From name to name by the index, however many runs each has.
+_NAMES: Final = """
+RECURSIVE found (task) AS (
+  (SELECT task FROM dl_etl_tasks WHERE task > $1 ORDER BY task LIMIT 1)
+  UNION ALL
+  SELECT (SELECT t.task FROM dl_etl_tasks t WHERE t.task > found.task ORDER BY t.task LIMIT 1)
+  FROM found WHERE found.task IS NOT NULL
+), known AS (
+  (SELECT task AS load FROM found WHERE task IS NOT NULL LIMIT $2)
+  UNION
+  (SELECT load FROM dl_etl_cursors WHERE load > $1 ORDER BY load LIMIT $2)
+)
+"""
+_LOADS: Final = f"""
+SELECT known.load, c.upto, c.moved_at, counted.unsolved, last.* FROM known
+LEFT JOIN dl_etl_cursors c ON c.load = known.load
+CROSS JOIN LATERAL (
+  SELECT count(*)::int AS unsolved FROM (
+    SELECT FROM dl_etl_failures f WHERE f.load = known.load AND f.solved_at IS NULL LIMIT {MAX_COUNTED}
+  ) AS failures
+) AS counted
+LEFT JOIN LATERAL (
+  SELECT t.run_id, {_as_job("t")} FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
+  WHERE t.task = known.load AND t.started_at IS NOT NULL ORDER BY t.started_at DESC LIMIT 1
+) AS last ON true
+ORDER BY known.load
+"""
+
+
+class RunNotFound(JobNotFound):
+    """No run has this id, which is its job's: the job is no load or flow, has not begun, or was deleted."""
+
+
+class LoadNotFound(JobNotFound):
+    """No load of this name has run in this database, and none waits in a flow."""
+
+
+@attrs.frozen(kw_only=True)
+class RunRecord:
+    """A run of a load or a flow: by its job's id, its name, how it stands, and why where something failed."""
+
+    run_id: UUID
+    name: str
+    kind: str
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    counts: dict[str, Any]
+
+
+@attrs.frozen
+class RunPage:
+    """Some runs, newest first, and the cursor of the next page as text; None after the last."""
+
+    runs: list[RunRecord]
+    next: str | None
+
+
+@attrs.frozen(kw_only=True)
+class TaskRecord:
+    """A task of a run, and what it has done once it has ended.
+
+    `phases` are a load's, with began_at, ended_at and busy_s (seconds, over all workers); `tables` are those of a set
+    of dimensions, with status, began_at, ended_at and counts.
+    """
+
+    ordinal: int
+    layer: str
+    task: str
+    status: str
+    started_at: datetime | None
+    finished_at: datetime | None
+    phases: dict[str, Any]
+    tables: dict[str, Any]
+    reason: str | None
+    counts: dict[str, Any]
+
+
+@attrs.frozen
+class Timeline:
+    """A run and its tasks, in the order of their registration (E11, E12)."""
+
+    run: RunRecord
+    tasks: list[TaskRecord]
+
+
+@attrs.frozen(kw_only=True)
+class LastRun:
+    """The last time that a load ran, by itself or in a flow."""
+
+    run_id: UUID
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    counts: dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class LoadRecord:
+    """How far a load has come: all before `upto` is in its table. `unsolved` failures, at most `MAX_COUNTED`."""
+
+    load: str
+    upto: datetime | None
+    moved_at: datetime | None
+    unsolved: int
+    last_run: LastRun | None
+
+
+@attrs.frozen
+class LoadPage:
+    """Some loads by name, and the name behind which the next page begins; None after the last."""
+
+    loads: list[LoadRecord]
+    next: str | None
+
+
+@attrs.frozen(kw_only=True)
+class FailureLine:
+    """What failed, in which phase, and why; without what is needed to ask for it again."""
+
+    failure_id: int
+    run_id: UUID
+    load: str
+    segment: str
+    phase: str
+    key: str
+    error: str
+    sample: str | None
+    failed_at: datetime
+    solved_at: datetime | None
+
+    def masked(self) -> Self:
+        """The same without the secrets in what sources have sent (Q16)."""
+        return attrs.evolve(
+            self,
+            segment=mask_text(self.segment),
+            key=mask_text(self.key),
+            error=mask_text(self.error),
+            sample=None if self.sample is None else mask_text(self.sample),
+        )
+
+
+async def list_runs(
+    database: Database, *, name: str | None = None, limit: int = 50, after: Cursor | None = None
+) -> RunPage:
+    """A page of at most `limit` (1 to 1,000) runs, of all or of one name, newest first, from behind `after`.
+
+    Raises `BadRequest` for a `limit` or a `name` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    key, terms = "r.started_at, r.run_id", "true"
+    values: list[object] = []
+    if name is not None:
+        check_text("name", name, MAX_NAME)
+        # With the name in the key no plan walks the runs of all names to find those of one.
+        key, terms, values = f"r.name, {key}", "r.name = $1", [name]
+    if after is not None:
+        values += [after.created_at, after.job_id]
+        terms += f" AND ({key}) < ({', '.join(f'${number}' for number in range(1, len(values) + 1))})"
+    newest = ", ".join(f"{column} DESC" for column in key.split(", "))
+    sql = f"{_RUNS} WHERE {terms} ORDER BY {newest} LIMIT ${len(values) + 1}"
+    runs = [RunRecord(**row) for row in await database.run(_aio_fetch, sql, *values, limit + 1)]
+    if len(runs) <= limit:
+        return RunPage(runs, None)
+    last = runs[limit - 1]
+    return RunPage(runs[:limit], Cursor(last.started_at, last.run_id).encode())
+
+
+async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
+    return list(await connection.fetch(sql, *values))
+
+
+async def get_timeline(database: Database, run_id: UUID) -> Timeline:
+    """A run with its tasks (E11, E12). Raises `RunNotFound`."""
+    return await database.run(_aio_timeline, run_id)
+
+
+async def _aio_timeline(connection: Any, run_id: UUID) -> Timeline:
+    run = await _aio_run(connection, run_id)
+    return Timeline(run, [TaskRecord(**row) for row in await connection.fetch(_TASKS, run_id)])
+
+
+async def _aio_run(connection: Any, run_id: UUID) -> RunRecord:
+    row = await connection.fetchrow(f"{_RUNS} WHERE r.run_id = $1", run_id)
+    if row is None:
+        raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
+    return RunRecord(**row)
+
+
+async def get_load(database: Database, load: str) -> LoadRecord:
+    """How far a load has come. Raises `LoadNotFound`, and `BadRequest` for a text that is no name."""
+    check_text("load", load, MAX_NAME)
+    return await database.run(_aio_load, load)
+
+
+async def _aio_load(connection: Any, load: str) -> LoadRecord:
+    row = await connection.fetchrow(f"WITH {_THIS} {_LOADS}", load)
+    if row is None:
+        if await connection.fetchval("SELECT EXISTS (SELECT FROM dl_etl_runs WHERE name = $1 AND kind = 'flow')", load):
+            todo = f"`dataloader jobs --task {load!r:.80}` lists its runs"
+            raise LoadNotFound(f"{load!r:.80} is a flow, and no load of this name has run in this database; {todo}")
+        raise LoadNotFound(f"no load {load!r:.80} has run in this database")
+    return _load_of(row)
+
+
+async def list_loads(database: Database, *, limit: int = 50, after: str = "") -> LoadPage:
+    """A page of at most `limit` (1 to 200) loads that this database knows, by name, from behind the name `after`.
+
+    Raises `BadRequest` for a `limit` or a name that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_LOADS)
+    check_text("after", after, MAX_NAME, empty=True)
+    rows = await database.run(_aio_fetch, f"WITH {_NAMES} {_LOADS} LIMIT $2", after, limit + 1)
+    loads = [_load_of(row) for row in rows[:limit]]
+    return LoadPage(loads, loads[-1].load if len(rows) > limit else None)
+
+
+def _load_of(row: Mapping[str, Any]) -> LoadRecord:
+    fields = dict(row)
+    last = {name: fields.pop(name) for name in ("run_id", "status", "started_at", "finished_at", "reason", "counts")}
+    return LoadRecord(**fields, last_run=None if last["run_id"] is None else LastRun(**last))
+
+
+async def list_failures_of_run(
+    database: Database, run_id: UUID, *, after: int = 0, limit: int = 100
+) -> list[FailureLine]:
+    """What failed in a run, oldest first, behind the failure_id `after`: at most `limit` (1 to 1,000).
+
+    Raises `RunNotFound`, and `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    found = await run_journal.list_failures(database, run_id=run_id, after=after, limit=limit)
+    if not found:
+        await database.run(_aio_run, run_id)
+    return [_failure(record) for record in found]
+
+
+async def list_failures_of_load(
+    database: Database, load: str, *, after: int = 0, limit: int = 100
+) -> list[FailureLine]:
+    """What failed in any run of a load and was not solved since; else as `list_failures_of_run`.
+
+    Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    check_text("load", load, MAX_NAME)
+    found = await run_journal.list_failures(database, load=load, after=after, limit=limit)
+    if not found:
+        await database.run(_aio_load, load)
+    return [_failure(record) for record in found]
+
+
+def _failure(record: run_journal.FailureRecord) -> FailureLine:
+    return FailureLine(**{field.name: getattr(record, field.name) for field in attrs.fields(FailureLine)})
+
+
+async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[dict[str, Any]]:
+    """The rows of somebody's own statement, in a transaction that can't write (asyncio-flavoured)."""
+    try:
+        async with connection.transaction(readonly=True):
+            await connection.execute(set_local(PLANNER_OF_USERS))
+            with told_of_users(connection):
+                return [dict(row) for row in await connection.fetch(sql, *values)]
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        # Our own doing, not a server that has become a standby, which will pass.
+        raise StoreError(f"only reading is allowed here: {error}") from error

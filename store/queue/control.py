@@ -1,0 +1,315 @@
+"""What an operator does to jobs and queues: cancel, retry, change of priority, run now, pause, resume (Q4, R1, R2).
+
+web/, the command line and the supervisor call it. Every action writes its row of dl_audit in its own transaction, also
+when it found nothing to change. A job's row is locked before its status is judged, so that a finish, a claim or another
+operator comes before or after, never between. The transitions are those of jobs/states.py. A job that somebody runs is
+not ended here: it is asked for, and whoever runs the job answers. A running job whose lease never ends and that nobody
+renews (`ENDLESS`) is nobody's, and is ended here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.errors import Conflict, JobNotFound
+from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
+from dataloader.jobs.secrets.masking import mask
+from dataloader.jobs.states import TRANSITIONS, Status, Step
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.leases import ENDLESS
+from dataloader.store.queue.reads import JobFilter, aio_get_job
+
+MAX_BULK: Final = 10_000
+"""The most jobs that one bulk action changes: their rows stay locked until it commits."""
+LOCK_TIMEOUT_MS: Final = 2_000
+
+_OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
+_REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
+
+# {where} is put together by JobFilter from constants; the newest version of each row is judged again once it is locked.
+_LOCK_MANY: Final = f"""
+SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs
+WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {{where}} AND {{still}} LIMIT ${{limit}}))
+  AND {{where}} AND {{still}}
+ORDER BY job_id FOR NO KEY UPDATE
+"""
+
+_LOCK: Final = (
+    f"SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE"
+)
+
+_CANCEL: Final = """
+WITH changed AS (
+  UPDATE dl_jobs SET status = 'canceled', cancel_requested = true, waits_for = NULL, lease_expires_at = NULL,
+                     claimed_by = NULL, finished_at = now()
+  WHERE job_id = ANY ($1::uuid[])
+  RETURNING job_id, queue, lock_key
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, 'canceled', '{"reason": "operator"}' FROM changed
+)
+SELECT job_id, hashtext(lock_key) AS lock_hash FROM changed
+"""
+
+_REQUEST_CANCEL: Final = "UPDATE dl_jobs SET cancel_requested = true WHERE job_id = ANY ($1::uuid[])"
+
+_REVIVE: Final = """
+WITH changed AS (
+  UPDATE dl_jobs SET status = 'queued', available_at = now(), waits_for = NULL, attempt = 0, crashes = 0, refunds = 0,
+                     cancel_requested = false, claimed_by = NULL, lease_expires_at = NULL, heartbeat_at = NULL,
+                     started_at = NULL, finished_at = NULL, result = NULL, error = NULL
+  WHERE job_id = ANY ($1::uuid[])
+  RETURNING job_id, queue
+)
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+SELECT job_id, queue, 'requeue', '{"reason": "operator"}' FROM changed
+"""
+
+_SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
+
+_RUN_NOW: Final = """
+UPDATE dl_jobs SET available_at = least(available_at, now()), waits_for = CASE waits_for WHEN 'lock' THEN 'lock' END
+WHERE job_id = ANY ($1::uuid[])
+"""
+
+_PAUSE: Final = """
+INSERT INTO dl_queues (queue, paused) VALUES ($1, $2)
+ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, changed_at = now()
+"""
+
+_AUDIT: Final = "INSERT INTO dl_audit (actor, action, job_id, detail) VALUES ($1, $2, $3, $4)"
+
+
+@attrs.frozen
+class _Action:
+    """Something done to one job: its name in the log, the statuses that allow it, its statement (jobs first)."""
+
+    name: str
+    allowed: frozenset[Status]
+    sql: str
+
+
+_SET_PRIORITY_OF_ONE: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY)
+_RUN_ONE_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW)
+
+
+@attrs.frozen
+class Actor:
+    """Who acts, for the operators' log: the token's or the user's name, and the id of the request if there was one."""
+
+    name: str
+    request_id: str | None = None
+
+
+async def cancel(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
+    """Cancel the job (Q4): at once if it is queued; if it runs, ask for it; if it has ended, leave it as it is.
+
+    At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`.
+    """
+    job, lock_hashes = await database.write(_aio_cancel, job_id, actor)
+    await _unpark(database, lock_hashes)
+    return job
+
+
+async def cancel_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
+    """Cancel at most `limit` queued and running jobs that the filter means; how many there were comes back.
+
+    Jobs that were asked before are not counted again, so a caller that wants all repeats until 0. Raises `BadRequest`
+    for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_BULK)
+    count, lock_hashes = await database.write(_aio_cancel_many, job_filter, actor, limit)
+    await _unpark(database, lock_hashes)
+    return count
+
+
+async def retry(database: Database, job_id: UUID, actor: Actor, *, force: bool = False) -> JobRecord:
+    """Queue a failed, canceled or lost job again as if it were new, but for its progress.
+
+    With `force` also a running job whose lease never ends and that nobody has renewed: it is canceled first. If some
+    service runs it all the same, its body may run twice.
+
+    Raises `Conflict` for a job with another status, `JobNotFound`.
+    """
+    job, lock_hashes = await database.write(_aio_retry, job_id, actor, force=force)
+    await _unpark(database, lock_hashes)
+    return job
+
+
+async def retry_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
+    """Queue at most `limit` failed, canceled and lost jobs that the filter means again; how many there were comes back.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_BULK)
+    return await database.write(_aio_retry_many, job_filter, actor, limit)
+
+
+async def set_priority(database: Database, job_id: UUID, priority: int, actor: Actor) -> JobRecord:
+    """Give a queued job another priority; the smallest runs first (R1).
+
+    Raises `BadRequest` for a priority that is not allowed, `Conflict` for a job that is not queued, `JobNotFound`.
+    """
+    check_between("priority", priority, 0, MAX_INT)
+    return await database.write(_aio_act, job_id, _SET_PRIORITY_OF_ONE, actor, priority=priority)
+
+
+async def run_now(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
+    """Make a queued job due at once. One that waits for its lock_key goes on waiting for that.
+
+    Raises `Conflict` for a job that is not queued, `JobNotFound`.
+    """
+    return await database.write(_aio_act, job_id, _RUN_ONE_NOW, actor)
+
+
+async def pause(database: Database, queue: str, actor: Actor) -> None:
+    """Let no worker claim from the queue, in any process, until it is resumed. What runs goes on.
+
+    Raises `BadRequest` for a name that is not allowed; the queue need not have jobs.
+    """
+    check_name("queue", queue, MAX_NAME)
+    await database.write(_aio_pause, queue, actor, paused=True)
+
+
+async def resume(database: Database, queue: str, actor: Actor) -> None:
+    """End the queue's pause and wake its workers. Raises `BadRequest` for a name that is not allowed."""
+    check_name("queue", queue, MAX_NAME)
+    await database.write(_aio_pause, queue, actor, paused=False)
+
+
+async def _unpark(database: Database, lock_hashes: Sequence[int]) -> None:
+    """Wake the next job of each key whose ready job was canceled: the holder's end had chosen that one to follow.
+
+    After the commit, because the key has to be looked at in a new snapshot (protocol), and as an operation of its own,
+    because a repetition after a deadlock must not cancel twice.
+    """
+    if lock_hashes:
+        await database.write(_aio_unpark, lock_hashes)
+
+
+async def _aio_unpark(connection: Any, lock_hashes: Sequence[int]) -> None:
+    await connection.execute("SELECT dl_unpark($1::int[])", lock_hashes)
+
+
+async def _aio_lock(connection: Any, job_id: UUID) -> Any:
+    row = await connection.fetchrow(_LOCK, job_id)
+    if row is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return row
+
+
+async def _aio_lock_many(
+    connection: Any, job_filter: JobFilter, statuses: frozenset[Status], still: str, limit: int
+) -> list[Any]:
+    wanted = statuses if job_filter.status is None else statuses & job_filter.status
+    where, values = attrs.evolve(job_filter, status=wanted).where()
+    sql = _LOCK_MANY.format(where=where, still=still, limit=len(values) + 1)
+    return list(await connection.fetch(sql, *values, limit))
+
+
+@asynccontextmanager
+async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction that waits for a row or table that somebody has locked, but not for long: others need the pool."""
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        yield
+
+
+async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobRecord, list[int]]:
+    async with _aio_transaction(connection):
+        row = await _aio_lock(connection, job_id)
+        lock_hashes = await _aio_end(connection, [row])
+        await _aio_audit(connection, actor, "cancel", job_id, {"was": row["status"]})
+        return await aio_get_job(connection, job_id), lock_hashes
+
+
+async def _aio_cancel_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> tuple[int, list[int]]:
+    still = f"(NOT (status = 'running' AND cancel_requested) OR {ENDLESS})"
+    async with _aio_transaction(connection):
+        rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
+        lock_hashes = await _aio_end(connection, rows)
+        asked = sum(_is_held(row) for row in rows)
+        counts = {"canceled": len(rows) - asked, "cancel_requested": asked}
+        await _aio_audit(connection, actor, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
+        return len(rows), lock_hashes
+
+
+async def _aio_end(connection: Any, rows: list[Any]) -> list[int]:
+    """Cancel the locked rows as their status allows; the hashes of the keys that may have lost their next job."""
+    blocking = {row["job_id"] for row in rows if row["waits_for"] is None}
+    nobodys = [row["job_id"] for row in rows if row["status"] == Status.QUEUED or row["endless"]]
+    held = [row["job_id"] for row in rows if _is_held(row)]
+    ended = await connection.fetch(_CANCEL, nobodys) if nobodys else []
+    if held:
+        await connection.execute(_REQUEST_CANCEL, held)
+    return sorted({row["lock_hash"] for row in ended if row["job_id"] in blocking})
+
+
+def _is_held(row: Any) -> bool:
+    """Whether somebody runs the job, and has to be asked."""
+    return row["status"] == Status.RUNNING and not row["endless"]
+
+
+async def _aio_retry(connection: Any, job_id: UUID, actor: Actor, *, force: bool) -> tuple[JobRecord, list[int]]:
+    async with _aio_transaction(connection):
+        row = await _aio_lock(connection, job_id)
+        lock_hashes: list[int] = []
+        if row["endless"] and force:
+            lock_hashes = await _aio_end(connection, [row])
+        elif row["endless"]:
+            raise Conflict(job_id, row["status"], "its lease never ends: cancel it, or retry it with force")
+        elif row["status"] not in _REVIVABLE:
+            raise _not_allowed("retry", row, _REVIVABLE)
+        await connection.execute(_REVIVE, [job_id])
+        await _aio_audit(
+            connection, actor, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
+        )
+        return await aio_get_job(connection, job_id), lock_hashes
+
+
+def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
+    return Conflict(row["job_id"], row["status"], f"{action} is for jobs that are {' or '.join(sorted(allowed))}")
+
+
+async def _aio_retry_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> int:
+    async with _aio_transaction(connection):
+        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, "true", limit)
+        await connection.execute(_REVIVE, [row["job_id"] for row in rows])
+        detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
+        await _aio_audit(connection, actor, "retry_many", None, detail)
+        return len(rows)
+
+
+async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Actor, **values: Any) -> JobRecord:
+    """Do one action to one job if its status allows it. `values`, in the statement's order, go into the log by name."""
+    async with _aio_transaction(connection):
+        row = await _aio_lock(connection, job_id)
+        if row["status"] not in action.allowed:
+            raise _not_allowed(action.name, row, action.allowed)
+        await connection.execute(action.sql, [job_id], *values.values())
+        await _aio_audit(connection, actor, action.name, job_id, {"was": row["status"]} | values)
+        return await aio_get_job(connection, job_id)
+
+
+async def _aio_pause(connection: Any, queue: str, actor: Actor, *, paused: bool) -> None:
+    async with _aio_transaction(connection):
+        await connection.execute(_PAUSE, queue, paused)
+        if not paused:
+            await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)
+        await _aio_audit(connection, actor, "pause" if paused else "resume", None, {"queue": queue})
+
+
+def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
+    chosen = {name: value for name, value in attrs.asdict(job_filter, recurse=False).items() if value is not None}
+    return {"filter": chosen, "limit": limit}
+
+
+async def _aio_audit(connection: Any, actor: Actor, action: str, job_id: UUID | None, detail: dict[str, Any]) -> None:
+    if actor.request_id is not None:
+        detail = detail | {"request_id": actor.request_id}
+    await connection.execute(_AUDIT, actor.name, action, job_id, mask(detail))

@@ -1,0 +1,307 @@
+"""Puts jobs into the queue (Q2): one statement for one job or a thousand, their journal's first line included.
+
+A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two
+statements: insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one
+statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the row, since
+the row itself changes later; rows without a hash are a foreign service's and are compared by their columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
+from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
+from dataloader.store.connection.bridge import Database, acquire
+
+Row = tuple[Any, ...]
+
+_NO_TASKS: Final[Mapping[str, Task]] = {}
+MAX_ARGS_BYTES: Final = 16_777_216
+ANSWER_S: Final = 12.0
+"""Whoever triggers has an answer within this time, whatever the database does."""
+KEY_WAIT_S: Final = 5.0
+"""How long a key is waited for that a transaction of somebody else has added: others need the connection."""
+MAX_GROUP: Final = 250
+"""Jobs that came one by one and are added in one statement, at the most."""
+
+_ROWS_IN_A_TURN: Final = 50
+"""Jobs of a long list that are written as rows before the loop has its turn."""
+_COLUMNS: Final = {
+    "job_id": "uuid",
+    "queue": "text",
+    "task": "text",
+    "args": "text",
+    "idempotency_key": "text",
+    "lock_key": "text",
+    "partition_key": "text",
+    "priority": "int",
+    "available_at": "timestamptz",
+    "max_attempts": "int",
+    "lease_ttl_sec": "int",
+    "producer": "text",
+    "consumer_group": "text",
+    "request_hash": "bytea",
+}
+_ADD: Final = """
+WITH added AS (
+  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
+                       max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+  SELECT job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
+         coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group, request_hash
+  FROM {rows} AS r ({names}) {where}
+  ON CONFLICT DO NOTHING
+  RETURNING job_id, queue
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
+)
+SELECT job_id FROM added
+"""
+
+
+# The server ends the wait by itself: one that is told to stop from here goes on until it has heard of it.
+_BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
+
+
+def _add(rows: str, parameter: str, where: str = "") -> str:
+    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
+    parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(_COLUMNS.values(), 1))
+    return _ADD.format(rows=rows.format(parameters), names=", ".join(_COLUMNS), where=where)
+
+
+_MANY: Final = "unnest({})", "${}::{}[]"
+_ONE: Final = "(VALUES ({}))", "${}::{}"
+"""For the common single job: lists of one cost a quarter of the statement."""
+_ADD_MANY: Final = _add(*_MANY)
+_ADD_ONE: Final = _add(*_ONE)
+_ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
+_ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
+
+_WINNERS: Final = """
+SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key,
+       args::text AS args
+FROM dl_jobs WHERE idempotency_key = ANY ($1::text[]) OR job_id = ANY ($2::uuid[])
+"""
+
+
+async def enqueue(
+    database: Database,
+    jobs: Sequence[NewJob],
+    *,
+    default_lease_s: int = 60,
+    tasks: Mapping[str, Task] = _NO_TASKS,
+) -> list[Enqueued]:
+    """Add `jobs`, all or none; the answers come in their order.
+
+    A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested
+    alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON or
+    an id that stands twice, `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
+    """
+    if not jobs:
+        return []
+    if len({job.job_id for job in jobs}) < len(jobs):
+        raise BadRequest("jobs", "two of them have the same job_id")
+    rows = []
+    for job in jobs:
+        rows.append(_row(job, tasks.get(job.task), default_lease_s))
+        if len(rows) % _ROWS_IN_A_TURN == 0:
+            await trio.lowlevel.checkpoint()
+    return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
+
+
+class Enqueuer:
+    """Adds jobs for one process.
+
+    Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
+    others to come, and many callers cost little more than one. Each has its own answer.
+    """
+
+    def __init__(self, database: Database, *, default_lease_s: int = 60, tasks: Mapping[str, Task] = _NO_TASKS) -> None:
+        """`tasks` have defaults for their jobs; the others' leases last `default_lease_s`."""
+        self._database = database
+        self._default_lease_s = default_lease_s
+        self._tasks = tasks
+        self._group = _Group()
+        self._turn = trio.Lock()
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As the function `enqueue`."""
+        # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
+        if len(jobs) == 1 and jobs[0].idempotency_key is None:
+            (job,) = jobs
+            if await self._with_others(_row(job, self._tasks.get(job.task), self._default_lease_s)):
+                return [Enqueued(job.job_id, Status.QUEUED, created=True)]
+        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s, tasks=self._tasks)
+
+    async def _with_others(self, row: Row) -> bool:
+        """Whether the row was added. If not, something stands against it, or against another one of its group."""
+        group = self._group
+        group.rows.append(row)
+        if len(group.rows) == MAX_GROUP:
+            self._group = _Group()
+        if len(group.rows) == 1:
+            await self._add(group)
+        else:
+            # As for the first: our row goes in whether or not we are there to hear of it.
+            with trio.move_on_after(ANSWER_S, shield=True):
+                await group.ended.wait()
+        if group.error is not None:
+            raise StoreUnavailable(str(group.error)) from group.error
+        return row[0] in group.added
+
+    async def _add(self, group: _Group) -> None:
+        """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
+        group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
+        try:
+            # The write before, and ours.
+            with trio.move_on_after(ANSWER_S, shield=True):
+                await acquire(self._turn)
+                try:
+                    if self._group is group:
+                        self._group = _Group()
+                    group.added = await self._database.run(_aio_insert, group.rows)
+                finally:
+                    self._turn.release()
+                group.error = None
+        except StoreUnavailable as error:
+            group.error = error
+        except StoreError:
+            group.error = None  # one of them can't be stored: each is tried by itself
+        finally:
+            if self._group is group:
+                self._group = _Group()  # its time was over before its turn came: nobody may join it any more
+            group.ended.set()
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Rows that are added together, and what came of it."""
+
+    rows: list[Row] = attrs.field(factory=list)
+    added: set[UUID] = attrs.field(factory=set)
+    error: StoreUnavailable | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+
+def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
+    try:
+        args = msgspec.json.encode(job.args)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest("args", f"is no JSON: {error}") from error
+    if has_long_number(args):
+        raise BadRequest("args", "must have no integer of more than 308 digits; send it as a text")
+    length = len(args) + growth(args)
+    if length > MAX_ARGS_BYTES:
+        message = f"must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes it, not {length:,}"
+        raise BadRequest("args", message)
+    if b"\\u0000" in args and storable_json(job.args, MAX_ARGS_BYTES) != args.decode():
+        raise BadRequest("args", "has a NUL in a text, which PostgreSQL can't store")
+    return (
+        job.job_id,
+        job.queue,
+        job.task,
+        args.decode(),
+        job.idempotency_key,
+        job.lock_key if job.lock_key is not None else str(job.job_id),
+        job.partition_key,
+        job.priority,
+        job.available_at,
+        job.max_attempts or (task and task.max_attempts) or DEFAULT_MAX_ATTEMPTS,
+        job.lease_ttl_sec or (task and task.lease_ttl_sec) or default_lease_s,
+        job.producer,
+        job.consumer_group,
+        _request_hash(job) if job.idempotency_key is not None else None,
+    )
+
+
+def _request_hash(job: NewJob) -> bytes:
+    """SHA-256 over the request as sent: what was left out stays out, so that a changed default is no other request."""
+    request = (
+        job.queue,
+        job.task,
+        job.args,
+        job.lock_key,
+        job.partition_key,
+        job.priority,
+        job.available_at.timestamp() if job.available_at is not None else None,
+        job.max_attempts,
+        job.lease_ttl_sec,
+        job.producer,
+        job.consumer_group,
+    )
+    return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
+
+
+async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> set[UUID]:
+    """Add the rows that nothing stands against; the ids of those that were added."""
+    if len(rows) == 1:
+        records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *rows[0])
+    else:
+        records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*rows, strict=True))
+    return {record["job_id"] for record in records}
+
+
+class _WinnerGoneError(Exception):
+    """The first job of a key was deleted between the two statements: nobody has the key now."""
+
+
+async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
+    # The first of several jobs with one key stands for them all. Sorted by key, so that two batches with the same keys
+    # wait for each other in one order.
+    firsts: dict[str, int] = {}
+    to_add = [
+        index
+        for index, job in enumerate(jobs)
+        if job.idempotency_key is None or firsts.setdefault(job.idempotency_key, index) == index
+    ]
+    to_add.sort(key=lambda index: jobs[index].idempotency_key or "")
+    new = [rows[index] for index in to_add]
+    for _ in range(3):
+        try:
+            if len(jobs) == 1:
+                return await _aio_add(connection, jobs, rows, new)
+            async with connection.transaction():
+                return await _aio_add(connection, jobs, rows, new)
+        except _WinnerGoneError:
+            continue
+    raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
+
+
+async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
+    added = await _aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
+    if len(added) == len(jobs):
+        return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
+    others = [job for job in jobs if job.job_id not in added]
+    found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
+    winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
+    winners |= {record["job_id"]: record for record in found}
+    return [_answer(job, row, added, winners) for job, row in zip(jobs, rows, strict=True)]
+
+
+def _answer(job: NewJob, row: Row, added: set[UUID], winners: dict[Any, Any]) -> Enqueued:
+    if job.job_id in added:
+        return Enqueued(job.job_id, Status.QUEUED, created=True)
+    winner = winners.get(job.idempotency_key or job.job_id)
+    if winner is None:
+        raise _WinnerGoneError
+    if winner["request_hash"] is not None and row[13] is not None:
+        same = winner["request_hash"] == row[13]
+    else:
+        same = (
+            (winner["queue"], winner["task"], winner["partition_key"]) == (job.queue, job.task, job.partition_key)
+            and (job.lock_key is None or winner["lock_key"] == job.lock_key)
+            and shown_json(winner["args"]) == msgspec.json.decode(row[3])
+        )
+    if not same:
+        raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])
+    return Enqueued(winner["job_id"], Status(winner["status"]), created=False)

@@ -1,0 +1,169 @@
+"""A job's log (E11): the lines that it has logged, and between them where each attempt began and how it ended.
+
+Both are events of its journal, in their order, by load and by how serious they are. A page looks at so many lines of
+the journal at most, whatever it is asked for: what a filter does not find there, the next page goes on to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.reads import (
+    MAX_PAGE,
+    MAX_PAGE_PAYLOADS,
+    MAX_PAYLOAD,
+    aio_fetch_page,
+    aio_get_job,
+    read_payload,
+    shown,
+)
+
+Level = Literal["info", "warning", "error"]
+LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
+"""From the least serious to the most."""
+MAX_SCANNED: Final = 10_000
+"""Events of a job that one page looks at."""
+
+_ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
+"""The kinds of events that tell where an attempt begins and how it ended."""
+_FAILED: Final = ("retry", "lease expired")
+"""Why a job was queued again whose attempt failed."""
+
+_EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
+_LEVEL: Final = f"""
+CASE WHEN kind = 'log' THEN payload ->> 'level'
+     WHEN kind IN ('failed', 'lost') OR kind = 'requeue' AND payload ->> 'reason' IN {_FAILED} THEN 'error'
+     ELSE 'info' END
+"""
+# No index serves what is in a line, so one text for all filters costs none. A job that was parked because its key is
+# held has not run: that would be a line for each look at the key.
+_LINES: Final = f"""
+SELECT event_id, ts, kind, {_LEVEL} AS level, {shown("payload", MAX_PAYLOAD)}
+FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
+WHERE (kind = 'log' AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
+       OR kind IN {_ATTEMPTS} AND payload ->> 'reason' IS DISTINCT FROM 'lock_key')
+  AND ($3::text[] IS NULL OR {_LEVEL} = ANY ($3))
+ORDER BY event_id LIMIT $5
+"""
+_LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1"
+
+
+@attrs.frozen(kw_only=True)
+class LogLine:
+    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`.
+
+    `kind` is `log` for what the job has logged. Other kinds are those of the journal: an attempt began (`picked`) or
+    ended, with the event's payload as `fields`.
+    """
+
+    event_id: int
+    ts: datetime
+    level: str | None
+    message: str
+    fields: dict[str, Any]
+    kind: str = "log"
+
+
+@attrs.frozen
+class LogPage:
+    """Lines in their order. `next` is what to go on behind when there is more; None when there is no more yet."""
+
+    lines: list[LogLine]
+    next: int | None
+
+
+async def list_log(
+    database: Database,
+    job_id: UUID,
+    *,
+    after: int = 0,
+    limit: int = 200,
+    level: Level | None = None,
+    load: str | None = None,
+) -> LogPage:
+    """A job's log in order, from behind the event_id `after`: at most `limit` (1 to 1,000) lines.
+
+    A page of long lines, as other services may write them, has fewer: see `reads.MAX_PAGE_PAYLOADS`.
+
+    `level` leaves out what is less serious, `load` what the job has logged about other loads of a flow. That an attempt
+    failed is an error, that it began or ended otherwise an info.
+
+    Raises `JobNotFound`, and `BadRequest` for a `limit` or a `load` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    if load is not None:
+        check_text("load", load, MAX_NAME)
+    levels = None if level is None else LEVELS[LEVELS.index(level) :]
+    return await database.run(_aio_list, job_id, after, (levels, load), limit)
+
+
+async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int) -> LogPage:
+    async with connection.transaction(readonly=True):
+        rows, more = await aio_fetch_page(
+            connection,
+            _LINES,
+            (job_id, after, *wanted, limit + 1),
+            limit,
+            texts=("payload",),
+            most=MAX_PAGE_PAYLOADS,
+        )
+    lines = [_line(row) for row in rows]
+    if more:
+        return LogPage(lines, lines[-1].event_id)
+    if not rows:
+        await aio_get_job(connection, job_id)
+    return LogPage(lines, await connection.fetchval(_LAST_SCANNED, job_id, after))
+
+
+def _line(row: Mapping[str, Any]) -> LogLine:
+    """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
+    payload = read_payload(row)
+    if row["kind"] != "log":
+        fields = payload if isinstance(payload, dict) else {}
+        return LogLine(
+            event_id=row["event_id"],
+            ts=row["ts"],
+            kind=row["kind"],
+            level=row["level"],
+            message=_said(row["kind"], fields),
+            fields=fields,
+        )
+    ours = payload if isinstance(payload, dict) and isinstance(payload.get("message"), str) else {}
+    level, fields = ours.get("level"), ours.get("fields", {}) if ours else {"payload": payload}
+    return LogLine(
+        event_id=row["event_id"],
+        ts=row["ts"],
+        level=level if isinstance(level, str) else None,
+        message=ours.get("message", ""),
+        fields=fields if isinstance(fields, dict) else {"fields": fields},
+    )
+
+
+def _said(kind: str, payload: Mapping[str, Any]) -> str:
+    """What an event says of an attempt, without why; other services may write none of its fields."""
+    attempt = f"attempt {payload['attempt']}" if isinstance(payload.get("attempt"), int) else "the attempt"
+    event = f"{kind}: {payload.get('reason')}" if kind == "requeue" else kind
+    return _SAID.get(event, "the job was queued again").format(attempt=attempt)
+
+
+# What uses up no attempt has the number of the one before in its payload.
+_SAID: Final = {
+    "picked": "{attempt} began",
+    "done": "the job succeeded",
+    "failed": "{attempt} failed for good",
+    "lost": "{attempt} ended for good: worker lost",
+    "canceled": "the job was canceled",
+    "requeue: retry": "{attempt} failed",
+    "requeue: lease expired": "{attempt} ended: worker lost",
+    "requeue: snooze": "the attempt was snoozed",
+    "requeue: return": "the attempt was given back",
+    "requeue: the claim's reply was lost": "the attempt was given back",
+    "requeue: operator": "an operator queued the job again",
+}

@@ -1,0 +1,202 @@
+"""Leases: one statement renews all of a process's jobs (Q8), another takes back what expired (Q10).
+
+Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their
+lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. A heartbeat never renews an expired lease:
+between its end and now another job of its key may have started. Only on the session that holds the key (`aio_revive`),
+where that can't be, a lease is renewed that has expired because the database's clock jumped (F32).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.store.connection.bridge import Database
+
+# No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
+_BEAT: Final = """
+WITH mine AS MATERIALIZED (
+  SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
+), locked AS MATERIALIZED (
+  SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = m.job_id
+  WHERE j.token = m.token AND (j.status = 'running') IS TRUE AND (j.lease_expires_at > now()) IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+), renewed AS (
+  UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
+  FROM locked l WHERE j.job_id = l.job_id
+  RETURNING j.job_id, j.queue, j.cancel_requested, l.journal
+), written AS (
+  INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'heartbeat' FROM renewed WHERE journal
+)
+SELECT m.token, r.job_id IS NOT NULL AS renewed,
+       coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
+       coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at IS NOT NULL, false) AS ours,
+       coalesce(j.lease_expires_at > now(), false) AS live
+FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = m.job_id
+"""
+
+_REVIVE: Final = """
+WITH locked AS MATERIALIZED (
+  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
+  WHERE j.token = m.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
+FROM locked l WHERE j.job_id = l.job_id
+RETURNING j.token
+"""
+
+_REAP: Final = """
+WITH clock AS MATERIALIZED (
+  SELECT extract(epoch FROM now())::float8 AS now,
+         coalesce(abs(extract(epoch FROM now())::float8 - $2::float8) > $3::float8, false) AS jumped
+), expired AS MATERIALIZED (
+  SELECT job_id, lease_expires_at, claimed_by FROM dl_jobs
+  WHERE status = 'running' AND lease_expires_at < now() AND (SELECT NOT jumped FROM clock)
+  ORDER BY lease_expires_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
+), taken AS (
+  UPDATE dl_jobs j SET
+    status = (CASE WHEN j.cancel_requested THEN 'canceled'
+                   WHEN j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts THEN 'lost'
+                   ELSE 'queued' END)::dl_status,
+    crashes = j.crashes + 1,
+    available_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
+                        THEN j.available_at ELSE now() END,
+    waits_for = NULL,
+    lease_expires_at = NULL,
+    claimed_by = NULL,
+    error = format('worker lost: the lease of %s ended in attempt %s',
+                   coalesce(j.claimed_by, 'a foreign worker'), j.attempt),
+    finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
+                       THEN now() END
+  FROM expired e WHERE j.job_id = e.job_id
+  RETURNING j.job_id, j.queue, j.status, hashtext(j.lock_key) AS lock_hash, j.attempt, e.claimed_by
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+         jsonb_strip_nulls(jsonb_build_object('reason', 'lease expired', 'attempt', attempt, 'worker', claimed_by))
+  FROM taken
+)
+SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes, ARRAY(SELECT queue FROM taken) AS queues,
+       ARRAY(SELECT status::text FROM taken) AS statuses
+FROM clock
+"""
+
+_UNRENEWED: Final = """
+NOT coalesce(heartbeat_at, started_at, created_at)
+    BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
+"""
+ENDLESS: Final = f"""
+status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity') AND {_UNRENEWED}
+"""
+"""A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
+
+Somebody wrote it so by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. No reaper takes
+it back; an operator can end it.
+"""
+
+_FIND_ENDLESS: Final = f"""
+(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL AND {_UNRENEWED} LIMIT $1)
+UNION ALL
+(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at = 'infinity' AND {_UNRENEWED} LIMIT $1)
+"""
+
+
+class Beat(enum.Enum):
+    """What a heartbeat found of one job; `EXPIRED`: ours still, but by the database's clock its lease has ended."""
+
+    RENEWED = enum.auto()
+    UNKNOWN = enum.auto()
+    EXPIRED = enum.auto()
+    LOST = enum.auto()
+
+
+@attrs.frozen
+class Pulse:
+    """One job's answer: its token, what was found, and whether its cancellation is wanted."""
+
+    token: int
+    beat: Beat
+    cancel_requested: bool
+
+
+async def aio_rehearse(connection: Any) -> None:
+    """Prepare the heartbeat's statement on a new connection, so that the first beat is one round trip as all others."""
+    await aio_beat(connection, [(UUID(int=0), -1, False)])
+
+
+async def aio_beat(connection: Any, runs: Sequence[tuple[UUID, int, bool]]) -> list[Pulse]:
+    """Renew the leases of (job_id, token, journal it) (asyncio-flavoured), in the order of their ids."""
+    ordered = sorted(runs)
+    records = await connection.fetch(_BEAT, *map(list, zip(*ordered, strict=True)))
+    return [Pulse(record["token"], _found(record), record["cancel_requested"]) for record in records]
+
+
+def _found(record: Any) -> Beat:
+    if record["renewed"]:
+        return Beat.RENEWED
+    if not record["ours"]:
+        return Beat.LOST
+    return Beat.UNKNOWN if record["live"] else Beat.EXPIRED
+
+
+async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
+    """Renew leases of (job_id, token), expired or not (asyncio-flavoured); the tokens of those that are ours come back.
+
+    Only on the session that holds their keys: no other job of a key can have started, and none can while this runs.
+    """
+    records = await connection.fetch(_REVIVE, *map(list, zip(*sorted(runs), strict=True)))
+    return {record["token"] for record in records}
+
+
+@attrs.frozen
+class Reaped:
+    """What a sweep took back, by the hashes of the keys; their next jobs have been woken already.
+
+    `ahead_s` is the database's clock less Trio's, or up to `took_s` more than that, if the statement waited before the
+    server looked at its clock. `jumped` tells that it has changed too much, and nothing was taken. `became` has the
+    queue and the new status of each job.
+    """
+
+    hashes: list[int]
+    ahead_s: float
+    jumped: bool
+    became: list[tuple[str, str]] = attrs.field(factory=list)
+    took_s: float = 0.0
+
+
+async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
+    """Take back up to `limit` jobs whose lease has ended: to the queue, or `lost` with the attempts used up (Q10).
+
+    Nothing if the database's clock is not `ahead_s` of Trio's, by `jump_s` at the most.
+    """
+    return await database.write(_aio_reap, limit, ahead_s, jump_s)
+
+
+async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
+    sent_at = trio.current_time()
+    [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s)
+    took_s = trio.current_time() - sent_at
+    hashes = record["hashes"]
+    if hashes:
+        await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
+    became = list(zip(record["queues"], record["statuses"], strict=True))
+    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became, took_s)
+
+
+async def find_endless(database: Database, limit: int) -> list[UUID]:
+    """Running jobs whose lease never ends and that nobody renews (`ENDLESS`).
+
+    At most `limit` whose lease has no end, and at most `limit` whose lease ends at infinity.
+    """
+    return await database.run(_aio_find_endless, limit)
+
+
+async def _aio_find_endless(connection: Any, limit: int) -> list[UUID]:
+    return [record["job_id"] for record in await connection.fetch(_FIND_ENDLESS, limit)]

@@ -1,0 +1,117 @@
+"""Makes waiting jobs ready when their time has come, their key is free, or a worker that knows their task is here.
+
+Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
+by key, not by row: ten thousand jobs of one key cost one probe a sweep, and one of them is woken; and all whose
+queue nobody claims from, lest those of other queues wait behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.store.connection.bridge import Database
+
+BATCH: Final = 2_000
+KEYS: Final = 500
+"""Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
+IDLE: Final = 500
+"""Parked jobs of idle queues readied at once for a key: who serves them again parks them, with an event for each."""
+_FIRST_KEY: Final = -(2**31) - 1
+
+# The ids as an array: one walk along the primary key instead of one look-up for each. The next job is the first behind
+# as many as were taken, in the same snapshot and order: if some that are due were locked, it is one of those or of the
+# taken, which is due as well.
+_READY: Final = """
+WITH due AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time' AND available_at <= now()
+  ORDER BY available_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
+), readied AS (
+  UPDATE dl_jobs SET waits_for = NULL WHERE job_id = ANY (ARRAY(SELECT job_id FROM due)) RETURNING job_id
+)
+SELECT (SELECT count(*) FROM readied) AS readied,
+       (SELECT CASE WHEN available_at = 'infinity' THEN NULL
+                    WHEN available_at > now()
+                    THEN greatest(extract(epoch FROM available_at - clock_timestamp())::float8, 0.001) ELSE 0 END
+        FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'
+        ORDER BY available_at OFFSET (SELECT count(*) FROM due) LIMIT 1) AS next_due_s
+"""
+_KNOWN: Final = """
+WITH known AS MATERIALIZED (
+  SELECT p.job_id
+  FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS t (task)
+  CROSS JOIN LATERAL (
+    SELECT job_id FROM dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue = q.queue
+      AND hashtext(j.task) = hashtext(t.task) AND j.task = t.task
+    ORDER BY j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+  ) AS p
+)
+UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = k.job_id
+"""
+
+
+@attrs.frozen
+class Staged:
+    """How many jobs became ready, and in how many seconds the next falls due.
+
+    0: others are due, more than a batch or locked by somebody. None: none waits for its time.
+    """
+
+    readied: int
+    next_due_s: float | None
+
+
+async def ready_due(database: Database) -> Staged:
+    """Make one batch of due jobs ready, oldest first (S, Q2: `available_at`)."""
+    return await database.write(_aio_ready_due)
+
+
+async def _aio_ready_due(connection: Any) -> Staged:
+    [record] = await connection.fetch(_READY, BATCH)
+    return Staged(record["readied"], record["next_due_s"])
+
+
+async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
+    """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were."""
+    return await database.write(_aio_ready_known, list(queues), list(tasks))
+
+
+async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str]) -> int:
+    return _count(await connection.execute(_KNOWN, queues, tasks, BATCH))
+
+
+async def ready_free(database: Database) -> int:
+    """Wake the next job of every key that jobs are parked for and nobody holds.
+
+    The net below the holders' own wake-ups. With it those whose queue nobody claims from, ahead of others of their key.
+    """
+    return await database.write(_aio_ready_free)
+
+
+async def _aio_ready_free(connection: Any) -> int:
+    readied = 0
+    after = _FIRST_KEY
+    while True:
+        records = await connection.fetch("SELECT dl_parked_keys($1::bigint, $2) AS h", after, KEYS)
+        keys = [record["h"] for record in records]
+        if keys:
+            readied += await connection.fetchval("SELECT dl_sweep_parked($1, $2)", keys, IDLE)
+        if len(keys) < KEYS:
+            return readied
+        after = keys[-1]
+
+
+async def unpark(database: Database, hashes: Sequence[int]) -> int:
+    """Look again, after a park was committed, whether its key has become free meanwhile; how many jobs were woken."""
+    return await database.write(_aio_unpark, list(hashes))
+
+
+async def _aio_unpark(connection: Any, hashes: list[int]) -> int:
+    return int(await connection.fetchval("SELECT dl_unpark($1)", hashes))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])

@@ -1,0 +1,140 @@
+"""The channels of NOTIFY, and a connection that listens to them: what it hears comes as typed messages.
+
+Whoever may connect to the database may notify, as often as he likes, and what reads this connection also reads the
+heartbeats': a connection on which too many notifications come is ended at once, before they take the time that leases
+need. Rejected: to read it more slowly; the server keeps what is unread, for all databases, until its space is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import NotificationFlood, StoreUnavailable
+from dataloader.store.connection.bridge import Crossing, Database
+from dataloader.store.connection.connect import connect
+
+
+@attrs.frozen
+class QueueReady:
+    """A job of this queue became ready."""
+
+    queue: str
+
+
+@attrs.frozen
+class JobDue:
+    """A job was added that falls due at this second (Unix time by the database's clock)."""
+
+    due_at: float
+
+
+@attrs.frozen
+class CancelRequested:
+    """A running job is to be canceled."""
+
+    job_id: UUID
+
+
+@attrs.frozen
+class JobChanged:
+    """A job that somebody watches has another status or progress."""
+
+    job_id: UUID
+
+
+Notification = QueueReady | JobDue | CancelRequested | JobChanged
+
+FLOOD: Final = 5_000
+"""More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
+FLOOD_S: Final = 0.5
+
+_CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
+    "dl_jobs": QueueReady,
+    "dl_due": lambda payload: JobDue(float(payload)),
+    "dl_cancel": lambda payload: CancelRequested(UUID(payload)),
+    "dl_changed": lambda payload: JobChanged(UUID(payload)),
+}
+_OF_JOBS: Final = {"dl_jobs", "dl_cancel"}
+
+
+class Listening:
+    """An open listener. `lost` is set when its connection ends; `ping` proves that it lives."""
+
+    def __init__(self, crossing: Crossing, connection: Any, deliver: Callable[[Notification], None]) -> None:
+        """Use `open_listener`."""
+        self.lost = trio.Event()
+        self.flooded = False
+        self._crossing = crossing
+        self._connection = connection
+        self._deliver = deliver
+        self._heard = 0
+        self._heard_since = trio.current_time()
+
+    def notified(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        """Deliver what is ours, unless too much comes."""
+        if self.flooded:
+            return  # what was read before the connection ended
+        now = trio.current_time()
+        if now - self._heard_since >= FLOOD_S:
+            self._heard, self._heard_since = 0, now
+        self._heard += 1
+        if self._heard > FLOOD:
+            self.flooded = True
+            self._connection.terminate()  # without a word, which would wait behind all that is unread
+            return
+        # A payload that is none of ours (anybody may NOTIFY) costs nothing.
+        with contextlib.suppress(ValueError):
+            self._deliver(_CHANNELS[channel](str(payload)))
+
+    async def ping(self, timeout_s: float) -> None:
+        """Ask the server for an answer; `StoreUnavailable` if none comes within `timeout_s`: a dead peer is silent."""
+        with trio.move_on_after(timeout_s):
+            # Of all statements this one: it also lets go of notifications that all have read. After the queue was full
+            # the server does so at the next notification only, which it refuses.
+            usage = "SELECT pg_notification_queue_usage()"
+            await self._crossing.run(self._connection.fetchval, usage, timeout=timeout_s)
+            return
+        raise StoreUnavailable("the listener's connection is silent")
+
+
+@asynccontextmanager
+async def open_listener(
+    database: Database, deliver: Callable[[Notification], None], *, of_jobs: bool
+) -> AsyncIterator[Listening]:
+    """Listen for the length of a block; `of_jobs` says whether the process runs any, and has to hear of those.
+
+    `deliver` is called within the driver, in the turn in which a notification comes: it neither blocks nor raises.
+
+    Raises:
+        NotificationFlood: more than `FLOOD` notifications came within `FLOOD_S` seconds; the connection is ended.
+        StoreUnavailable: it can't be opened, or was lost before it listened.
+    """
+    crossing = database.crossing
+    connection = await crossing.run(connect, database.options, direct=True, role="listener")
+    listening = Listening(crossing, connection, deliver)
+    connection.add_termination_listener(lambda _connection: listening.lost.set())
+    try:
+        for channel in _CHANNELS if of_jobs else _CHANNELS.keys() - _OF_JOBS:
+            await crossing.run(connection.add_listener, channel, listening.notified)
+        yield listening
+    except StoreUnavailable as error:
+        if listening.flooded:
+            raise NotificationFlood(
+                f"more than {FLOOD} notifications came within {FLOOD_S:g} s; until fewer come, jobs and cancel requests"
+                " are found by polling: take CONNECT from the role that sends them"
+            ) from error
+        raise
+    finally:
+        with trio.move_on_after(2, shield=True):
+            await crossing.run(_aio_close, connection)
+
+
+async def _aio_close(connection: Any) -> None:  # noqa: ASYNC124 - terminate needs the loop that a crossing brings
+    connection.terminate()

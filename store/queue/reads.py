@@ -1,0 +1,453 @@
+"""What readers see: one job, pages of jobs, journals, queues, workers, the operators' log. Nothing here writes.
+
+web/, the command line and metrics call it. A list is composed of constant fragments, one for each filter that is set,
+with numbered parameters; values never enter the text. (`$1::text IS NULL OR queue = $1` would be one text for all, and
+no plan could use an index for it.) Lists are paged by key, newest first: an offset would read all it skips.
+
+A page filtered by `task` alone walks the index by age until it is full; an index would cost every claim and finish
+more than that rare long walk, which the statement timeout ends, is worth. Jobs of a `lock_key` that have ended have an
+index; those that have not are looked for among all that have not.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Self
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import BadRequest, JobNotFound, StoreError, StoreUnavailable
+from dataloader.jobs.model import (
+    MAX_INT,
+    JobEvent,
+    JobRecord,
+    QueueRecord,
+    WorkerRecord,
+    check_between,
+    check_instant,
+    check_text,
+)
+from dataloader.jobs.states import FINAL, QueueState, Status, WaitsFor
+from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.queue_states import aio_queue_states
+from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
+
+MAX_PAGE: Final = 1_000
+"""The most rows that one call lists."""
+MAX_PAGE_TEXT: Final = 1_000_000
+"""The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
+MAX_SHOWN: Final = 2 * MAX_JSON
+"""Longer args, progress or results are shown by their beginning; PostgreSQL writes JSON with more spaces than we do."""
+MAX_PAYLOAD: Final = 128 << 10
+"""A longer payload of an event is shown by its beginning. Ours are shorter."""
+MAX_PAGE_PAYLOADS: Final = 8 << 20
+"""The most characters that a page's events bring with them, which is as many as a page of our longest lines has."""
+_MOST_FETCHED: Final = 16
+"""Rows that are fetched at once: how long they are is not known before."""
+_CURSOR: Final = struct.Struct(">q16s")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def shown(column: str, most: int = MAX_SHOWN) -> str:
+    """A column of JSON in a SELECT, as text: whole up to `most` bytes, then its beginning. `shown_json` reads it."""
+    text = f"{column}::text"
+    beginning = f"jsonb_build_object('truncated', left({text}, {MAX_BEGINNING}), 'bytes', octet_length({text}))::text"
+    return f"CASE WHEN octet_length({text}) > {most} THEN {beginning} ELSE {text} END AS {column}"
+
+
+# Rows from before the triggers took away what another service writes there may have any text.
+_REASONS: Final = frozenset(WaitsFor)
+_JSON: Final = ("args", "progress", "result")
+_COLUMNS: Final = """
+       job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
+       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, producer,
+       consumer_group, claimed_by, created_at, started_at, finished_at"""
+# As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
+# a megabyte of 1e308 is fifty when PostgreSQL writes it.
+_ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
+_SELECT_JOB: Final = f"""
+SELECT {_COLUMNS}, {", ".join(map(shown, _JSON))}, {_ERROR}
+FROM dl_jobs
+"""
+_SELECT_JOB_BRIEFLY: Final = f"""
+SELECT {_COLUMNS}, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
+FROM dl_jobs
+"""
+
+_FRAGMENTS: Final = {
+    "queue": "queue = ${0}",
+    "task": "task = ${0}",
+    "status": "status = ANY (${0}::dl_status[])",
+    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
+    "created_from": "created_at >= ${0}",
+    "created_to": "created_at < ${0}",
+    "finished_from": "finished_at >= ${0}",
+    "finished_to": "finished_at < ${0}",
+}
+
+_ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
+_NOT_ENDED: Final = "status IN ('queued', 'running')"
+
+_EVENTS: Final = f"""
+SELECT event_id, job_id, queue, ts, kind, {shown("payload", MAX_PAYLOAD)} FROM dl_job_events
+WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
+"""
+
+_QUEUES: Final = """
+SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(slots), 0) AS slots,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS ready,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'task') AS unknown_task,
+       count(*) FILTER (WHERE status = 'running') AS running,
+       min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
+FROM (
+  SELECT queue, false AS paused, status, waits_for, available_at, NULL::int AS slots
+  FROM dl_jobs WHERE status IN ('queued', 'running')
+  UNION ALL
+  SELECT queue, true, NULL, NULL, NULL, NULL FROM dl_queues WHERE paused
+  UNION ALL
+  SELECT served.queue, false, NULL, NULL, NULL, served.slots::int
+  FROM dl_workers w CROSS JOIN LATERAL jsonb_each_text(w.queues) AS served (queue, slots)
+  WHERE w.seen_at > now() - make_interval(secs => $1)
+) AS work
+GROUP BY queue ORDER BY queue
+"""
+
+_QUEUE_PAGE: Final = f"""
+SELECT * FROM ({_QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
+"""
+
+# Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
+_QUEUE_OF_DIGEST: Final = f"""
+SELECT queue FROM ({_QUEUES}) AS queues WHERE encode(sha256(convert_to(queue, 'UTF8')), 'hex') = $2
+"""
+
+_DEPTHS: Final = f"""
+WITH queues AS ({_QUEUES}),
+     named AS (SELECT queue FROM queues
+               ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + running DESC, queue LIMIT $2)
+SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
+       sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
+       sum(unknown_task)::bigint AS unknown_task, sum(running)::bigint AS running,
+       min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
+FROM queues GROUP BY 1 ORDER BY 1
+"""
+
+_WORKERS: Final = """
+SELECT worker, host, pid, version, started_at, seen_at, queues, tasks FROM dl_workers
+WHERE seen_at > now() - make_interval(secs => $1) ORDER BY worker
+"""
+
+_AUDIT: Final = """
+SELECT audit_id, ts, actor, action, job_id, detail FROM dl_audit
+WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
+"""
+
+
+@attrs.frozen(kw_only=True)
+class JobFilter:
+    """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
+
+    `finished_…` is when a job ended: those that have not are not meant.
+
+    Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    status: frozenset[Status] | None = None
+    lock_key: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    finished_from: datetime | None = None
+    finished_to: datetime | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
+        for name in ("queue", "task", "lock_key"):
+            text = getattr(self, name)
+            if text is not None:
+                check_text(name, text, MAX_INT, empty=True)
+        for name in ("created_from", "created_to", "finished_from", "finished_to"):
+            instant = getattr(self, name)
+            if instant is not None:
+                check_instant(name, instant)
+
+    def where(self) -> tuple[str, list[Any]]:
+        """The condition as SQL with parameters numbered from $1, and their values."""
+        values = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and
+        # ix_dl_jobs_status_queue for a queue with few jobs.
+        if "finished_from" in values or "finished_to" in values:
+            values["status"] = values.get("status", FINAL) & FINAL
+        elif "queue" in values:
+            values.setdefault("status", frozenset(Status))
+        if "status" in values:
+            values["status"] = sorted(values["status"])
+        terms = [_FRAGMENTS[name].format(number) for number, name in enumerate(values, 1)]
+        return " AND ".join(terms) or "true", list(values.values())
+
+
+@attrs.frozen
+class Cursor:
+    """A place in a list of jobs: behind the job made at `created_at` with `job_id`. Opaque text outside."""
+
+    created_at: datetime
+    job_id: UUID
+
+    def encode(self) -> str:
+        """The cursor as text for URLs."""
+        microseconds = (self.created_at - _EPOCH) // timedelta(microseconds=1)
+        return base64.urlsafe_b64encode(_CURSOR.pack(microseconds, self.job_id.bytes)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The cursor that `text` stands for. Raises `BadRequest`."""
+        try:
+            microseconds, job_id = _CURSOR.unpack(base64.b64decode(text, altchars=b"-_", validate=True))
+            return cls(_EPOCH + timedelta(microseconds=microseconds), UUID(bytes=job_id))
+        except (ValueError, struct.error, OverflowError) as error:
+            raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
+
+
+@attrs.frozen
+class JobPage:
+    """Some jobs, newest first, and the cursor of the next page as text; None after the last."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+@attrs.frozen
+class AuditRecord:
+    """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
+
+    audit_id: int
+    ts: datetime
+    actor: str
+    action: str
+    job_id: UUID | None
+    detail: dict[str, Any]
+
+
+async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, QueueState]:
+    """How the queues of those stand that wait."""
+    return await aio_queue_states(connection, {row["queue"] for row in records if row["status"] == Status.QUEUED})
+
+
+def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
+    """The picture of a row with the columns of `_SELECT_JOB`."""
+    status, waits_for = Status(record["status"]), record["waits_for"]
+    derived = {
+        "status": status,
+        "waits_for": WaitsFor(waits_for) if waits_for in _REASONS else None,
+        "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
+    }
+    values = {name: None if record[name] is None else shown_json(record[name]) for name in _JSON}
+    return JobRecord(**dict(record) | values | derived)
+
+
+async def get_job(database: Database, job_id: UUID) -> JobRecord:
+    """The job as it stands (Q3). Raises `JobNotFound`.
+
+    Args, progress or a result longer than `MAX_SHOWN`, or nested deeper than `MAX_DEPTH`, are an object with their
+    beginning (`truncated`) and `bytes`.
+    """
+    return await database.run(aio_get_job, job_id)
+
+
+async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
+    """`get_job` inside another operation (asyncio-flavoured)."""
+    record = await connection.fetchrow(_SELECT_JOB + "WHERE job_id = $1", job_id)
+    if record is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return _job_of(record, await _aio_states(connection, [record]))
+
+
+async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
+    """`aio_get_job` without args and result, which may be long, and without a word about its queue."""
+    record = await connection.fetchrow(_SELECT_JOB_BRIEFLY + "WHERE job_id = $1", job_id)
+    if record is None:
+        raise JobNotFound(f"no job has the id {job_id}")
+    return _job_of(record, {})
+
+
+async def list_jobs(
+    database: Database, job_filter: JobFilter, *, limit: int = 50, after: Cursor | None = None
+) -> JobPage:
+    """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
+
+    A page of long jobs has fewer: see `MAX_PAGE_TEXT`.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    sql, values = _list_statement(job_filter, limit + 1, after)
+    records, states, more = await database.run(_aio_list, sql, values, limit)
+    jobs = []
+    for record in records:
+        jobs.append(_job_of(record, states))
+        # Each may be long: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
+
+
+def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> tuple[str, list[Any]]:
+    where, values = job_filter.where()
+    if after is not None:
+        values += (after.created_at, after.job_id)
+        where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
+    values.append(limit)
+    newest = f"ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}"
+    if job_filter.lock_key is None:
+        return f"{_SELECT_JOB} WHERE {where} {newest}", values
+    halves = (f"({_SELECT_JOB} WHERE {where} AND {half} {newest})" for half in (_ENDED, _NOT_ENDED))
+    return f"{' UNION ALL '.join(halves)} {newest}", values
+
+
+async def _aio_list(
+    connection: Any, sql: str, values: list[Any], limit: int
+) -> tuple[list[Any], dict[str, QueueState], bool]:
+    """The rows of a page, how their queues stand, and whether there are more."""
+    async with connection.transaction(readonly=True):
+        # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
+        # three jobs are better sorted than found by age.
+        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
+        records, more = await aio_fetch_page(
+            connection, sql, values, limit, texts=(*_JSON, "error"), most=MAX_PAGE_TEXT
+        )
+    return records, await _aio_states(connection, records), more
+
+
+async def aio_fetch_page(
+    connection: Any, sql: str, values: Sequence[Any], limit: int, *, texts: Sequence[str], most: int
+) -> tuple[list[Any], bool]:
+    """Rows of a statement, in a transaction: at most `limit`, whose `texts` have at most `most` characters together.
+
+    One row always fits. Also whether there are more (asyncio-flavoured).
+    """
+    records: list[Any] = []
+    size = 0
+    cursor = await connection.cursor(sql, *values)
+    while fetched := await cursor.fetch(min(_MOST_FETCHED, limit + 1 - len(records))):
+        for record in fetched:
+            size += sum(len(record[name] or "") for name in texts)
+            if records and (size > most or len(records) == limit):
+                return records, True
+            records.append(record)
+    return records, False
+
+
+async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
+    """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
+
+    A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
+    (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
+
+    Raises `JobNotFound` when there is no such job, `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    events = []
+    for record in await database.run(_aio_events, job_id, after, limit):
+        events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
+        # Each may be long: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return events
+
+
+async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        records, _ = await aio_fetch_page(
+            connection, _EVENTS, (job_id, after, limit), limit, texts=("payload",), most=MAX_PAGE_PAYLOADS
+        )
+    if not records:
+        await aio_get_job(connection, job_id)
+    return records
+
+
+def read_payload(record: Mapping[str, Any]) -> Any:
+    """What stands in the `payload` of a row in which it is text."""
+    return None if record["payload"] is None else shown_json(record["payload"])
+
+
+async def list_queues(database: Database, *, limit: int | None = None, after: str | None = None) -> list[QueueRecord]:
+    """Every queue that has work, is served or is paused, by name.
+
+    Counts what has not ended only, however long the history is. At most `limit` of them, those behind the name `after`.
+    """
+    return await database.run(_aio_queues, _QUEUE_PAGE, ALIVE_WITHIN_S, after, limit)
+
+
+async def count_queues(database: Database, *, most: int, rest: str) -> list[QueueRecord]:
+    """The same for at most `most` queues, those with workers first, and all others together under the name `rest`."""
+    return await database.run(_aio_queues, _DEPTHS, ALIVE_WITHIN_S, most, rest)
+
+
+async def queue_of_digest(database: Database, digest: str) -> str | None:
+    """The name, of one of these queues, whose SHA-256 is `digest` (in hexadecimal). There may be very many of them."""
+    name: str | None = await database.run(_aio_queue_of_digest, digest)
+    return name
+
+
+async def _aio_queue_of_digest(connection: Any, digest: str) -> str | None:
+    name: str | None = await connection.fetchval(_QUEUE_OF_DIGEST, ALIVE_WITHIN_S, digest)
+    return name
+
+
+async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:
+    return [QueueRecord(**record) for record in await connection.fetch(sql, *values)]
+
+
+async def list_workers(database: Database) -> list[WorkerRecord]:
+    """The processes that live, by name: those that have shown themselves in the last `ALIVE_WITHIN_S` seconds."""
+    return await database.run(_aio_workers)
+
+
+async def _aio_workers(connection: Any) -> list[WorkerRecord]:
+    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, ALIVE_WITHIN_S)]
+
+
+async def list_audit(database: Database, *, limit: int = 100, before: int | None = None) -> list[AuditRecord]:
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, older than the audit_id `before`.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    return await database.run(_aio_audit, before, limit)
+
+
+async def _aio_audit(connection: Any, before: int | None, limit: int) -> list[AuditRecord]:
+    newest = 2**63 - 1
+    records = await connection.fetch(_AUDIT, newest if before is None else before, limit)
+    return [AuditRecord(**record) for record in records]
+
+
+async def ping(database: Database, timeout_s: float) -> None:
+    """Return if the database answers within `timeout_s` seconds, else raise `StoreUnavailable`.
+
+    With a server that is frozen rather than gone, asyncpg takes up to the options' `connect_timeout_s` longer.
+    """
+    with trio.move_on_after(timeout_s):
+        await database.run(_aio_ping, timeout_s)
+        return
+    raise StoreUnavailable(f"the database did not answer within {timeout_s:g} s")
+
+
+async def answers(database: Database, timeout_s: float) -> bool:
+    """Whether the database answers within `timeout_s` seconds, as `ping`."""
+    try:
+        await ping(database, timeout_s)
+    except StoreError:
+        return False
+    return True
+
+
+async def _aio_ping(connection: Any, timeout_s: float) -> None:
+    await connection.fetchval("SELECT 1", timeout=timeout_s)

@@ -1,0 +1,48 @@
+"""Deletes what is too old to keep: ended jobs with their journals, by status, and workers long gone (R4).
+
+The supervisor's retention actor calls `prune` again and again while it deletes something, and then sleeps. Rows go in
+small batches, each its own transaction, oldest first, past rows that somebody holds: nobody waits for the deletion.
+What has not ended is never touched, however old; nor is dl_audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dataloader.jobs.states import Status
+from dataloader.store.connection.bridge import Database
+
+# What failed in a load stays until it is solved: it tells which rows are missing, and how to ask for them again.
+# The array makes the planner fetch the chosen rows by the primary key; the status is judged again on the locked row.
+_DELETE_JOBS: Final = """
+DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
+  SELECT j.job_id FROM dl_jobs j WHERE j.status = $1 AND j.finished_at < now() - make_interval(days => $2)
+  AND NOT EXISTS (SELECT FROM dl_etl_failures f WHERE f.run_id = j.job_id AND f.solved_at IS NULL)
+  ORDER BY j.finished_at LIMIT $3 FOR UPDATE OF j SKIP LOCKED))
+"""
+
+_DELETE_WORKERS: Final = "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'"
+
+
+async def prune(database: Database, days: Mapping[Status, int], *, batch: int = 1_000) -> int:
+    """Delete one batch of each status; how many rows went comes back, so that the caller repeats until it is 0.
+
+    Args:
+        database: where.
+        days: for each final status, after how many days its jobs go; 0, or no entry, keeps them for ever.
+        batch: how many jobs of a status go at most.
+
+    Raises:
+        ValueError: `days` has a status that is not final.
+    """
+    living = [status for status in days if not status.is_final]
+    if living:
+        raise ValueError(f"days: {', '.join(living)} is not final; only jobs that have ended are deleted")
+    return await database.write(_aio_prune, {status: limit for status, limit in days.items() if limit > 0}, batch)
+
+
+async def _aio_prune(connection: Any, days: Mapping[Status, int], batch: int) -> int:
+    tags = [await connection.execute(_DELETE_JOBS, status, limit, batch) for status, limit in days.items()]
+    tags.append(await connection.execute(_DELETE_WORKERS))
+    return sum(int(tag.removeprefix("DELETE ")) for tag in tags)

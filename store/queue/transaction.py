@@ -1,0 +1,258 @@
+"""`job.transaction()`: the handler's own rows and the job's success in ONE transaction (Q12).
+
+The only place where a transaction spans crossings. Its connections are a bounded pool of their own, so that a handler
+that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's;
+pipelines write through the same pool (`run`), in operations of one crossing each. The job's row is touched by the last
+statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the row tells what
+happened: our token and `succeeded` mean that it committed. The shield ends with the lease, after which another run may
+begin: then the connection is ended, and the fence decides what a commit that was on its way is worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import asyncpg
+import attrs
+import trio
+
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.outcomes import Ending
+from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
+from dataloader.store.connection.connect import LOST_STATEMENTS, PLANNER_OF_USERS, connect
+from dataloader.store.connection.driver_errors import MISSING, said
+from dataloader.store.queue.finish import aio_finish
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
+RESOLVE_TRIES: Final = 5
+ABANDON_S: Final = 0.25
+"""What the end of a connection may take when the lease ends: it fits into the margin before that, the shortest too."""
+
+
+@attrs.define(eq=False)
+class JobTransaction:
+    """An open transaction: statements run one at a time on its connection. See `dataloader.jobs.job.Transaction`."""
+
+    _database: Database
+    _connection: Any
+    result: object = None
+
+    async def execute(self, sql: str, *args: object) -> str:
+        """Run one statement; the command's tag comes back."""
+        tag: str = await self._run(self._connection.execute, sql, *args)
+        return tag
+
+    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments, in one batch."""
+        await self._run(self._connection.executemany, sql, rows)
+
+    async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query; its rows come back as dictionaries."""
+        return [dict(record) for record in await self._run(self._connection.fetch, sql, *args)]
+
+    async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table` in binary form; their number comes back."""
+        tag: str = await self._run(self._connection.copy_records_to_table, table, columns=columns, records=rows)
+        return int(tag.rpartition(" ")[2])
+
+    async def _run(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        async def aio_told() -> T:
+            with told_of_users(self._connection):
+                return await method(*args, **kwargs)
+
+        return await self._database.crossing.run(aio_told)
+
+
+class Transactions:
+    """The bounded pool behind `job.transaction()`."""
+
+    def __init__(self, database: Database) -> None:
+        """Connections are opened when first needed."""
+        self._database = database
+        self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
+        self._begin = _begin_with(database.options)
+        self._idle: list[asyncpg.Connection[Any]] = []
+
+    async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation in a transaction of its own, for what takes longer than the store's other operations may.
+
+        Raises `StoreUnavailable` when the database could not be asked, or its answer was lost: it may be committed
+        then.
+        """
+        async with self._limiter:
+            return await self._database.crossing.run(
+                self._aio_run, lambda connection: operation(connection, *args, **kwargs)
+            )
+
+    @asynccontextmanager
+    async def open(
+        self,
+        success: Callable[[object], Ending],
+        shield: Callable[[], trio.CancelScope] = lambda: trio.CancelScope(shield=True),
+    ) -> AsyncIterator[JobTransaction]:
+        """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
+
+        The commit runs in what `shield` gives: a scope whose deadline is the last moment for its reply.
+
+        Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be
+        learned; nothing was committed in the first case.
+        """
+        run = self._database.crossing.run
+        async with self._limiter:
+            connection = await run(self._aio_begin)
+            try:
+                transaction = JobTransaction(self._database, connection)
+                yield transaction
+                await self._commit(connection, success(transaction.result), shield())
+            except BaseException:
+                with trio.move_on_after(2, shield=True):
+                    await run(aio_close, connection)
+                if not connection.is_closed():
+                    connection.terminate()
+                raise
+            await self._put_back(connection)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _aio_run(self, operation: Callable[[Any], Awaitable[T]]) -> T:
+        connection = await self._aio_begin()
+        try:
+            result = await operation(connection)
+            await _aio_commit(connection)
+        except BaseException:
+            # With a word to the server: a statement that goes on there keeps its locks.
+            await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+            raise
+        self._idle.append(connection)
+        return result
+
+    async def _aio_begin(self) -> Any:
+        options = self._database.options
+        if self._idle:
+            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                return await _aio_begun(self._idle.pop(), self._begin, options.connect_timeout_s)
+            # Nobody has looked after the others either.
+            self.close()
+        patient = attrs.evolve(options, statement_timeout_s=options.transaction_timeout_s)
+        connection = await connect(patient, role="transaction", planner={})
+        return await _aio_begun(connection, self._begin, options.connect_timeout_s)
+
+    async def _put_back(self, connection: Any) -> None:
+        """Keep the connection for the next handler, without what this one has set, made or locked in the session."""
+        with trio.move_on_after(2, shield=True), contextlib.suppress(StoreError):
+            await self._database.crossing.run(_aio_clean, connection)
+            self._idle.append(connection)
+            return
+        connection.terminate()
+
+    async def _commit(self, connection: Any, ending: Ending, shield: trio.CancelScope) -> None:
+        run = self._database.crossing.run
+        with shield:
+            with contextlib.suppress(StoreUnavailable), trio.move_on_after(self._database.options.write_deadline_s):
+                await run(_aio_finish_and_commit, connection, ending)
+                return
+            # Its transaction is over before the row is asked, if the server can be reached.
+            await run(aio_close, connection)
+            await self._resolve(ending)
+            return
+        with trio.move_on_after(ABANDON_S, shield=True):
+            await run(aio_close, connection)
+        connection.terminate()
+        raise StoreUnavailable("the commit had no answer when the lease or the lock_key ended: the job's row decides")
+
+    async def _resolve(self, ending: Ending) -> None:
+        """The reply is lost. The row tells."""
+        for attempt in range(RESOLVE_TRIES):
+            try:
+                committed = await self._database.run(_aio_committed, ending)
+            except StoreUnavailable:
+                await trio.sleep(0.2 * 2**attempt)
+                continue
+            if committed:
+                return
+            raise StoreUnavailable("the transaction was not committed: its connection was lost")
+        raise StoreUnavailable("whether the transaction was committed is unknown: the database can't be reached")
+
+
+@contextmanager
+def told_of_users(connection: Any) -> Iterator[None]:
+    """Inside, statements are a user's own: so are the tables that they miss, and the arguments that they count wrong.
+
+    Raises `StoreError` for what would be taken for the queue's tables, or for a database that is away.
+    """
+    try:
+        yield
+    except MISSING as error:
+        raise StoreError(said(error)) from error
+    except LOST_STATEMENTS as error:
+        raise _deallocated(error) from error
+    except asyncpg.InterfaceError as error:
+        if connection.is_closed():
+            raise
+        raise StoreError(said(error)) from error
+
+
+def _deallocated(error: BaseException) -> StoreError:
+    return StoreError(
+        f"the driver's prepared statements on this connection are gone ({said(error)}): a handler must not run"
+        " DEALLOCATE, nor a pooler lose them"
+    )
+
+
+def _begin_with(options: DatabaseOptions) -> str:
+    """What begins a transaction. Behind a pooler, which ignores what a connection asks for, with the settings in it."""
+    if not options.has_pooler:
+        return "BEGIN"
+    timeout = f"{int(options.transaction_timeout_s * 1000)}"
+    timeouts = {"statement_timeout": timeout, "idle_in_transaction_session_timeout": timeout}
+    return f"BEGIN; {set_local(timeouts | PLANNER_OF_USERS)}"
+
+
+async def _aio_begun(connection: Any, begin: str, timeout_s: float) -> Any:
+    """The connection with a transaction begun on it; one that can't, or is cancelled meanwhile, is not left open."""
+    try:
+        await connection.execute(begin, timeout=timeout_s)
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
+    if not connection.is_closed() and not connection.is_in_transaction():
+        raise StoreError(
+            "the handler ended its transaction itself: its rows and the job's success can't be one any more"
+        )
+    try:
+        finished = await aio_finish(connection, [ending], patient=True)
+    except LOST_STATEMENTS as error:
+        raise _deallocated(error) from error
+    if ending.token not in finished.written:
+        message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
+        raise LeaseLost(message)
+    await _aio_commit(connection)
+
+
+async def _aio_commit(connection: Any) -> None:
+    # What is deferred until now are constraints and triggers of users' tables.
+    with told_of_users(connection):
+        await connection.execute("COMMIT")
+
+
+async def _aio_committed(connection: Any, ending: Ending) -> bool:
+    return bool(await connection.fetchval(_COMMITTED, ending.job_id, ending.token))
+
+
+async def _aio_clean(connection: Any) -> None:
+    # Not DISCARD ALL, which would take the prepared statements from under the driver.
+    await connection.execute("DISCARD TEMP")
+    await connection.reset()

@@ -1,0 +1,584 @@
+"""`dataloader etl …`, on real loads: files in the command's directory, and a source over HTTP that counts requests."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import termios
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from etl.source_app import Answer, open_source_app
+from services import Service
+
+from dataloader.cli.etl import etl
+
+LOADS = """
+import os
+from datetime import date
+from dataloader import Tasks
+from dataloader.flows.etl.flow import Flow, add_flows
+from dataloader.flows.etl.load import Load, Target
+from dataloader.flows.etl.run import add_loads
+from dataloader.flows.etl.sources.files import Files
+from dataloader.flows.etl.sources.formats import Csv, Json
+from dataloader.flows.etl.sources.http import Http
+from dataloader.flows.etl.windows import Windows
+
+tasks = Tasks()
+
+def person(record):
+    return {"id": int(record["id"]), "name": record["name"]}
+
+people = Load(
+    name="people",
+    source=Files("data/*.csv", format=Csv()),
+    transform=person,
+    target=Target(table="people", key=("id",)),
+    pipeline={"max_failed_share": 0.5},
+)
+days = Load(
+    name="days",
+    source=Http(
+        os.environ.get("SOURCE_URL", "http://127.0.0.1:9"),
+        endpoint="/days",
+        params=lambda window: {"from": f"{window.start:%Y-%m-%d}"},
+        format=Json(),
+    ),
+    windows=Windows(start=date(2026, 1, 1), segment="day"),
+    target=Target(table="days", key=("day",)),
+)
+add_loads(tasks, people, days)
+add_flows(tasks, Flow(name="nightly", layers={"ods": [people], "dwd": [days]}))
+
+@tasks.task("broken")
+async def broken(job):
+    return 1 / 0
+
+@tasks.task("no load")
+async def no_load(job):
+    return {"said": "hello"}
+"""
+TABLES = "CREATE TABLE people (id int PRIMARY KEY, name text); CREATE TABLE days (day date PRIMARY KEY, rate int)"
+HERE = ("--tasks", "my_loads:tasks")
+QUICK = ("--pipeline-rate-min", 0, "--pipeline-rate-max", 0)
+THREE_DAYS = ("--from", "2026-01-01", "--to", "2026-01-04")
+WAIT_S = 40
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def loads(tmp_path, database):
+    """The module my_loads, three people in two files, one of them broken, and the tables."""
+    (tmp_path / "my_loads.py").write_text(LOADS)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("id,name\n1,Ada\nx,Bob\n")
+    (tmp_path / "data" / "b.csv").write_text("id,name\n3,Eve\n")
+    database.psql(TABLES)
+
+
+@pytest.fixture
+def source():
+    """A source of one rate a day."""
+    with open_source_app() as app:
+        app.put("/days", lambda seen: Answer(json.dumps([{"day": seen.query["from"], "rate": 7}]).encode()))
+        yield app
+
+
+@pytest.fixture
+def command(start, database, loads):
+    """Starts a command as a process, on the test's database."""
+
+    def command(*arguments, **settings):
+        return start(*arguments, **({"DL_DB_DSN": database.dsn} | settings))
+
+    return command
+
+
+@pytest.fixture
+def call(command):
+    """Runs a command as a process to its end: exit code, stdout, stderr."""
+
+    def call(*arguments, **settings):
+        process = command(*arguments, **settings)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+        return process.returncode, stdout, stderr
+
+    return call
+
+
+@pytest.fixture
+def serve(command):
+    """Starts a service for the queue `default`; its address comes back."""
+
+    def serve(*arguments, queue="default", **settings):
+        workers = json.dumps([{"queue": queue, "concurrency": 2}])
+        process = command(
+            "serve", *HERE, "--port", 0, "--workers", workers, *arguments, DL_LOG_FORMAT="json", **settings
+        )
+        service = Service(process)
+        wait_until(lambda: any(line["event"] == "serving" for line in service.lines), lambda: service.lines)
+        return service.url
+
+    return serve
+
+
+def wait_until(condition, shown=lambda: ""):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, shown()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", list(etl.commands))
+def test_each_command_has_help_that_begins_with_a_sentence(name, dataloader):
+    result = dataloader("etl", name, "--help")
+    usage, _, sentence = result.stdout.splitlines()[:3]
+    assert usage.startswith(f"Usage: dataloader etl {name}")
+    assert sentence.strip().endswith(".")
+
+
+def test_the_document_names_each_command():
+    text = Path(__file__).parents[2].joinpath("docs", "cli.md").read_text()
+    assert set(re.findall(r"^\| `etl (\w+)", text, re.MULTILINE)) == set(etl.commands)
+
+
+@pytest.mark.requirement("E9", "E10")
+def test_a_load_runs_here_without_a_service_and_ends_with_its_summary(call, database):
+    code, stdout, stderr = call("etl", "run", "people", *HERE)
+    assert (code, database.psql("SELECT id, name FROM people ORDER BY id")) == (0, "1|Ada\n3|Eve")
+    fields, _, failures = stdout.partition("\n\n")
+    shown = dict(line.split(maxsplit=1) for line in fields.splitlines())
+    assert (shown["status"], shown["failed"]) == ("succeeded_with_failures", "records failed: 1")
+    assert shown["requests"].startswith("requests 2, segments 2, busy ")
+    assert shown["processing"].startswith("records 3, records failed 1, rows 2, busy ")
+    assert shown["writing"].startswith("inserted 2, busy ")
+    header, failure = failures.splitlines()
+    assert header.split() == ["SEGMENT", "PHASE", "ITEM", "ERROR"]
+    assert failure.split()[:3] == ["data/a.csv", "record", "x"]
+    assert [line.split()[:2] for line in stderr.splitlines()][-1] == ["people", "succeeded"]
+    assert "slots of the queue" not in stderr
+    # Nothing is left over: neither a job in a queue that nobody serves, nor a worker.
+    assert database.psql("SELECT status, attempt, max_attempts, lock_key FROM dl_jobs") == "succeeded|1|1|load:people"
+    assert database.psql("SELECT count(*) FROM dl_workers") == "0"
+
+
+@pytest.mark.requirement("E9")
+def test_as_json_the_job_is_all_that_is_printed(call):
+    code, stdout, stderr = call("etl", "run", "people", *HERE, "--json")
+    job = json.loads(stdout)
+    assert (code, stderr, job["status"], job["result"]["counts"]["inserted"]) == (0, "", "succeeded", 2)
+
+
+@pytest.mark.requirement("E10")
+def test_a_load_that_fails_ends_with_3_and_says_why_in_a_line(call, database):
+    database.psql("DROP TABLE people")
+    code, stdout, stderr = call("etl", "run", "people", *HERE)
+    assert code == 3
+    # The summary has said it: no line of the log says it again.
+    assert {line.split()[0] for line in stderr.splitlines()} == {"people"}
+    shown = dict(line.split(maxsplit=1) for line in stdout.splitlines())
+    assert shown["status"] == "failed"
+    assert "there is no table people" in shown["error"]
+    assert json.loads(call("etl", "status", "people", "--json")[1])["last_run"]["reason"] == shown["error"]
+    assert "Traceback" not in stdout
+
+
+@pytest.mark.requirement("E9")
+def test_a_task_that_raises_here_shows_its_traceback_for_people_and_first_the_tasks_own_frame(call):
+    code, stdout, stderr = call("etl", "run", "broken", *HERE)
+    _, _, trace = stderr.partition("Traceback (most recent call last):\n")
+    first, *lines = trace.splitlines()
+    assert (code, "my_loads.py" in first, "ZeroDivisionError: division by zero" in lines) == (3, True, True), stderr
+    assert "ZeroDivisionError: division by zero" in stdout
+
+
+@pytest.mark.requirement("E10")
+def test_a_load_whose_source_is_closed_ends_with_3_and_so_does_its_flow(call, database):
+    closed = {"SOURCE_URL": "http://127.0.0.1:9"}
+    code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, **closed)
+    assert code == 3
+    # Three things have failed, and not six.
+    assert "failed 3  segments 3 of 3 (3 failed)" in stderr
+    shown = dict(line.split(maxsplit=1) for line in stdout.splitlines() if " " in line)
+    assert shown["status"] == "failed"
+    assert shown["error"].startswith(
+        "3 of 3 segments could not be loaded (max_failed_segments is 0); the first failure "
+    )
+    assert database.psql("SELECT upto FROM dl_etl_cursors") == ""
+    assert json.loads(call("etl", "status", "days", "--json")[1])["last_run"]["status"] == "failed"
+    assert call("etl", "flow", "nightly", *HERE, *QUICK, *THREE_DAYS, **closed)[0] == 3
+    assert json.loads(call("etl", "status", "people", "--json")[1])["last_run"]["status"] == "succeeded_with_failures"
+
+
+@pytest.mark.requirement("E5", "E10")
+def test_what_may_fail_is_set_on_the_command_line(call):
+    assert call("etl", "run", "people", *HERE)[0] == 0
+    code, stdout, _ = call("etl", "run", "people", *HERE, "--pipeline-max-failed-share", 0.1)
+    assert (code, "1 of 3 records failed (33.3%; max_failed_share is 0.1)" in stdout) == (3, True)
+    code, _, stderr = call("etl", "run", "people", *HERE, "--pipeline-max-failed-share", 2)
+    assert (code, "pipeline.max_failed_share: must be a number from 0 to 1, not 2.0" in stderr) == (2, True)
+
+
+@pytest.mark.requirement("E10")
+def test_a_failure_that_is_not_there_is_not_tried_again(call):
+    call("etl", "run", "people", *HERE)
+    code, stdout, _ = call("etl", "retry", "people", "--failure", 17, *HERE)
+    assert (code, "args.failures: the load has no open failure 17; `dataloader etl failures`" in stdout) == (
+        3,
+        True,
+    )
+
+
+@pytest.mark.parametrize("where", [HERE, ()])
+def test_a_database_that_is_away_ends_a_run_with_1_in_one_line(call, where):
+    code, stdout, stderr = call("etl", "run", "people", *where, DL_DB_DSN="postgresql://nobody@127.0.0.1:9/none")
+    assert (code, stdout, len(stderr.splitlines())) == (1, "", 1)
+    assert stderr.startswith("DL_DB_DSN: the database at 127.0.0.1:9 can't be reached (ConnectionRefusedError: ")
+
+
+@pytest.mark.requirement("E4")
+def test_an_interrupt_cancels_a_load_here_and_what_has_come_in_is_written(command, source, database):
+    # The second request takes longer than anybody waits for.
+    source.misbehave("2026-01-02", delay_s=WAIT_S)
+    running = command("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, SOURCE_URL=source.url)
+    wait_until(lambda: len(source.asked("2026-01-02")) == 1)
+    wait_until(lambda: database.psql("SELECT count(*) FROM days") == "1")
+    began_at = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=WAIT_S)
+    assert time.monotonic() - began_at < 15
+    assert running.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    shown = dict(line.split(maxsplit=1) for line in stdout.splitlines())
+    assert (shown["status"], shown["writing"].split(",")[0]) == ("canceled", "inserted 1")
+    assert database.psql("SELECT status FROM dl_jobs") == "canceled"
+    assert database.psql("SELECT day FROM days") == "2026-01-01"
+    # The next run begins where this one stopped.
+    source.behave()
+    assert not source.asked("2026-01-03")
+
+
+@pytest.mark.requirement("E4")
+def test_a_second_interrupt_does_not_wait_and_leaves_no_job_behind(command, source, database):
+    source.misbehave("2026-01-01", delay_s=WAIT_S)
+    running = command("etl", "run", "days", *HERE, *QUICK, *THREE_DAYS, SOURCE_URL=source.url)
+    wait_until(source.asked)
+    for _ in range(2):
+        running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=WAIT_S)
+    assert (running.returncode, "Traceback" in stderr) == (130, False)
+    assert database.psql("SELECT status FROM dl_jobs") == "canceled"
+
+
+@pytest.mark.requirement("E6", "E11")
+@pytest.mark.full
+def test_a_run_here_that_is_killed_is_lost_and_the_next_one_goes_on_behind_it(command, call, source, database):
+    quick = {"DL_DEFAULT_LEASE_TTL_SEC": "3", "DL_HEARTBEAT_SEC": "1", "DL_REAPER_PERIOD_SEC": "1"}
+    until = ("--to", "2026-01-04")
+    source.misbehave("2026-01-02", delay_s=WAIT_S)
+    killed = command("etl", "run", "days", *HERE, *QUICK, *until, SOURCE_URL=source.url, **quick)
+    wait_until(lambda: database.psql("SELECT count(*) FROM dl_etl_cursors") == "1")
+    wait_until(lambda: source.asked("2026-01-02"))
+    killed.kill()
+    killed.wait(WAIT_S)
+    source.behave()
+    # Its turn at the source ends by itself, after a minute.
+    database.psql("UPDATE dl_sources SET held_until = now() + interval '25 s'")
+    code, stdout, stderr = call("etl", "run", "days", *HERE, *QUICK, *until, SOURCE_URL=source.url, **quick)
+    assert code == 0, stdout + stderr
+    assert "waits for another run's request to 127.0.0.1 until " in stderr
+    assert database.psql("SELECT status FROM dl_jobs ORDER BY created_at") == "lost\nsucceeded"
+    assert database.psql("SELECT count(*) FROM days") == "3"
+    assert len(source.asked("2026-01-01")) == 1
+    lost, done = (str(run) for run in database.psql("SELECT job_id FROM dl_jobs ORDER BY created_at").split())
+    assert json.loads(call("etl", "status", "days", "--json")[1])["last_run"]["run_id"] == done
+    assert database.psql(f"SELECT status FROM dl_etl_runs WHERE run_id = '{lost}'") == "running"
+
+
+def test_a_load_for_a_service_is_not_added_when_nobody_serves_its_queue(call, serve, database):
+    code, stdout, stderr = call("etl", "run", "people")
+    assert (code, stdout) == (1, "")
+    assert "it would wait for ever: no process serves the queue 'default'; start `dataloader serve" in stderr
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    serve(queue="etl")
+    code, _, stderr = call("etl", "run", "people")
+    assert (code, "served are etl (--queue)" in stderr) == (1, True)
+    code, stdout, stderr = call("etl", "run", "people", "--no-wait")
+    assert (code, stdout.split()[1]) == (0, "queued")
+    assert stderr.startswith("the job waits: no process serves the queue 'default'")
+    assert call("etl", "run", "people", "--queue", "etl")[0] == 0
+    assert database.psql("SELECT queue, status FROM dl_jobs ORDER BY 1") == "default|queued\netl|succeeded"
+
+
+def test_a_misspelt_load_is_refused_and_where_that_is_not_known_an_interrupt_ends_only_the_wait(
+    command, call, serve, database
+):
+    url = serve()
+    unknown = "no worker of the queue 'default' knows the task 'unheard-of'; is its name right?"
+    for where in ((), ("--url", url)):
+        code, stdout, stderr = call("etl", "run", "unheard-of", *where)
+        assert (code, stdout) == (1, "")
+        assert f"no job was added, since it would wait for ever: {unknown}" in stderr
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    stderr = call("jobs", "--url", url.replace("http:", "https:"))[2]
+    assert ("SSL" in stderr, "ConnectError" in stderr) == (True, False)
+    port = url.rpartition(":")[2]
+    code, _, stderr = call("serve", *HERE, "--port", port)
+    said = f"the service can't start at 127.0.0.1:{port}: Address already in use; choose another port by --port\n"
+    assert (code, stderr.endswith(said)) == (1, True)
+    code, stdout, stderr = call("etl", "run", "no load")
+    assert (code, "rows 0" in stderr, "it is no load and no flow" in stderr) == (0, False, True)
+    database.psql("DELETE FROM dl_jobs")
+    code, stdout, stderr = call("etl", "run", "unheard-of", "--no-wait")
+    assert (code, stdout.split()[1], stderr) == (0, "queued", f"the job waits: {unknown}\n")
+    database.psql("DELETE FROM dl_jobs")
+    # A process of an earlier release serves the queue, too, and does not tell what it knows.
+    database.psql(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues) SELECT 'w', 'h', 1, '0', queues FROM dl_workers"
+    )
+    waiting = command("etl", "run", "unheard-of")
+    said = Service(waiting).lines
+    wait_until(lambda: any("knows the task 'unheard-of'" in line["event"] for line in said), lambda: said)
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(WAIT_S) == 130
+    job_id = database.psql("SELECT job_id FROM dl_jobs")
+    wait_until(lambda: any(f"the job goes on; `dataloader cancel {job_id}`" in line["event"] for line in said))
+    assert database.psql("SELECT status, waits_for FROM dl_jobs") == "queued|task"
+
+
+@pytest.mark.requirement("E9", "E10", "E11")
+@pytest.mark.full
+def test_a_service_runs_a_load_and_answers_as_the_database_does(call, serve, source, database):
+    url = serve(SOURCE_URL=source.url)
+    code, stdout, _ = call("etl", "run", "days", *THREE_DAYS, *QUICK, "--json", "--url", url)
+    assert code == 0, stdout
+    days = json.loads(stdout)
+    assert (days["result"]["counts"]["inserted"], days["lock_key"]) == (3, "load:days")
+    assert call("etl", "run", "people")[0] == 0
+
+    for question in (("status",), ("status", "days"), ("failures", "people"), ("failures", "--run", days["job_id"])):
+        for form in ((), ("--json",)):
+            answer = call("etl", *question, *form)
+            assert answer == call("etl", *question, *form, "--url", url)
+            assert answer[0] == 0
+    for question in (
+        ("status", "none"),
+        ("failures", "none"),
+        ("failures", "--run", "01900000-0000-7000-8000-000000000000"),
+    ):
+        answer = call("etl", *question)
+        assert answer == call("etl", *question, "--url", url)
+        assert (answer[0], answer[1]) == (4, "")
+
+    known = {load["load"]: load for load in json.loads(call("etl", "status", "--json")[1])}
+    assert (known["days"]["upto"], known["days"]["unsolved"]) == ("2026-01-04T00:00:00Z", 0)
+    assert (known["people"]["upto"], known["people"]["unsolved"]) == (None, 1)
+    assert known["days"]["last_run"]["run_id"] == days["job_id"]
+    [failure] = json.loads(call("etl", "failures", "people", "--json")[1])
+    assert (failure["phase"], failure["key"], failure["load"]) == ("record", "x", "people")
+    lines = call("etl", "failures", "people")[1].splitlines()
+    assert lines[1].split()[0] == str(failure["failure_id"])
+
+    with httpx2.Client(base_url=f"{url}/api/v1", timeout=20) as client:
+        log = client.get(f"/jobs/{days['job_id']}/logs").json()["lines"]
+        requests = [line["fields"] for line in log if line["message"] == "request"]
+        assert [(fields["load"], fields["phase"], fields["status"]) for fields in requests] == [
+            ("days", "requests", 200)
+        ] * 3
+        run = client.get(f"/runs/{days['job_id']}/timeline").json()
+        [task] = run["tasks"]
+        assert (run["name"], run["status"], task["task"], task["status"]) == ("days", "succeeded", "days", "succeeded")
+        assert task["counts"]["inserted"] == 3
+        assert list(task["phases"]) == ["requests", "processing", "writing"] or len(task["phases"]) == 3
+        for phase in task["phases"].values():
+            assert task["started_at"] <= phase["began_at"] <= phase["ended_at"] <= task["finished_at"]
+
+
+@pytest.mark.requirement("E10")
+@pytest.mark.full
+def test_what_failed_is_tried_again_by_itself(call, database, tmp_path):
+    call("etl", "run", "people", *HERE)
+    [failure] = json.loads(call("etl", "failures", "people", "--json")[1])
+    (tmp_path / "data" / "a.csv").write_text("id,name\n1,Ada\n2,Bob\n")
+    (tmp_path / "data" / "b.csv").unlink()
+    code, _, stderr = call("etl", "retry", "people", "--failure", failure["failure_id"], *HERE)
+    assert code == 0, stderr
+    assert database.psql("SELECT id, name FROM people ORDER BY id") == "1|Ada\n2|Bob\n3|Eve"
+    assert call("etl", "failures", "people") == (0, "", "no failures\n")
+    assert database.psql("SELECT args FROM dl_jobs ORDER BY created_at DESC LIMIT 1") == (
+        f'{{"failures": [{failure["failure_id"]}]}}'
+    )
+
+
+@pytest.mark.requirement("E12")
+def test_a_flow_runs_its_loads_in_order_and_ends_with_a_line_for_each(call, source, database):
+    code, stdout, stderr = call("etl", "flow", "nightly", *HERE, *QUICK, *THREE_DAYS, SOURCE_URL=source.url)
+    assert code == 0, stderr
+    fields, tasks, failures = stdout.split("\n\n")
+    assert "status  succeeded_with_failures" in fields
+    assert [line.split()[:2] for line in tasks.splitlines()] == [
+        ["TASK", "STATUS"],
+        ["people", "succeeded_with_failures"],
+        ["days", "succeeded"],
+    ]
+    assert '"inserted":3' in tasks.splitlines()[2]
+    assert failures.splitlines()[1].split()[:3] == ["data/a.csv", "record", "x"]
+    known = {load["load"]: load for load in json.loads(call("etl", "status", "--json")[1])}
+    run_id = database.psql("SELECT job_id FROM dl_jobs")
+    assert {name: load["last_run"]["run_id"] for name, load in known.items()} == {"days": run_id, "people": run_id}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "job"),
+    [
+        (("run", "days", "--from", "2026-01-01"), 'days|load:days|{"from": "2026-01-01"}'),
+        (("run", "days", "--to", "2026-01-01T06:00Z"), 'days|load:days|{"to": "2026-01-01T06:00Z"}'),
+        (
+            ("run", "days", "--pipeline-workers", 3, "--pipeline-batch-size", 9, "--pipeline-rate-max", 0.5),
+            'days|load:days|{"pipeline": {"workers": 3, "rate_max": 0.5, "batch_size": 9}}',
+        ),
+        (("retry", "days"), 'days|load:days|{"failures": "all"}'),
+        (("retry", "days", "--failure", 7, "--failure", 8), 'days|load:days|{"failures": [7, 8]}'),
+        (("flow", "nightly"), "nightly|flow:nightly|{}"),
+    ],
+)
+def test_what_was_asked_for_is_in_the_job(on_database, database, arguments, job):
+    result = on_database("etl", *arguments, "--no-wait", "--queue", "etl")
+    assert result.returncode == 0, result.stderr
+    assert database.psql("SELECT task, lock_key, args FROM dl_jobs WHERE queue = 'etl'") == job
+
+
+@pytest.mark.requirement("E5")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("run", "days", "--from", "yesterday"),
+            "must be a day or an instant, such as 2026-01-31 or 2026-01-31T06:00Z, not 'yesterday'",
+        ),
+        (("run", "days", "--pipeline-workers", 0), "pipeline.workers: must be "),
+        (("run", "days", "--pipeline-batch-size", -1), "pipeline.batch_size: must be "),
+        (("run", "days", "--pipeline-rate-min", 9, "--pipeline-rate-max", 3), "not greater than rate_max (3)"),
+        (("run", "days", "--pipeline-rate-max", "nan"), "pipeline.rate_max: must be "),
+        (("run", "days", *HERE, "--queue", "q"), "--tasks runs it here"),
+        (("run", "days", *HERE, "--no-wait"), "--tasks runs it here"),
+        (("run", "days", *HERE, "--url", "http://127.0.0.1:1"), "--tasks runs it here"),
+        (("failures",), "name either a LOAD, or a run"),
+        (("failures", "days", "--run", "01900000-0000-7000-8000-000000000000"), "name either a LOAD, or a run"),
+        (("run", ""), "task: must have 1 to 200 characters, not 0"),
+    ],
+)
+def test_what_is_not_allowed_ends_with_2_and_adds_no_job(on_database, database, arguments, said):
+    result = on_database("etl", *arguments)
+    assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+
+
+@pytest.mark.parametrize("arguments", [("run", "none", *HERE), ("plan", "none", *HERE), ("plan", "no load", *HERE)])
+def test_a_load_that_the_module_has_not_is_a_line_with_those_that_it_has(call, database, arguments):
+    code, stdout, stderr = call("etl", *arguments)
+    assert (code, stdout) == (2, "")
+    assert "days, " in stderr
+    assert "people" in stderr
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+
+
+@pytest.mark.requirement("E1", "E5", "E6")
+def test_a_plan_has_the_windows_the_requests_and_the_pauses_and_asks_nothing(call, source, database, tmp_path):
+    settings = {"SOURCE_URL": source.url, "DL_PIPELINE__RATE_MIN": "2", "DL_PIPELINE__DAYS__RATE_MAX": "6"}
+    code, stdout, stderr = call("etl", "plan", "days", *HERE, *THREE_DAYS, **settings)
+    assert (code, stderr) == (0, "")
+    table, _, fields = stdout.partition("\n\n")
+    day = "2026-01-0{} 00:00:00Z"
+    assert [line.split(maxsplit=4) for line in table.splitlines()[1:]] == [
+        [*day.format(n).split(), *day.format(n + 1).split(), f"1         GET /days?from=2026-01-0{n}"]
+        for n in (1, 2, 3)
+    ]
+    shown = dict(line.split(maxsplit=1) for line in fields.splitlines() if " " in line)
+    assert shown["requests"] == "3"
+    # Two pauses of 2 to 6 seconds.
+    assert shown["pauses"] == "0:00:08 on average, 0:00:04 at least, 0:00:12 at most"
+    code, stdout, _ = call("etl", "plan", "days", *HERE, *THREE_DAYS, "--pipeline-rate-min", 4, "--json", **settings)
+    plan = json.loads(stdout)
+    assert plan["pauses"] == {"least_s": 8.0, "mean_s": 10.0, "most_s": 12.0}
+    assert [window["start"] for window in plan["windows"]] == [f"2026-01-0{day}T00:00:00Z" for day in (1, 2, 3)]
+    assert not source.requests
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+
+
+@pytest.mark.requirement("E6")
+def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, database, tmp_path):
+    until = ("--to", "2026-01-09")
+    database.psql("INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('days', '2026-01-07', gen_random_uuid())")
+    plan = json.loads(call("etl", "plan", "days", *HERE, *until, "--json")[1])
+    assert (plan["upto"], plan["requests"]) == ("2026-01-07T00:00:00Z", 2)
+    plan = json.loads(call("etl", "plan", "days", *HERE, *until, "--json", DL_DB_DSN="")[1])
+    assert (plan["upto"], plan["requests"]) == (None, 8)
+    assert not (tmp_path / ".dataloader").exists()
+    code, _, stderr = call("etl", "plan", "days", *HERE, "--from", "2026-01-09", "--to", "2026-01-09")
+    assert (code, "--from must be before --to: 2026-01-09 is not before 2026-01-09" in stderr) == (2, True)
+    code, _, stderr = call("etl", "run", "days", "--from", "2026-01-09", "--to", "2026-01-08T00:00")
+    assert (code, "--from must be before --to" in stderr) == (2, True)
+    code, _, stderr = call("etl", "retry", "days", "--failure", 0)
+    assert (code, "--failure" in stderr) == (2, True)
+    assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
+    assert "upto      never loaded" in call("etl", "plan", "days", *HERE, *until, DL_DB_DSN="")[1]
+    code, _, stderr = call("etl", "plan", "days", *HERE, *until, "--data-dir", tmp_path / "none", DL_DB_DSN="")
+    assert (code, f"{tmp_path / 'none'} holds no embedded database" in stderr) == (2, True)
+
+
+@pytest.mark.requirement("E6")
+def test_a_plan_of_files_lists_them_and_has_no_pauses(call):
+    code, stdout, _ = call("etl", "plan", "people", *HERE)
+    assert (code, "everything      2         GET data/a.csv" in stdout) == (0, True)
+    assert "none: nobody waits" in stdout
+
+
+@pytest.mark.requirement("E5")
+def test_the_command_line_of_serve_is_stronger_than_the_environment(call, serve, source):
+    slow = {"DL_PIPELINE__RATE_MIN": "600", "DL_PIPELINE__RATE_MAX": "600"}
+    serve(*QUICK, SOURCE_URL=source.url, **slow)
+    code, _, stderr = call("etl", "run", "days", *THREE_DAYS)
+    assert (code, len(source.requests)) == (0, 3), stderr
+
+
+@pytest.mark.requirement("E9")
+def test_a_terminal_of_80_columns_shows_rows_requests_and_what_is_waited_for(command, source, database):
+    keyboard, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    pauses = ("--pipeline-rate-min", 4, "--pipeline-rate-max", 4)
+    running = command(
+        *("etl", "run", "days", *HERE, *pauses, "--from", "2026-01-01", "--to", "2026-01-03"),
+        SOURCE_URL=source.url,
+        stderr=terminal,
+        TERM="xterm",
+        COLUMNS="80",
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+        while more := os.read(keyboard, 10_000):
+            shown += more
+    os.close(keyboard)
+    stdout, _ = running.communicate(timeout=WAIT_S)
+    assert running.returncode == 0, stdout
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    lines = {line.strip() for line in re.split(r"[\r\n]+", text)}
+    assert max(map(len, lines)) <= 80
+    # All of it at once, each in a line of its own.
+    assert any(re.fullmatch(r"days [━╸╺]{20} 0:00:\d\d running", line) for line in lines), lines
+    assert any(
+        re.fullmatch(r"rows 1 \(\d+/s\)  requests 1  segments 1 of 2  2026-01-02 to 2026-01-03", line) for line in lines
+    ), lines
+    assert any(re.fullmatch(r"waits for the pause of 127.0.0.1 until \d\d:\d\d:\d\dZ", line) for line in lines), lines
+    assert "status      succeeded" in stdout

@@ -1,0 +1,113 @@
+"""What lists look like on a terminal of 80 columns: a line for each row, whole ids, and a word on what has no room."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import pytest
+
+ROWS = """
+insert into dl_jobs (job_id, queue, task, lock_key, status, error, attempt, finished_at)
+  select gen_random_uuid(), 'load.exchange.rates', 'load.rates.of.a.year', i::text, 'failed',
+         'ValueError: the year has no rates at all in the file that the bank has sent', 5, now()
+  from generate_series(1, 3) i;
+insert into dl_jobs (job_id, queue, task, lock_key, status, progress, attempt, token, claimed_by)
+  values (gen_random_uuid(), 'load.exchange.rates', 'load.rates.of.a.year', 'r', 'running',
+          '{"rows": 4200, "requests": 17, "segment": "2024-01-01"}', 1, 1, 'w');
+insert into dl_jobs (job_id, queue, task, lock_key) values (gen_random_uuid(), 'nobody.serves.this', 't', 'n');
+insert into dl_workers (worker, host, pid, version, queues)
+  select 'etl-7f9c5d-xk2v' || i || ':17:ab12cd34', 'etl-7f9c5d-xk2v' || i, 17, '0.1.0',
+         '{"load.exchange.rates": 4, "default": 10, "load.something.else": 2}' from generate_series(1, 2) i;
+insert into dl_audit (actor, action, job_id, detail)
+  select 'somebody@a-rather-long-host-name', 'cancel', job_id, '{"was": "queued", "request_id": "x"}' from dl_jobs;
+insert into dl_etl_runs (run_id, name, kind, status)
+  select job_id, 'rates.of.the.central.bank', 'load', 'failed' from dl_jobs where status = 'running';
+insert into dl_etl_tasks (run_id, ordinal, task, status, started_at, finished_at, summary)
+  select run_id, 0, name, 'failed', now(), now(), '{"counts": {"requests": 100, "rows": 4200, "inserted": 4000}}'
+  from dl_etl_runs;
+insert into dl_etl_failures (run_id, load, segment, phase, key, error, sample)
+  select run_id, name, '2024-01-01 to 2024-02-01', 'requests', 'GET https://bank.example/rates/daily?day=2024-01-01',
+         'the source answers 500 Internal Server Error again and again', 'data' from dl_etl_runs;
+"""
+COMMANDS = [
+    "jobs",
+    "queues",
+    "workers",
+    "audit",
+    "config",
+    "tasks --tasks dataloader.cli.demo.tasks:tasks",
+    "etl status",
+    "etl failures rates.of.the.central.bank",
+]
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@pytest.fixture
+def on_terminal(start, database):
+    """Runs a command on a terminal of so many columns: the lines that stand there, without colours."""
+
+    def on_terminal(columns, *arguments):
+        keyboard, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = start(
+            *arguments, stdout=terminal, stderr=subprocess.STDOUT, DL_DB_DSN=database.dsn, TERM="xterm", COLUMNS=""
+        )
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+            while more := os.read(keyboard, 10_000):
+                shown += more
+        os.close(keyboard)
+        assert process.wait(timeout=20) == 0, shown
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r\n", "\n")
+        return [line.rstrip() for line in text.splitlines()]
+
+    return on_terminal
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_row_of_a_list_is_one_line_on_a_terminal_of_80_columns(on_terminal, database, command):
+    database.psql(ROWS)
+    lines = on_terminal(80, *command.split())
+    *table, last = lines
+    if not last.startswith("no room for "):
+        table = lines
+    assert max(map(len, table)) <= 80, "\n".join(lines)
+    if command != "config":
+        # None is broken: each has a text in its first column.
+        assert all(re.match(r"\S", line) for line in table), "\n".join(lines)
+    if command in {"jobs", "audit"}:
+        assert sum(bool(ID.search(line)) for line in table) == 5
+
+
+def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, database):
+    database.psql(ROWS)
+    header, *_, last = on_terminal(80, "queues")
+    assert ("UNKNOWN_TASK" in header, last.startswith("no room")) == (False, False)
+    database.psql("update dl_jobs set waits_for = 'task' where queue = 'nobody.serves.this'")
+    header, *_ = on_terminal(80, "queues")
+    assert "UNKNOWN_TASK" in header
+    assert "BLOCKED" not in header
+
+
+def test_what_has_no_room_is_named_and_a_wider_terminal_has_it(on_terminal, database):
+    database.psql(ROWS)
+    header, *_, last = on_terminal(80, "jobs")
+    assert header.split() == ["JOB_ID", "STATUS", "TASK", "QUEUE"]
+    assert last == "no room for DETAIL, CREATED, ATTEMPT: in a wider terminal, a pipe, or by --json"
+    header, *rows = on_terminal(250, "jobs")
+    assert header.split() == ["JOB_ID", "STATUS", "TASK", "QUEUE", "ATTEMPT", "CREATED", "DETAIL"]
+    assert sum("has no rates at all in the file that the bank has sent" in row for row in rows) == 3
+    assert not rows[-1].startswith("no room")
+
+
+def test_a_terminal_that_is_too_narrow_for_an_id_cuts_none(on_terminal, database):
+    database.psql(ROWS)
+    assert sum(bool(ID.match(line)) for line in on_terminal(30, "jobs")) == 5

@@ -1,0 +1,322 @@
+"""Builds with a guard taken out, which its test must notice: `pytest --without GUARD TEST`.
+
+A test that can't fail proves nothing. Each guard of the protocol has an entry here: how it is taken out of the running
+program (the product has no such switches), and the test that must then fail. tests/faults/test_broken_builds.py tries
+them all; docs/guarantees.md shows the table. In a service under test the guard named by the environment is taken out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import pkgutil
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from dataloader.store.migrations import function_set
+
+VARIABLE = "WITHOUT_GUARD"
+
+
+@attrs.frozen
+class Guard:
+    """What it does, how it is taken out, and its test."""
+
+    does: str
+    test: str
+    take_out: Callable[[], None]
+
+
+def edit(place: str, old: str, new: str) -> Callable[[], None]:
+    """Replaces text in a constant, such as a statement; `place` is its name without `dataloader.`."""
+
+    def take_out() -> None:
+        module, name = _place(place)
+        text = getattr(module, name)
+        assert old in text, f"{place} has no {old!r} any more"
+        setattr(module, name, text.replace(old, new))
+
+    return take_out
+
+
+def put(place: str, value: object) -> Callable[[], None]:
+    """Puts another value, or another function, in a module's or a class's place."""
+
+    def take_out() -> None:
+        owner, name = _place(place)
+        assert hasattr(owner, name), f"there is no {place} any more"
+        setattr(owner, name, value)
+
+    return take_out
+
+
+def edit_schema(old: str, new: str) -> Callable[[], None]:
+    """Replaces text in the functions of the schema."""
+
+    def take_out() -> None:
+        whole = function_set.source()
+        assert old in whole, f"no function has {old!r} any more"
+        function_set.source = lambda: whole.replace(old, new)
+
+    return take_out
+
+
+def _place(place: str) -> tuple[object, str]:
+    owner, _, name = f"dataloader.{place}".rpartition(".")
+    return pkgutil.resolve_name(owner), name
+
+
+def _nothing(*_args: object, **_more: object) -> None:
+    """In the place of a function that guards."""
+
+
+async def _nothing_async(*_args: object, **_more: object) -> None:
+    """In the place of an async one."""
+
+
+async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
+    """In the place of one that tells what it did."""
+    return {}
+
+
+def _deadline_without_lease(run, key_safe_until: float) -> float:
+    lease_until, run.lease_until = run.lease_until, math.inf
+    until = DEADLINE(run, key_safe_until)
+    run.lease_until = lease_until
+    return until
+
+
+def _deadline_without_key(run, _key_safe_until: float) -> float:
+    return DEADLINE(run, math.inf)
+
+
+def _never(*_args: object) -> bool:
+    """In the place of one that asks whether something may happen."""
+    return False
+
+
+async def _yes(*_args: object) -> bool:
+    """In the place of one that looks."""
+    return True
+
+
+async def _watch_is_content(locks, _timeout_s: float) -> bool:
+    locks.safe_until = trio.current_time() + locks._idle_s
+    return True
+
+
+async def _watch_sees_nothing(_locks, _timeout_s: float) -> bool:
+    return False
+
+
+DEADLINE = importlib.import_module("dataloader.actors.job_runs").Run._deadline
+STORE, ACTORS, FAULTS = "tests/store", "tests/actors", "tests/faults"
+
+GUARDS = {
+    "token in the finish": Guard(
+        "a late outcome is void",
+        f"{STORE}/test_outcomes.py::test_an_outcome_with_an_old_token_changes_nothing",
+        edit("store.queue.finish._FINISH", "j.token = e.token AND ", ""),
+    ),
+    "token in the finish of a transaction": Guard(
+        "rows that a late run has written go with its outcome",
+        f"{STORE}/test_transaction.py::test_a_job_that_is_not_ours_any_more_has_its_rows_undone",
+        edit("store.queue.finish._FINISH_PATIENTLY", "j.token = e.token AND ", ""),
+    ),
+    "token in the progress": Guard(
+        "late progress is void",
+        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        edit("store.queue.finish._PROGRESS", "j.token = p.token AND ", ""),
+    ),
+    "token in the log": Guard(
+        "late log lines are void",
+        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        edit("store.queue.finish._LOG", "j.token = l.token AND ", ""),
+    ),
+    "token in the heartbeat": Guard(
+        "a run whose job is another's loses its lease",
+        f"{STORE}/test_leases.py::test_a_job_that_is_not_ours_any_more_is_lost",
+        edit("store.queue.leases._BEAT", "j.token = m.token AND ", ""),
+    ),
+    "memory of what was written": Guard(
+        "an outcome that is sent twice is not taken for another's",
+        f"{STORE}/test_outcomes.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
+        edit("store.queue.finish._REST", "(j.status = 'succeeded') = (e.step = 'succeed')", "false"),
+    ),
+    "passing over locked rows in the finish": Guard(
+        "a row that somebody has locked holds up no other outcome",
+        f"{STORE}/test_outcomes.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
+        edit("store.queue.finish._FINISH", "SKIP LOCKED", ""),
+    ),
+    "passing over locked rows in the progress": Guard(
+        "a row that somebody has locked holds up no other progress, and no outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        edit("store.queue.finish._PROGRESS", "SKIP LOCKED", ""),
+    ),
+    "passing over locked rows in the log": Guard(
+        "a row that somebody has locked holds up no other lines, and no outcome",
+        f"{ACTORS}/test_outcomes.py::test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome",
+        edit("store.queue.finish._LOG", "SKIP LOCKED", ""),
+    ),
+    "cancel request in the finish": Guard(
+        "a job that is to be canceled does not go back to the queue",
+        f"{STORE}/test_outcomes.py::test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue",
+        edit("store.queue.finish._FINISH", "WHEN j.cancel_requested THEN", "WHEN false THEN"),
+    ),
+    "refund of the attempt": Guard(
+        "a job that a drain stopped has its attempt back",
+        f"{ACTORS}/test_drain.py::test_what_the_deadline_stops_goes_back_with_its_attempt_refunded",
+        edit("store.queue.finish._FINISH", "greatest(j.attempt - 1, 0)", "j.attempt"),
+    ),
+    "lease as the scope's deadline": Guard(
+        "a body ends before its lease can go to another",
+        f"{ACTORS}/test_leases.py::test_a_body_ends_before_its_lease_though_its_key_is_safe",
+        put("actors.job_runs.Run._deadline", _deadline_without_lease),
+    ),
+    "key as the scope's deadline": Guard(
+        "a body ends before the server could give its key away",
+        f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
+        put("actors.job_runs.Run._deadline", _deadline_without_key),
+    ),
+    "bound of a commit": Guard(
+        "a commit that waits is given up before the lease can go to another",
+        f"{ACTORS}/test_silence.py::test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting",
+        put("actors.job_runs.Run._commit_deadline", lambda _run: math.inf),
+    ),
+    "expired leases stay expired": Guard(
+        "no heartbeat renews a lease that has ended",
+        f"{STORE}/test_leases.py::test_an_expired_lease_is_never_renewed",
+        edit("store.queue.leases._BEAT", " AND (j.lease_expires_at > now()) IS TRUE", ""),
+    ),
+    "advisory lock in the claim": Guard(
+        "a key that is held elsewhere is not claimed",
+        f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
+        edit_schema("WHEN pg_try_advisory_lock(h) THEN 'run'", "WHEN pg_try_advisory_lock(h) OR true THEN 'run'"),
+    ),
+    "live lease in the claim": Guard(
+        "a key whose holder lost its session, not its lease, is not claimed",
+        f"{STORE}/test_claim.py::test_a_live_lease_blocks_its_key_when_the_lock_is_gone",
+        edit_schema("IF v_live IS NOT NULL THEN", "IF false THEN"),
+    ),
+    "second look at a parked key": Guard(
+        "a job that was parked while its key came free is woken",
+        f"{ACTORS}/test_keys.py::test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again",
+        put("actors.dispatcher.Dispatcher._test", _nothing_async),
+    ),
+    "wake-up at the release": Guard(
+        "the end of a job wakes the next of its key",
+        f"{STORE}/test_release_and_park.py::test_a_parked_job_starts_when_the_holder_ends",
+        edit_schema("RETURN {schema}.dl_ready_next(p_hashes);", "RETURN 0;"),
+    ),
+    "repair of rows after a lost reply": Guard(
+        "a job whose claim nobody heard of goes back",
+        f"{STORE}/test_claim.py::test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt",
+        edit("store.queue.lock_session._GIVE_BACK", "WHERE status = 'running' AND", "WHERE false AND"),
+    ),
+    "repair of locks after a lost reply": Guard(
+        "a key that a failed claim has locked comes free",
+        f"{STORE}/test_claim.py::test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_their_keys_wake",
+        edit("store.queue.lock_session._HELD", "WHERE locktype", "WHERE false AND locktype"),
+    ),
+    "end of the ghost": Guard(
+        "a former lock session behind a dead network does not keep our keys",
+        f"{STORE}/test_lock_session.py::test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys",
+        edit("store.queue.lock_session._END_GHOST", "SELECT pg_terminate_backend(pid, 2000)", "SELECT true"),
+    ),
+    "silence ends the lock session": Guard(
+        "a worker that is cut off loses its keys before its leases",
+        f"{STORE}/test_lock_session.py::test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease",
+        put("store.queue.lock_session._PING", "SELECT $1::text IS NOT NULL"),
+    ),
+    "a claim that waits is no silence": Guard(
+        "a locked table stops no job whose own lease holds",
+        f"{ACTORS}/test_silence.py::test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds",
+        put("store.queue.lock_session.LockSession.watch", _watch_sees_nothing),
+    ),
+    "only an answer keeps the keys": Guard(
+        "bodies stop before their keys are free, also when the network goes while a claim waits",
+        f"{ACTORS}/test_silence.py::"
+        "test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bodies_before_their_keys_are_free",
+        put("store.queue.lock_session.LockSession.watch", _watch_is_content),
+    ),
+    "end of a dead lock connection": Guard(
+        "a claim whose request or answer is lost costs no job its key",
+        f"{ACTORS}/test_silence.py::test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop",
+        put("store.connection.bridge.Session.drop", _nothing_async),
+    ),
+    "count of crashes": Guard(
+        "a job that kills its worker each time is lost in the end",
+        f"{STORE}/test_leases.py::test_a_job_that_kills_its_worker_each_time_is_lost_though_its_attempts_are_given_back",
+        edit("store.queue.leases._REAP", " OR j.crashes + 1 >= j.max_attempts", ""),
+    ),
+    "second look after a jump of the clock": Guard(
+        "a database clock that jumps does not take all jobs from their workers",
+        f"{STORE}/test_leases.py::test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice",
+        put("actors.reaper.JUMP_S", math.inf),
+    ),
+    "renewal after a jump of the clock": Guard(
+        "live workers keep their jobs when the database's clock jumps",
+        f"{FAULTS}/test_time.py::test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps",
+        put("actors.heartbeat.Heartbeat._revive", _none_of_them),
+    ),
+    "bound of the drain": Guard(
+        "a thread that never returns does not hold up the exit",
+        f"{FAULTS}/test_signals.py::test_a_thread_that_never_returns_is_named_and_left_behind",
+        put("supervisor.drain.BOUND_S", 3_600.0),
+    ),
+    "doubt at the exit": Guard(
+        "a process does not leave with 0 while a claim's reply is lost",
+        f"{FAULTS}/test_signals.py::test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_exit_code_tells",
+        put("store.queue.lock_session.LockSession.settled", value=True),
+    ),
+    "end of a process that can't stop a run": Guard(
+        "a handler that does not stop is ended with its process when its lease is gone",
+        f"{FAULTS}/test_stalls.py::test_f08_f29_a_process_whose_handler_does_not_stop_has_ended_before_another_runs_the_job",
+        put("supervisor.serve._leave_unstoppable", _nothing),
+    ),
+    "bound of a log line's wait": Guard(
+        "a log that nobody reads does not hold up a drain",
+        f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_holds_up_no_drain",
+        put("supervisor.log_stream._may_block", _never),
+    ),
+    "bound of the last word": Guard(
+        "a log that nobody reads does not hold up the exit",
+        f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending",
+        put("supervisor.serve.LAST_WORD_S", 3_600.0),
+    ),
+    "bound of notifications": Guard(
+        "a flood of notifications ends the listening, not the leases",
+        f"{ACTORS}/test_cancel.py::test_a_flood_of_notifications_costs_their_latency_and_no_lease",
+        put("store.queue.notifications.FLOOD", math.inf),
+    ),
+    "look at the locks": Guard(
+        "no process starts where an advisory lock is not a session's own",
+        "tests/supervisor/test_server_check.py::test_a_server_whose_locks_always_succeed_is_refused",
+        put("store.connection.server_check._aio_excludes", _yes),
+    ),
+    "masking of secrets": Guard(
+        "no line, error or event shows a password",
+        "tests/system/test_serving.py::test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret",
+        put("actors.runner.mask_text", str),
+    ),
+    "masking of names and keys": Guard(
+        "no answer shows a secret that stands in a queue's or task's name or in a key",
+        "tests/web/test_secrets.py::test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown",
+        put("web.shown.mask_text", str),
+    ),
+}
+
+
+def take_out(name: str) -> None:
+    """Take a guard out of this process, and of the services that it starts."""
+    os.environ[VARIABLE] = name
+    GUARDS[name].take_out()
+
+
+def take_out_what_is_named() -> None:
+    """In a service: as the test that started it."""
+    if name := os.environ.get(VARIABLE):
+        GUARDS[name].take_out()

@@ -1,0 +1,189 @@
+"""PostgreSQL for the tests: a server for each session, a database for each test.
+
+conftest.py makes fixtures of what is here; tests import `raw_connection` for SQL that must not go through our store
+(what another service would run, or what the test wants to know). Servers are started by plain subprocesses, outside
+Trio. Durability is switched off: nobody crashes these machines; tests/store/embedded/test_postgres.py starts its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final, LiteralString, cast
+
+import asyncpg
+import attrs
+import psycopg
+import trio
+
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.connection.loop import Loop, open_loop
+from dataloader.store.embedded.postgres import EmbeddedPostgres, embedded_postgres
+from dataloader.store.migrations import migrate
+
+EMBEDDED: Final = (16, 18)
+"""The versions that the embedded package carries."""
+SETTINGS: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "max_wal_size": "256MB",
+    # A test that holds a transaction open by mistake fails instead of blocking all that come after it.
+    "idle_in_transaction_session_timeout": "60s",
+}
+_numbers = itertools.count(1)
+
+
+@attrs.frozen
+class Database:
+    """A database of its own for one test."""
+
+    name: str
+    server: EmbeddedPostgres
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn_of(self.name)
+
+    def psql(self, sql: str) -> str:
+        """Run statements, each by itself; the rows come back as psql's unaligned text, without a last newline."""
+        arguments, environment = self.server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=self.name)
+        result = subprocess.run(
+            arguments, env=environment, input=sql, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.removesuffix("\n")
+
+
+@attrs.define
+class PostgresServer:
+    """A server of one version, with the templates that the tests' databases are copied from."""
+
+    embedded: EmbeddedPostgres
+    _templates: dict[str, Database] = attrs.field(factory=dict)
+    # Dropped when the next one is made: by then nobody is connected, and no drop has to wait (100 ms at a time).
+    _done_with: list[Database] = attrs.field(factory=list)
+    _connection: psycopg.Connection[Any] | None = None
+
+    @property
+    def version(self) -> int:
+        return self.embedded.version
+
+    @contextlib.contextmanager
+    def database(self, template: str) -> Iterator[Database]:
+        """A fresh copy of the template `empty` or `migrated`, dropped some time later whoever is still connected."""
+        if template not in self._templates:
+            self._templates[template] = self._create_template(template)
+        database = self._create(f"test_{next(_numbers)}", self._templates[template].name)
+        try:
+            yield database
+        finally:
+            self._done_with.append(database)
+
+    def _create_template(self, template: str) -> Database:
+        database = self._create(f"template_{template}", "template0")
+        try:
+            if template == "migrated":
+                trio.run(migrate_template, database.dsn)
+        except BaseException:
+            self._administer(_dropped(database))
+            raise
+        return database
+
+    def _create(self, name: str, template: str) -> Database:
+        # Copying files (a reflink where the file system can) beats writing each page to the log.
+        clone = ["set file_copy_method = clone"] if self.version >= 18 else []
+        copy = f"create database {name} template {template} strategy file_copy"
+        self._administer(*clone, copy, *map(_dropped, self._done_with))
+        self._done_with.clear()
+        return Database(name, self.embedded)
+
+    def _administer(self, *statements: str) -> None:
+        # One connection for all: to start psql takes as long as the copy.
+        if self._connection is None:
+            self._connection = psycopg.connect(self.embedded.dsn_of("postgres"), autocommit=True)
+        for statement in statements:
+            self._connection.execute(cast("LiteralString", statement))
+
+    def close(self) -> None:
+        """Leave the server."""
+        if self._connection:
+            self._connection.close()
+
+
+async def migrate_template(dsn: str) -> None:
+    """Bring the template to the schema of today. The one place where the tests' databases know how that is done."""
+    async with open_database(DatabaseOptions(dsn=dsn)) as database:
+        await migrate(database)
+
+
+def programs_of(version: int) -> Path | None:
+    """The folder of this version's programs: by `POSTGRES_BIN_15` or Debian's package; None for the embedded ones."""
+    if version in EMBEDDED:
+        return None
+    return Path(os.environ.get(f"POSTGRES_BIN_{version}", f"/usr/lib/postgresql/{version}/bin"))
+
+
+def is_at_hand(version: int) -> bool:
+    """Whether there are programs of this version."""
+    programs = programs_of(version)
+    return programs is None or (programs / "initdb").exists()
+
+
+@contextlib.contextmanager
+def postgres_server(version: int, data_dir: Path) -> Iterator[PostgresServer]:
+    """A server without durability in `data_dir`, for as long as the block lasts."""
+    programs = programs_of(version)
+    with (
+        embedded_postgres(data_dir, version=version, extra_settings=SETTINGS, bin_dir=programs) as embedded,
+        contextlib.closing(PostgresServer(embedded)) as server,
+    ):
+        yield server
+
+
+def _dropped(database: Database) -> str:
+    return f"drop database {database.name} with (force)"
+
+
+@attrs.frozen
+class RawConnection:
+    """asyncpg's connection as a Trio test uses it: the same methods, awaited from Trio."""
+
+    asyncpg: asyncpg.Connection[Any]
+    _loop: Loop
+
+    async def execute(self, sql: str, *args: object) -> str:
+        return await self._cross(self.asyncpg.execute, sql, *args)
+
+    async def fetch(self, sql: str, *args: object) -> list[asyncpg.Record]:
+        return await self._cross(self.asyncpg.fetch, sql, *args)
+
+    async def fetchrow(self, sql: str, *args: object) -> asyncpg.Record | None:
+        return await self._cross(self.asyncpg.fetchrow, sql, *args)
+
+    async def fetchval(self, sql: str, *args: object) -> Any:
+        return await self._cross(self.asyncpg.fetchval, sql, *args)
+
+    async def _cross(self, operation: Any, *args: object) -> Any:
+        return await self._loop.run(operation, *args)
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(dsn: str) -> AsyncIterator[RawConnection]:
+    """A connection past our store, on an asyncio loop of its own, so that it disturbs no other and none disturbs it."""
+    async with open_loop() as loop:
+        connection = await loop.run(_connected, dsn)
+        try:
+            yield RawConnection(connection, loop)
+        finally:
+            with trio.move_on_after(5, shield=True):
+                await loop.run(connection.close, timeout=3)
+
+
+async def _connected(dsn: str) -> asyncpg.Connection[Any]:
+    return await asyncpg.connect(dsn, timeout=10, command_timeout=30)

@@ -1,0 +1,95 @@
+"""A load as tests have it: a table `target`, a stage, and rows that go through them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+
+from dataloader.flows.etl.rows import LineEncoder
+from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
+from dataloader.store.etl.merge import Counts, Merge, aio_merge
+from dataloader.store.etl.tables import Lines, Segment, TableInfo, aio_describe, aio_prepare, aio_stage
+from dataloader.store.queue.transaction import Transactions
+
+STAGE: Final = 'dl "stage" of target'
+
+
+@attrs.define
+class Load:
+    """Rows are tuples in the order of `columns`."""
+
+    transactions: Transactions
+    table: TableInfo
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    encoder: LineEncoder
+    segment: Segment = attrs.field(factory=lambda: Segment(STAGE, 7, 1))
+    _places: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+
+    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None, *, request: int = 1) -> int:
+        text = b"".join(b"%d\t%b" % (next(self._places), self.encoder.encode(row)) for row in rows)
+        lines = Lines(self.columns, len(rows), text)
+        return await self.transactions.run(aio_stage, segment or self.segment, [(request, lines)])
+
+    async def merge(self, rows: list[tuple[object, ...]], **options: Any) -> Counts:
+        return await self.merge_staged(await self.stage(rows), **options)
+
+    async def merge_staged(self, rows: int, **options: Any) -> Counts:
+        fields = {"table": self.table, "segment": self.segment, "columns": self.columns, "key": self.key} | options
+        return await self.transactions.run(aio_merge, Merge(rows=rows, **fields))
+
+
+async def open_load(
+    transactions: Transactions, raw: Any, definition: str, columns: str = "", *, key: str = "", suffix: str = ""
+) -> Load:
+    """A new table `target`, and a load of `columns` of it: all, if none are named."""
+    await raw.execute(f"CREATE TABLE target ({definition}) {suffix}")
+    table = await transactions.run(aio_describe, "target")
+    names = tuple(columns.split()) or tuple(column.name for column in table.columns)
+    await transactions.run(aio_prepare, table, STAGE, names, key.split())
+    arrays = [column.name for column in table.columns if column.is_array]
+    documents = [column.name for column in table.columns if column.is_document]
+    return Load(transactions, table, names, tuple(key.split()), LineEncoder(names, arrays, documents))
+
+
+@attrs.define
+class Dimension:
+    """A table of versions, and snapshots that are merged into it."""
+
+    load: Load
+    fields: dict[str, Any]
+
+    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None) -> int:
+        return await self.load.stage(rows, segment)
+
+    async def merge(self, as_of: dt.date, rows: list[tuple[object, ...]], **fields: Any) -> HistoryCounts:
+        return await self.merge_staged(await self.stage(rows), as_of=as_of, **fields)
+
+    async def merge_staged(self, rows: int, **fields: Any) -> HistoryCounts:
+        common = {"table": self.load.table, "segment": self.load.segment} | self.fields
+        return await self.load.transactions.run(aio_merge_history, HistoryMerge(rows=rows, **common | fields))
+
+    async def bring(self, columns: str, **fields: Any) -> None:
+        """From now on the load brings other columns."""
+        run, names = self.load.transactions.run, tuple(columns.split())
+        table = await run(aio_describe, "target")
+        await run(aio_prepare, table, STAGE, names, self.load.key)
+        self.load = attrs.evolve(self.load, table=table, columns=names, encoder=LineEncoder(names))
+        self.fields |= fields
+
+
+async def open_dimension(transactions: Transactions, raw: Any, tracked: str = "a b", others: str = "") -> Dimension:
+    """A new dimension `target` of texts, with a number for facts to refer to; what is tracked, and what not."""
+    columns = f"key {tracked} {others}"
+    definition = (
+        ", ".join(f"{name} text" for name in columns.split())
+        + ", id bigserial, valid_from date NOT NULL, valid_to date, is_current boolean NOT NULL,"
+        + " CHECK (valid_from < valid_to), CHECK (is_current = (valid_to IS NULL)), PRIMARY KEY (key, valid_from)"
+    )
+    load = await open_load(transactions, raw, definition, columns, key="key")
+    await raw.execute("CREATE UNIQUE INDEX ON target (key) WHERE is_current")
+    return Dimension(load, {"key": ["key"], "tracked": tracked.split(), "others": others.split()})

@@ -1,0 +1,114 @@
+"""A worker of the queue as the protocol's tests drive it: the store's own calls, one at a time, in the test's order."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import trio
+
+from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import Step
+from dataloader.store.queue.finish import Finished, aio_finish
+from dataloader.store.queue.leases import Beat, aio_beat
+from dataloader.store.queue.lock_session import Claim, LockSession
+from dataloader.store.queue.make_ready import unpark
+
+BACKOFF_S = 30.0
+
+
+class Worker:
+    """One lock session and what a process does with it; `lost` collects the tokens whose key went to another."""
+
+    def __init__(self, store, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.lost: list[int] = []
+        self.locks = LockSession(store, name, lost=self.lost.extend)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the session's backend."""
+        return self.locks._ghost[0]
+
+    async def ping(self, lease_s: float = 60.0) -> None:
+        """Ping, and repair what was lost, as the keeper does."""
+        await self.locks.ping(lease_s)
+        await self.locks.repair()
+
+    async def ask(
+        self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",), after: UUID | None = None
+    ) -> Claim:
+        """Claim, and no more."""
+        return await self.locks.claim(queue, limit, tasks, BACKOFF_S, after=after)
+
+    async def finds_nothing(self) -> bool:
+        """Whether a claim has met no job, be it one that it parked."""
+        claim = await self.ask()
+        return not claim.jobs and not claim.to_test
+
+    async def claim(self, queue: str = "q", limit: int = 10, tasks: tuple[str, ...] = ("t",)) -> list[ClaimedJob]:
+        """Claim as the dispatcher does: keys that jobs were parked for are looked at again."""
+        claim = await self.ask(queue, limit, tasks)
+        if claim.to_test:
+            await unpark(self.store, claim.to_test)
+        return claim.jobs
+
+    async def record(self, *endings: Ending) -> Finished:
+        """Write outcomes as the recorder does: those whose row somebody has locked again and again."""
+        finished = await self.store.write(aio_finish, endings)
+        while finished.locked:
+            await trio.sleep(0.005)
+            again = await self.store.write(aio_finish, [e for e in endings if e.token in finished.locked])
+            finished = Finished(finished.written | again.written, finished.void + again.void, again.locked)
+        return finished
+
+    async def end(self, job: ClaimedJob, step: Step = Step.SUCCEED, **ending: Any) -> Finished:
+        """End a run as the recorder and the releaser do: the outcome, then the key."""
+        finished = await self.record(Ending(job.job_id, job.token, step, **ending))
+        self.locks.forget(job.token)
+        await self.locks.release()
+        return finished
+
+    async def beat(self, *jobs: ClaimedJob, journal: bool = False) -> list[Beat]:
+        """One heartbeat; what it found, in the order of `jobs`."""
+        pulses = await self.store.write(aio_beat, [(job.job_id, job.token, journal) for job in jobs])
+        found = {pulse.token: pulse.beat for pulse in pulses}
+        return [found[job.token] for job in jobs]
+
+
+class LossyConnection:
+    """A connection that does what it is told and loses the reply to one statement: `lose` tells which, by its text."""
+
+    def __init__(self, connection: Any, lose: str, error: Exception | None = None) -> None:
+        self._connection = connection
+        self._lose = lose
+        self._error = error
+
+    async def _send(self, method: str, sql: str, *args: Any) -> Any:
+        lost = self._lose in sql
+        if lost and self._error is not None:
+            # What the server rolled back by itself: the rows are as before, session locks are not.
+            self._lose = "\0"
+            async with self._connection.transaction():
+                await getattr(self._connection, method)(sql, *args)
+                raise self._error
+        reply = await getattr(self._connection, method)(sql, *args)
+        if lost:
+            self._connection.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+        return reply
+
+    async def fetch(self, sql: str, *args: Any) -> Any:
+        return await self._send("fetch", sql, *args)
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        return await self._send("fetchval", sql, *args)
+
+    async def execute(self, sql: str, *args: Any) -> Any:
+        return await self._send("execute", sql, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)

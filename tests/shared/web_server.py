@@ -1,0 +1,104 @@
+"""A real server on a real socket over a real database, without actors: what jobs would do, the tests do by SQL."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+import httpx2
+import trio
+from prometheus_client import CollectorRegistry
+
+from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import Waits
+from dataloader.web.app import App, create_app
+from dataloader.web.auth import Token
+from dataloader.web.server.listen import open_listener, serve_web
+from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
+
+TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
+
+
+@attrs.define
+class Web:
+    """A running server and a client of it, and its listening socket. `change` sets fields of the process's state."""
+
+    client: httpx2.AsyncClient
+    url: str
+    app: App
+    services: Services
+    sock: socket.socket
+    telemetry: Telemetry
+    stop: trio.Event
+    stopped: trio.Event
+    _state: list[ProcessState]
+
+    def change(self, **fields: Any) -> None:
+        self._state[0] = attrs.evolve(self._state[0], **fields)
+
+    async def trigger(self, **fields: Any) -> str:
+        body = {"queue": "q", "task": "t", "lock_key": "k"} | fields
+        answer = await self.client.post("/api/v1/jobs/trigger", json=body)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["job_id"]
+
+
+def all_tokens() -> tuple[Token, ...]:
+    roles = {"reader": "read", "operator": "operate", "chief": "admin"}
+    return tuple(Token.from_secret(name, role, TOKENS[name]) for name, role in roles.items())
+
+
+@asynccontextmanager
+async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -> AsyncIterator[Web]:
+    """A server for the database at `dsn`; `settings` are those of `WebSettings`."""
+    tasks = Tasks()
+
+    @tasks.task("known", max_attempts=7, lease_ttl_sec=33)
+    async def known(job: Any) -> None: ...
+
+    registry = CollectorRegistry()
+    telemetry = Telemetry(registry)
+    state = [
+        ProcessState(
+            version="1.2.3",
+            worker="host:1",
+            started_at=datetime.now(UTC),
+            uptime_s=1.0,
+            draining=False,
+            queues={"q": QueueLoad(4, 1)},
+            listener_connected=True,
+            store_ready=True,
+        )
+    ]
+    options = DatabaseOptions(dsn=dsn, connect_timeout_s=3, statement_timeout_s=5)
+    async with open_database(options) as database, trio.open_nursery() as nursery:
+        services = Services(
+            database=database,
+            enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
+            served_queues=ServedQueues(database),
+            waits=Waits(database),
+            settings=WebSettings(**settings),
+            state=lambda: state[0],
+            registry=registry,
+        )
+        app = create_app(services)
+        stop, stopped = trio.Event(), trio.Event()
+        sock = open_listener("127.0.0.1", 0, stalled_after_s=1)
+
+        async def serve(*, task_status: Any) -> None:  # noqa: ASYNC128 - serve_web calls started
+            await serve_web(app, sock, shutdown=stop.wait, task_status=task_status)
+            stopped.set()
+
+        [url] = await nursery.start(serve)
+        with sock:
+            async with httpx2.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+                yield Web(client, url, app, services, sock, telemetry, stop, stopped, state)
+        stop.set()

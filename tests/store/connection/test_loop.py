@@ -1,0 +1,107 @@
+"""The driver's loop within Trio: few turns for an operation, whatever else the process does in each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from itertools import pairwise
+
+import pytest
+import trio
+
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.store.connection.loop import ROUNDS_A_TURN
+
+OPERATIONS = 20
+
+
+class Turns(trio.abc.Instrument):
+    """Counts the turns of Trio's scheduler."""
+
+    def __init__(self):
+        self.count = 0
+
+    def before_io_wait(self, timeout):  # noqa: ARG002 - by its name
+        self.count += 1
+
+
+async def ask(connection):
+    return await connection.fetchval("SELECT 1")
+
+
+async def test_an_operation_takes_few_turns_of_the_scheduler(store):
+    await store.run(ask)
+    turns = Turns()
+    trio.lowlevel.add_instrument(turns)
+    for _ in range(OPERATIONS):
+        await store.run(ask)
+    trio.lowlevel.remove_instrument(turns)
+    # The second is that of the answer, the third that of the waiting task. Each callback a turn would make it eight.
+    assert turns.count / OPERATIONS <= 3
+
+
+async def test_timers_of_answered_statements_do_not_gather(store):
+    for _ in range(500):
+        await store.run(ask)
+    assert len(store.crossing._loop._scheduled) <= 200
+
+
+async def test_callbacks_that_call_for_more_keep_nobody_waiting(store):
+    calls = 0
+
+    async def endless(_connection):
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def again():
+            nonlocal calls
+            calls += 1
+            if calls < 9 * ROUNDS_A_TURN:
+                loop.call_soon(again)
+            else:
+                over.set()
+
+        again()
+        await over.wait()
+
+    seen = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run, endless)
+        while calls < 9 * ROUNDS_A_TURN:
+            seen.append(calls)
+            await trio.lowlevel.checkpoint()
+    assert max(after - before for before, after in pairwise(seen)) <= 2 * ROUNDS_A_TURN
+
+
+async def test_a_timer_that_is_set_after_an_answer_is_kept(store):
+    async def ask_and_sleep(connection):
+        await connection.fetchval("SELECT 1")
+        await asyncio.sleep(0.01)
+        await connection.fetchval("SELECT 1")
+        await asyncio.wait_for(asyncio.sleep(30), 0.02)
+
+    with trio.fail_after(5), pytest.raises(StoreUnavailable):
+        await store.run(ask_and_sleep)
+
+
+async def test_the_end_of_a_thread_wakes_the_loop(store):
+    async def in_thread(_connection):
+        return await asyncio.get_running_loop().run_in_executor(None, threading.get_ident)
+
+    with trio.fail_after(5):
+        assert await store.run(in_thread) != threading.get_ident()
+
+
+async def test_an_error_in_a_callback_is_told_and_ends_nothing(store, caplog):
+    async def fail_later(_connection):
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+
+    await store.run(fail_later)
+    assert await store.run(ask) == 1
+    assert "division by zero" in caplog.text
+
+
+async def test_an_operation_after_the_loop_has_ended_is_refused(store):
+    await store.cut()
+    with pytest.raises(StoreUnavailable):
+        await store.run(ask)

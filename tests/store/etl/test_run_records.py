@@ -1,0 +1,109 @@
+"""What a page of a log, of runs or of loads costs does not grow with what lies beside it."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+import pytest
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.store.etl import run_records
+from dataloader.store.queue import job_logs
+from dataloader.store.queue.reads import Cursor
+
+pytestmark = pytest.mark.slow
+
+# 20,000 runs of 20 loads, a failure in each; 30,000 log lines of one job, and as many of the others.
+HISTORY = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status)
+  SELECT ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'q', 'load ' || i % 20, 'k' || i, 'succeeded'
+  FROM generate_series(1, 20000) AS i;
+INSERT INTO dl_etl_runs (run_id, name, kind, status, started_at)
+  SELECT job_id, task, 'load', 'succeeded', now() + row_number() OVER (ORDER BY job_id) * interval '1 s' FROM dl_jobs;
+INSERT INTO dl_etl_tasks (run_id, ordinal, task, status, started_at)
+  SELECT run_id, 1, name, 'succeeded', started_at FROM dl_etl_runs;
+INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error, solved_at)
+  SELECT run_id, name, 'all', 'record', 'x', 'x', CASE WHEN name <> 'load 7' THEN now() END FROM dl_etl_runs;
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT ('01900000-0000-7000-8000-' || lpad(to_hex(CASE WHEN i % 2 = 0 THEN 1 ELSE 1 + i % 20000 END), 12, '0'))::uuid,
+         'q', 'log', '{"level": "info", "message": "x"}' FROM generate_series(1, 60000) AS i;
+ANALYZE;
+"""
+JOB = UUID("01900000-0000-7000-8000-000000000001")
+
+
+def rows_read(plan):
+    """The rows that a plan's scans have read, whether they were wanted or not."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+    read = own * plan["Actual Loops"] if "Relation Name" in plan else 0
+    return read + sum(map(rows_read, plan.get("Plans", [])))
+
+
+def literal(value):
+    if value is None:
+        return "NULL"
+    return f"'{{{','.join(value)}}}'" if isinstance(value, list) else f"'{value}'"
+
+
+@pytest.fixture
+async def cost(store, raw):
+    """How many rows one of our statements reads."""
+    await raw.execute(HISTORY)
+
+    async def cost(sql, *values):
+        async def aio_explain(connection):
+            # By EXECUTE, so that the plan is the generic one that our sessions have.
+            await connection.execute(f"DEALLOCATE ALL; PREPARE measured AS {sql}")
+            arguments = ", ".join(map(literal, values))
+            return await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE measured ({arguments})")
+
+        return rows_read(json.loads(await store.run(aio_explain))[0]["Plan"])
+
+    return cost
+
+
+@pytest.mark.requirement("E11", "E12")
+async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost, monkeypatch):
+    statements = []
+
+    async def aio_note(connection, sql, *values):
+        statements.append((sql, values))
+        return await connection.fetch(sql, *values)
+
+    monkeypatch.setattr(run_records, "_aio_fetch", aio_note)
+    page = await run_records.list_runs(store, limit=10)
+    await run_records.list_runs(store, limit=10, after=Cursor.decode(page.next))
+    page = await run_records.list_runs(store, name="load 7", limit=10)
+    await run_records.list_runs(store, name="load 7", limit=10, after=Cursor.decode(page.next))
+    assert len(statements) == 4
+    for sql, values in statements:
+        assert await cost(sql, *values) <= 3 * 11, sql
+    statements.clear()
+    assert len((await run_records.list_loads(store, limit=10)).loads) == 10
+    # Of load 7 up to a thousand failures are counted.
+    [(sql, values)] = statements
+    assert await cost(sql, *values) <= run_records.MAX_COUNTED + 100
+    load = f"WITH {run_records._THIS} {run_records._LOADS}"
+    assert await cost(load, "load 7") <= run_records.MAX_COUNTED + 10
+    assert await cost(load, "load 8") <= 10
+
+
+@pytest.mark.requirement("E11")
+async def test_a_page_of_a_log_reads_its_lines_and_with_a_filter_so_many_as_it_may(cost):
+    assert await cost(job_logs._LINES, JOB, 0, None, None, 11) == 11
+    assert await cost(job_logs._LINES, JOB, 50_000, None, None, 11) == 11
+    assert await cost(job_logs._LINES, JOB, 0, ["error"], None, 11) == job_logs.MAX_SCANNED
+
+
+async def test_a_page_has_at_least_one_row_and_not_too_many(store):
+    for limit in (0, 1_001):
+        for ask in (
+            lambda limit=limit: job_logs.list_log(store, JOB, limit=limit),
+            lambda limit=limit: run_records.list_runs(store, limit=limit),
+            lambda limit=limit: run_records.list_loads(store, limit=limit),
+            lambda limit=limit: run_records.list_failures_of_run(store, JOB, limit=limit),
+            lambda limit=limit: run_records.list_failures_of_load(store, "x", limit=limit),
+        ):
+            with pytest.raises(BadRequest, match="limit"):
+                await ask()

@@ -1,0 +1,209 @@
+"""Whose turn it is at a source: one at a time, with pauses and budgets, whoever asks and from where (E1, S4)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from databases import raw_connection
+
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.etl.suppliers import Budget, Turn, aio_give, aio_take
+
+pytestmark = pytest.mark.requirement("E1", "S4")
+TAKEN = Turn(0, None)
+LEASE_S = 60
+
+
+@pytest.fixture
+def take(store):
+    """Takes the source `s`."""
+
+    async def take(holder, *budgets, lease_s=LEASE_S, source="s"):
+        return await store.write(aio_take, source, holder, lease_s, budgets)
+
+    return take
+
+
+@pytest.fixture
+def give(store):
+    """Gives the source `s` back."""
+
+    async def give(holder, pause_s=0.0, waits_for="pause"):
+        await store.write(aio_give, "s", holder, pause_s, waits_for)
+
+    return give
+
+
+async def test_a_source_is_one_holder_s_until_it_is_given_back(take, give):
+    assert await take(1) == TAKEN
+    turn = await take(2)
+    assert turn.waits_for == "request"
+    assert LEASE_S - 30 < turn.wait_s <= LEASE_S
+    await give(1)
+    assert await take(2) == TAKEN
+    assert (await take(1)).waits_for == "request"
+
+
+async def test_other_sources_are_free_meanwhile(take):
+    assert await take(1) == TAKEN
+    assert await take(2, source="t") == TAKEN
+
+
+async def test_who_has_a_source_already_keeps_it(take):
+    # After an answer of the database that was lost.
+    assert await take(1) == TAKEN
+    assert await take(1) == TAKEN
+
+
+async def test_nobody_may_ask_in_the_pause_and_each_is_told_how_long_and_why(take, give):
+    await take(1)
+    await give(1, 40)
+    for holder in (1, 2):
+        turn = await take(holder)
+        assert turn.waits_for == "pause"
+        assert 10 < turn.wait_s <= 40
+
+
+async def test_what_the_source_itself_asked_for_is_not_shortened_by_the_pause_after_a_later_request(take, give, raw):
+    await take(1)
+    await give(1, 600, "retry-after")
+    # Another request was under way: its lease had ended.
+    await raw.execute("UPDATE dl_sources SET holder = 2, held_until = now() - interval '1 s'")
+    await give(2, 5)
+    turn = await take(3)
+    assert turn.waits_for == "retry-after"
+    assert turn.wait_s > 500
+
+
+async def test_a_holder_that_died_loses_the_source_with_its_lease(take, raw):
+    await take(1)
+    await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp() - interval '1 ms'")
+    assert await take(2) == TAKEN
+
+
+async def test_a_holder_whose_lease_ended_can_not_give_back_what_is_another_s(take, give, raw):
+    await take(1)
+    await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp() - interval '1 ms'")
+    await take(2)
+    await give(1, 600)
+    turn = await take(3)
+    assert turn.waits_for == "request"
+    await give(2)
+    assert await take(3) == TAKEN
+
+
+async def test_of_many_that_ask_at_once_over_several_connections_one_gets_the_source(database):
+    turns = []
+
+    async def ask(number):
+        async with open_database(DatabaseOptions(dsn=database.dsn)) as store:
+            turns.extend([await store.write(aio_take, "s", number, LEASE_S, ()) for _ in range(3)])
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for number in range(1, 5):
+                nursery.start_soon(ask, number)
+    # Three times the same one, which keeps it.
+    assert [turn.waits_for for turn in turns].count(None) == 3
+    assert [turn.waits_for for turn in turns].count("request") == 9
+
+
+async def test_who_asks_while_another_s_taking_is_not_committed_waits_for_it(take, database, until_blocked):
+    async with raw_connection(database.dsn) as other, trio.open_nursery() as nursery:
+        await take(1)
+        turns = []
+
+        async def ask():
+            turns.append(await take(3))
+
+        await other.execute("BEGIN; UPDATE dl_sources SET holder = 2, held_until = now() + interval '1 minute'")
+        nursery.start_soon(ask)
+        with trio.fail_after(20):
+            while not await _is_blocked(database):  # noqa: ASYNC110 - the database has no event
+                await trio.sleep(0.01)
+        assert turns == []
+        await other.execute("COMMIT")
+    assert turns[0].waits_for == "request"
+
+
+async def _is_blocked(database):
+    return await trio.to_thread.run_sync(
+        database.psql, "SELECT 1 FROM pg_locks WHERE NOT granted AND cardinality(pg_blocking_pids(pid)) > 0"
+    )
+
+
+async def test_a_budget_holds_over_holders(take, give):
+    budget = Budget(2, 60)
+    for holder in (1, 2):
+        assert await take(holder, budget) == TAKEN
+        await give(holder)
+    turn = await take(3, budget)
+    assert turn.waits_for == "budget"
+    assert 30 < turn.wait_s <= 60
+
+
+async def test_of_several_budgets_the_one_that_takes_longest_counts(take, give):
+    longest, shorter, unreached = Budget(2, 600), Budget(1, 10), Budget(3, 6_000)
+    for _ in range(2):
+        assert await take(1, longest) == TAKEN
+        await give(1)
+    turn = await take(1, longest, shorter, unreached)
+    assert turn.waits_for == "budget"
+    assert 500 < turn.wait_s <= 600
+
+
+async def test_the_span_of_a_budget_slides(take, give, raw):
+    budget = Budget(2, 60)
+    for _ in range(2):
+        await take(1, budget)
+        await give(1)
+    await raw.execute(
+        "UPDATE dl_source_calls SET at = at - interval '50 s' WHERE at = (SELECT min(at) FROM dl_source_calls)"
+    )
+    # Only the older one must leave the span, not both.
+    assert 0 < (await take(1, budget)).wait_s <= 10
+    await raw.execute(
+        "UPDATE dl_source_calls SET at = at - interval '11 s' WHERE at = (SELECT min(at) FROM dl_source_calls)"
+    )
+    assert await take(1, budget) == TAKEN
+
+
+async def test_a_load_with_a_shorter_budget_or_none_does_not_make_a_longer_one_forget(take, give, raw):
+    longer, shorter = Budget(3, 6_000), Budget(100, 1)
+    for budgets in ([longer], [shorter], []):
+        assert await take(1, *budgets) == TAKEN
+        await give(1)
+        await raw.execute("UPDATE dl_source_calls SET at = at - interval '5 s'")
+    assert (await take(1, longer)).waits_for == "budget"
+
+
+async def test_calls_behind_the_longest_span_are_forgotten(take, give, raw):
+    for _ in range(3):
+        await take(1, Budget(100, 60), Budget(100, 5))
+        await give(1)
+        await raw.execute("UPDATE dl_source_calls SET at = at - interval '59 s'")
+    assert await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 2
+
+
+async def test_a_source_that_nobody_has_a_budget_for_keeps_no_calls(take, give, raw):
+    await take(1)
+    await give(1)
+    await take(1)
+    assert await raw.fetchval("SELECT count(*) FROM dl_source_calls") == 0
+
+
+@pytest.mark.parametrize(
+    ("requests", "per_s", "said"),
+    [
+        (0, 1, "requests: must be an integer from 1 to 1,000,000, not 0"),
+        (1.5, 1, "requests: must be an integer from 1 to 1,000,000, not 1.5"),
+        (True, 1, "requests: must be an integer from 1 to 1,000,000, not True"),
+        (1, 0, "per_s: must be a number of seconds from 0.001 to 604,800, not 0"),
+        (1, 604_801, "per_s: must be a number of seconds from 0.001 to 604,800, not 604801"),
+        (1, float("nan"), "per_s: must be a number of seconds from 0.001 to 604,800, not nan"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(requests, per_s, said):
+    with pytest.raises(ValueError, match=r".") as caught:
+        Budget(requests, per_s)
+    assert str(caught.value) == said

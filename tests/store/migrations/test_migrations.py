@@ -1,0 +1,287 @@
+"""Bringing a database up to date, whatever happens to be on it (Q1)."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import pytest
+import trio
+from databases import raw_connection
+from logged import capture_logs
+from roles import service_role
+
+from dataloader.jobs.errors import SchemaError, StoreUnavailable
+from dataloader.store import migrations as module
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.migrations import LATEST, check, function_set, lock, migrate, migrations, render
+
+INSERT = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
+# Tables, then what sees to their rows, then what takes its time while others write.
+ALL = [
+    *(one.full_name for one in migrations() if one.is_transactional),
+    f"functions {function_set.NUMBER}",
+    *(one.full_name for one in migrations() if not one.is_transactional),
+]
+STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost")
+
+
+def options(database):
+    return DatabaseOptions(dsn=database.dsn)
+
+
+@pytest.mark.requirement("Q1")
+async def test_tables_of_the_document_are_adopted_with_every_row_in_every_status(empty_database, document_ddl):
+    columns = "job_id, queue, task, args, lock_key, status, attempt, priority, available_at, created_at, error"
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as database:
+        await raw.execute(document_ddl)
+        for n, status in enumerate(STATUSES):
+            await raw.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, status, available_at)"
+                " SELECT gen_random_uuid(), 'q', 't', '{\"n\": 1}', 'k', $1::text::dl_status,"
+                " now() + $2 * interval '1 hour'"
+                " FROM generate_series(1, 20)",
+                status,
+                n % 2,
+            )
+        await raw.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " VALUES (gen_random_uuid(), 'q', 't', 'later', now() + interval '1 hour')"
+        )
+        before = await raw.fetch(f"SELECT {columns} FROM dl_jobs ORDER BY job_id")
+        assert await migrate(database) == ALL
+        assert await raw.fetch(f"SELECT {columns} FROM dl_jobs ORDER BY job_id") == before
+        assert await raw.fetchval("SELECT count(*) FROM dl_job_events") == 120
+        assert await raw.fetchval("SELECT waits_for FROM dl_jobs WHERE lock_key = 'later'") == "time"
+        assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for IS NULL") == 20
+        assert await migrate(database) == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_many_processes_that_migrate_at_once_apply_each_file_once(empty_database):
+    applied = []
+
+    async def start():
+        async with open_database(options(empty_database)) as database:
+            applied.extend(await migrate(database))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(start)
+    assert applied == ALL
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_that_an_interruption_left_half_made_is_made_again(database):
+    invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_ready'::regclass")
+        with pytest.raises(SchemaError, match="half made"):
+            await check(store)
+        await migrate(store)
+        assert await raw.fetchval(invalid) == 0
+        await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_that_is_being_built_is_waited_for_and_not_called_half_made(database):
+    index = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ix_dl_jobs_ready ON dl_jobs (queue)"
+    async with (
+        raw_connection(database.dsn) as raw,
+        raw_connection(database.dsn) as writer,
+        raw_connection(database.dsn) as builder,
+    ):
+        with service_role(database) as role:
+            async with open_database(DatabaseOptions(dsn=role.dsn)) as store, trio.open_nursery() as nursery:
+                await raw.execute("DROP INDEX ix_dl_jobs_ready")
+                await writer.execute("BEGIN")
+                await writer.execute(INSERT)
+                nursery.start_soon(builder.execute, index)
+                with trio.fail_after(30):
+                    while not await raw.fetchval("SELECT to_regclass('ix_dl_jobs_ready') IS NOT NULL"):  # noqa: ASYNC110
+                        await trio.sleep(0.02)
+                with pytest.raises(StoreUnavailable, match=r"^process \d+ of the server \(.*\) migrates the schema"):
+                    await check(store)
+                await writer.execute("COMMIT")
+            async with open_database(DatabaseOptions(dsn=role.dsn)) as store:
+                await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_who_migrates_is_named_to_those_who_wait_and_a_bounded_wait_ends(database, monkeypatch):
+    monkeypatch.setattr(lock, "TELL_AFTER_S", 0.1)
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        pid = await raw.fetchval("SELECT pg_backend_pid()")
+        await raw.execute("DELETE FROM dl_function_sets; SET application_name = 'the other'")
+        await raw.execute(f"SELECT pg_advisory_lock({lock.KEY})")
+        holder = f"process {pid} of the server (the other)"
+        with trio.fail_after(30):
+            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} has held the lock of migrations for"):
+                await migrate(store, wait_s=0.5)
+            with pytest.raises(StoreUnavailable, match=f"^{re.escape(holder)} migrates the schema"):
+                await check(store)
+            async with trio.open_nursery() as nursery:
+                warned = trio.Event()
+                words = []
+
+                def warn(word):
+                    words.append(word)
+                    warned.set()
+
+                nursery.start_soon(partial(migrate, store, warn=warn))
+                await warned.wait()
+                await raw.execute(f"SELECT pg_advisory_unlock({lock.KEY})")
+        assert [word.startswith(f"{holder} migrates the schema, and is waited for: ") for word in words] == [True]
+        await check(store)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q1")
+async def test_a_reader_with_an_old_snapshot_holds_an_index_up_and_does_not_leave_it_half_made(
+    empty_database, document_ddl
+):
+    async with raw_connection(empty_database.dsn) as raw, raw_connection(empty_database.dsn) as reader:
+        await raw.execute(document_ddl)
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
+        )
+        await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await reader.execute("SELECT count(*) FROM dl_jobs")
+        async with open_database(options(empty_database)) as database, trio.open_nursery() as nursery:
+            nursery.start_soon(migrate, database)
+            await trio.sleep(5)
+            await reader.execute("COMMIT")
+        assert await raw.fetchval("SELECT count(*) FROM pg_index WHERE NOT indisvalid") == 0
+        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q1")
+async def test_indexes_are_built_also_where_some_transaction_is_always_older_than_a_lock_is_waited_for(
+    empty_database, monkeypatch
+):
+    monkeypatch.setattr(module, "LOCK_TIMEOUT", "50ms")
+    ended = False
+
+    async def read(reader, after_s):
+        await trio.sleep(after_s)
+        while not ended:
+            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            await reader.execute("SELECT count(*) FROM pg_class")
+            await trio.sleep(0.3)
+            await reader.execute("COMMIT")
+
+    async with (
+        raw_connection(empty_database.dsn) as first,
+        raw_connection(empty_database.dsn) as second,
+        open_database(options(empty_database)) as database,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(read, first, 0)
+        nursery.start_soon(read, second, 0.15)
+        with trio.fail_after(60):
+            assert await migrate(database) == ALL
+        ended = True
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q1")
+async def test_a_migration_that_waits_for_a_writer_holds_up_no_other(empty_database):
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as database:
+        await migrate(database)
+        await raw.execute("DROP TABLE dl_etl_runs CASCADE; DELETE FROM dl_migrations WHERE number > 4")
+        await raw.execute("BEGIN")
+        await raw.execute(INSERT)
+        async with trio.open_nursery() as nursery, raw_connection(empty_database.dsn) as other:
+            nursery.start_soon(migrate, database)
+            waits = "SELECT count(*) FROM pg_locks WHERE relation = 'dl_jobs'::regclass AND NOT granted"
+            with trio.fail_after(30):
+                while not await raw.fetchval(waits):  # noqa: ASYNC110 - the database has no event
+                    await trio.sleep(0.02)
+            with trio.fail_after(20):
+                await other.execute(INSERT)
+            await raw.execute("COMMIT")
+        assert await raw.fetchval("SELECT max(number) FROM dl_migrations") == LATEST
+
+
+@pytest.mark.requirement("Q1")
+async def test_an_index_of_somebody_else_is_their_affair(database):
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("CREATE INDEX theirs ON dl_jobs (producer)")
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'theirs'::regclass")
+        await check(store)
+        assert await migrate(store) == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_the_script_does_all_that_is_left_also_when_it_is_run_again(empty_database, document_ddl):
+    async with raw_connection(empty_database.dsn) as raw:
+        await raw.execute(document_ddl)
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " SELECT gen_random_uuid(), 'q', 't', 'k', now() + interval '1 hour' FROM generate_series(1, 5001)"
+        )
+        await trio.to_thread.run_sync(empty_database.psql, render())
+        assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE waits_for IS NULL") == 0
+        await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_ready'::regclass")
+        await trio.to_thread.run_sync(empty_database.psql, render())
+        async with open_database(options(empty_database)) as store:
+            await check(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_program_goes_on_beside_newer_tables_and_says_so(database):
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("INSERT INTO dl_migrations (number, name) VALUES (999, 'future')")
+        # A program of the future may do without a file of today's.
+        await raw.execute("DELETE FROM dl_migrations WHERE number = 5")
+        said = []
+        assert await migrate(store, warn=said.append) == []
+        with capture_logs() as lines:
+            await check(store)
+        assert [line["event"] for line in lines] == said
+        assert re.fullmatch(r"the database's schema is at 0999 .*, newer than this version .* which goes on .*", *said)
+
+
+@pytest.mark.requirement("Q16")
+async def test_a_schema_in_which_anybody_may_create_functions_is_warned_of_until_it_is_closed(empty_database):
+    said = []
+    async with raw_connection(empty_database.dsn) as raw, open_database(options(empty_database)) as store:
+        await raw.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+        for applied in (ALL, []):
+            assert await migrate(store, warn=said.append) == applied
+            assert "every role may create functions in the schema public" in said[-1]
+        with capture_logs() as lines:
+            await check(store)
+        assert [line["event"] for line in lines] == [said[0]]
+        await raw.execute(said[0].partition("should run: ")[2])
+        del said[:]
+        await migrate(store, warn=said.append)
+    assert said == []
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_program_refuses_tables_that_need_a_newer_one(database):
+    async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
+        await raw.execute("INSERT INTO dl_migrations (number, name, oldest) VALUES (999, 'future', 998)")
+        for start in (migrate, check):
+            with pytest.raises(SchemaError, match=f"at 0999 .*, too new for this version \\({LATEST:04} .*; upgrade"):
+                await start(store)
+
+
+@pytest.mark.requirement("Q1")
+async def test_tables_of_another_owner_are_named_with_what_to_do(empty_database, document_ddl):
+    async with raw_connection(empty_database.dsn) as raw:
+        await raw.execute(document_ddl)
+        await raw.execute("DROP ROLE IF EXISTS outsider")
+        await raw.execute("CREATE ROLE outsider LOGIN PASSWORD 'outsider'")
+        await raw.execute("GRANT ALL ON SCHEMA public TO outsider; GRANT SELECT, INSERT, UPDATE ON dl_jobs TO outsider")
+        dsn = empty_database.dsn.replace("postgres:", "outsider:", 1)
+        head, _, tail = dsn.partition("outsider:")
+        dsn = f"{head}outsider:outsider@{tail.partition('@')[2]}"
+        async with open_database(DatabaseOptions(dsn=dsn)) as database:
+            with pytest.raises(SchemaError, match="Let their owner run the output of `dataloader migrate --sql`"):
+                await migrate(database)
+        await raw.execute("DROP OWNED BY outsider; DROP ROLE outsider")

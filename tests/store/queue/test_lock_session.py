@@ -1,0 +1,243 @@
+"""The life of the lock session (Q7): lost, silent, a ghost, taken again; and keys that went to another meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from databases import raw_connection
+
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.states import Step
+from dataloader.store.queue.leases import Beat
+from dataloader.store.queue.lock_session import IDLE_SHARE
+
+
+@pytest.fixture
+async def holder(start_worker, add_job):
+    """A worker that runs two jobs, of keys k and l."""
+    for key in ("k", "l"):
+        await add_job(lock_key=f"'{key}'")
+    worker = start_worker("holder")
+    jobs = {job.lock_key: job for job in await worker.claim()}
+    return worker, jobs["k"], jobs["l"]
+
+
+async def ping(worker, lease_s=60.0):
+    """Ping until it gets through, as the keeper does."""
+    with trio.fail_after(10):
+        while True:
+            try:
+                return await worker.ping(lease_s)
+            except StoreUnavailable:
+                await trio.sleep(0.01)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_lost_session_takes_its_locks_again(holder, end_session, locks_of, add_job, start_worker):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    former = worker.pid
+    await end_session(worker)
+    await ping(worker)
+    assert worker.pid != former
+    assert await locks_of(worker) == sorted([k.lock_hash, l.lock_hash])
+    assert worker.lost == []
+    await add_job(lock_key="'k'")
+    assert await start_worker().claim() == []
+    for job in (k, l):
+        assert (await worker.end(job)).void == []
+    assert await locks_of(worker) == []
+
+
+@pytest.mark.requirement("Q7")
+async def test_the_end_of_the_session_is_heard_of_at_once(holder, end_session):
+    worker, *_ = holder
+    terminated = trio.Event()
+    worker.locks.on_termination = terminated.set
+    await end_session(worker)
+    with trio.fail_after(5):
+        await terminated.wait()
+    assert not worker.locks.connected
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_ghost_of_the_former_session_is_ended_and_does_not_keep_our_keys(holder, locks_of, raw):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    # A dead network: the server knows nothing of the end and keeps the session, and so the keys.
+    session = worker.locks._session
+    ghost, session._connection, ghost_pid = session._connection, None, worker.pid
+    try:
+        await ping(worker)
+        assert not await raw.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", ghost_pid)
+        assert worker.lost == []
+        assert await locks_of(worker) == sorted([k.lock_hash, l.lock_hash])
+    finally:
+        ghost.terminate()
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_key_that_went_to_another_is_reported_and_never_unlocked_for_him(
+    database, holder, end_session, raw, add_job, locks_of, row_of
+):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    async with raw_connection(database.dsn) as foreign:
+        await end_session(worker)
+        await foreign.execute("SELECT pg_advisory_lock(hashtext('k'))")
+        await ping(worker)
+        assert worker.lost == [k.token]
+        assert await locks_of(worker) == [l.lock_hash]
+        # The row is still ours: heartbeats go on until the body has stopped, then the job goes back.
+        assert await worker.beat(k, l) == [Beat.RENEWED, Beat.RENEWED]
+        await worker.end(k, Step.RETURN)
+        assert await row_of(k.job_id, "attempt") == 0
+        assert await raw.fetchval("SELECT pg_try_advisory_lock(hashtext('k'))") is False
+        assert await worker.claim() == []
+        await foreign.execute("SELECT pg_advisory_unlock_all()")
+    assert await locks_of(worker) == [l.lock_hash]
+
+
+@pytest.mark.requirement("Q7")
+async def test_somebody_who_holds_a_key_for_a_moment_does_not_cost_us_the_job(
+    database, holder, end_session, locks_of, monkeypatch
+):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    async with raw_connection(database.dsn) as other:
+        await end_session(worker)
+        await other.execute("BEGIN")
+        await other.execute("SELECT dl_free_keys(ARRAY[hashtext('k'), hashtext('l')])")  # a sweep's look
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ping, worker)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await other.execute("COMMIT")
+    assert worker.lost == []
+    assert await locks_of(worker) == sorted([k.lock_hash, l.lock_hash])
+
+
+@pytest.mark.requirement("Q7")
+async def test_the_server_ends_a_session_that_is_silent_for_less_than_the_lease(holder, raw, until):
+    worker, *_ = holder
+    lease_s = 1.0
+    before = trio.current_time()
+    await ping(worker, lease_s)
+    assert before + IDLE_SHARE * lease_s <= worker.locks.safe_until <= trio.current_time() + IDLE_SHARE * lease_s
+    await until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", worker.pid)
+    # Nobody was given the key before the moment until which it was said to be safe.
+    assert trio.current_time() >= worker.locks.safe_until
+    assert trio.current_time() < before + 3 * lease_s
+
+
+@pytest.mark.requirement("Q7")
+async def test_pings_keep_the_session(holder):
+    worker, *_ = holder
+    pid = worker.pid
+    # For longer than the server puts up with silence, and much more often.
+    for _ in range(14):
+        await worker.locks.ping(3)
+        await trio.sleep(0.2)
+    assert worker.pid == pid
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_new_session_has_the_former_ones_patience(holder, end_session):
+    worker, *_ = holder
+    await ping(worker, 20.0)
+    await end_session(worker)
+    with trio.fail_after(5):
+        while worker.locks.connected:  # noqa: ASYNC110 - the driver hears of it in a moment
+            await trio.sleep(0.01)
+    await worker.ask()
+    shown = await worker.locks._session.write(lambda connection: connection.fetchval("SHOW idle_session_timeout"))
+    assert shown == "16s"
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_that_ended_while_the_session_was_away_leaves_no_lock_behind(holder, end_session, locks_of):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    await end_session(worker)
+    worker.locks.forget(k.token)
+    await ping(worker)
+    assert await locks_of(worker) == [l.lock_hash]
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_that_ends_while_the_locks_are_taken_again_leaves_no_lock_behind(
+    holder, end_session, locks_of, monkeypatch
+):
+    worker, k, l = holder  # noqa: E741 - the keys' names
+    take_again = worker.locks._aio_take_again
+
+    async def take_again_and_end(connection):
+        await take_again(connection)
+        worker.locks.forget(k.token)
+
+    monkeypatch.setattr(worker.locks, "_aio_take_again", take_again_and_end)
+    await end_session(worker)
+    await ping(worker)
+    assert await locks_of(worker) == [l.lock_hash]
+
+
+@pytest.mark.requirement("Q7")
+async def test_the_capacity_of_the_servers_lock_table_is_known(holder, raw):
+    worker, *_ = holder
+    expected = await raw.fetchval(
+        "SELECT current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int"
+        " + current_setting('max_prepared_transactions')::int)"
+    )
+    assert worker.locks.capacity == expected
+
+
+@pytest.mark.requirement("Q7")
+async def test_closing_frees_all_keys(holder, raw, until):
+    worker, *_ = holder
+    pid = worker.pid
+    await worker.locks.close()
+    await until("NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = $1)", pid)
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_lost_claim_s_row_that_somebody_has_locked_holds_up_nobody_and_goes_back_later(
+    start_worker, add_job, raw, row_of
+):
+    worker = start_worker()
+    orphan = await add_job(
+        status="'running'",
+        claimed_by=f"'{worker.locks.worker}'",
+        token="999999",
+        attempt="1",
+        lease_expires_at="now() + interval '1 hour'",
+    )
+    other = await add_job(lock_key="'other'")
+    await raw.execute("BEGIN")
+    await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", orphan)
+    with trio.fail_after(5):
+        assert [job.job_id for job in await worker.claim()] == [other]
+    await raw.execute("ROLLBACK")
+    assert orphan in [job.job_id for job in await worker.claim()]
+    assert await row_of(orphan, "attempt") == 1
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_waits_for_a_table(
+    database, raw, start_worker, add_job, until_blocked
+):
+    await raw.execute(f"ALTER DATABASE {database.name} SET track_activities = off")
+    await add_job()
+    worker = start_worker()
+    await worker.ping()
+    claims = []
+
+    async def claim():
+        claims.append(await worker.ask())
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+            nursery.start_soon(claim)
+            await until_blocked()
+            for _ in range(3):
+                # Nobody knows, so the keys are safe no longer.
+                assert not await worker.locks.watch(5)
+            await raw.execute("ROLLBACK")
+    await worker.locks.end_watch()
+    [claimed] = claims
+    assert len(claimed.jobs) == 1

@@ -1,0 +1,210 @@
+"""Waiting jobs become ready when their time comes, in order and in batches.
+
+Nobody's clock makes them early or forgotten.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import trio
+from databases import raw_connection
+
+from dataloader.actors import stager as actor
+from dataloader.actors.outage import Outage
+from dataloader.actors.stager import MAX_REST_S, REST, Stager
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.queue import make_ready
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.make_ready import BATCH, Staged, ready_due, ready_known
+
+SOON = "now() + interval '50 milliseconds'"
+LATER = "now() + interval '1 hour'"
+
+
+async def age(raw, job_id, seconds):
+    """Let a waiting job have fallen due `seconds` ago, as time does: no trigger sees it."""
+    await raw.execute("SET session_replication_role = replica")
+    await raw.execute(
+        "UPDATE dl_jobs SET available_at = now() - make_interval(secs => $2) WHERE job_id = $1", job_id, float(seconds)
+    )
+    await raw.execute("SET session_replication_role = origin")
+
+
+@pytest.mark.requirement("Q2")
+async def test_due_jobs_become_ready_and_the_next_ones_time_is_told(store, raw, add_job, row_of):
+    due, later = await add_job(available_at=LATER), await add_job(available_at=LATER)
+    await age(raw, due, 1)
+    staged = await ready_due(store)
+    assert staged.readied == 1
+    assert 3590 < staged.next_due_s <= 3600
+    assert (await row_of(due, "waits_for"), await row_of(later, "waits_for")) == (None, "time")
+
+
+@pytest.mark.requirement("Q2")
+async def test_with_nothing_waiting_for_its_time_there_is_no_next(store, add_job):
+    await add_job()
+    staged = await ready_due(store)
+    assert (staged.readied, staged.next_due_s) == (0, None)
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_storm_is_staged_in_batches_oldest_first(store, raw, add_job, row_of, monkeypatch):
+    monkeypatch.setattr(make_ready, "BATCH", 2)
+    jobs = [await add_job(available_at=LATER) for _ in range(5)]
+    for seconds, job_id in enumerate(jobs, start=1):
+        await age(raw, job_id, seconds)
+    staged = await ready_due(store)
+    assert staged.next_due_s == 0
+    sizes = [staged.readied]
+    assert [await row_of(job_id, "waits_for") for job_id in jobs] == ["time", "time", "time", None, None]
+    while sizes[-1]:
+        staged = await ready_due(store)
+        sizes.append(staged.readied)
+    assert (sizes, staged.next_due_s) == ([2, 2, 1, 0], None)
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("locked", [0, 1, 2])
+async def test_of_jobs_that_are_due_and_locked_is_told_that_they_are(database, store, raw, add_job, locked):
+    jobs = [await add_job(available_at=LATER) for _ in range(4)]
+    for seconds, job_id in enumerate(jobs[:3]):
+        await age(raw, job_id, 1 + seconds)
+    async with raw_connection(database.dsn) as psql:
+        await psql.execute("BEGIN")
+        await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[locked])
+        staged = await ready_due(store)
+        assert (staged.readied, staged.next_due_s) == (2, 0)
+        await psql.execute("ROLLBACK")
+    staged = await ready_due(store)
+    assert staged.readied == 1
+    assert 3590 < staged.next_due_s <= 3600
+
+
+@pytest.mark.requirement("Q2")
+async def test_two_stagers_share_the_work_and_pass_over_locked_rows(database, store, raw, add_job):
+    jobs = [await add_job(available_at=LATER) for _ in range(6)]
+    for job_id in jobs:
+        await age(raw, job_id, 1)
+    readied = []
+
+    async def sweep():
+        readied.append((await ready_due(store)).readied)
+
+    async with raw_connection(database.dsn) as psql:
+        await psql.execute("BEGIN")
+        await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[0])
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sweep)
+                nursery.start_soon(sweep)
+        await psql.execute("ROLLBACK")
+    assert sum(readied) == 5
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store, raw):
+    job_id = await add_job(available_at=LATER)
+    worker = start_worker()
+    await ready_due(store)
+    assert await worker.claim() == []
+    await age(raw, job_id, 1)
+    await ready_due(store)
+    assert len(await worker.claim()) == 1
+
+
+@pytest.mark.requirement("Q2")
+async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
+    """Also by one that a client whose clock is ahead made 'for now'."""
+    stager = Stager(database=store, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=3600, poll_s=3600)
+    heard = trio.Event()
+    due = []
+    async with raw_connection(database.dsn) as listener, trio.open_nursery() as nursery:
+
+        def notified(*event):
+            due.append(float(event[3]))
+            stager.wake.set()
+            heard.set()
+
+        await listener._cross(listener.asyncpg.add_listener, "dl_due", notified)
+        await nursery.start(stager.run)
+        now = await raw.fetchval("SELECT clock_timestamp()")
+        ahead = now + timedelta(seconds=1)
+        [added] = await enqueue(store, [NewJob(queue="q", task="t", available_at=ahead)])
+        with trio.fail_after(5):
+            await heard.wait()
+        # Not later than it is due, though in whole seconds.
+        assert due[0] <= ahead.timestamp() < due[0] + 1.1
+        await until("waits_for IS NULL FROM dl_jobs WHERE job_id = $1", added.job_id)
+        assert await raw.fetchval("SELECT clock_timestamp()") >= ahead
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("columns", [{}, {"waits_for": "'time'"}], ids=["foreign", "ours"])
+async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_job, columns):
+    await add_job(available_at=SOON, **columns)
+    predicate = await raw.fetchval(
+        "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = 'ix_dl_jobs_ready'::regclass"
+    )
+    assert await raw.fetchval(f"SELECT count(*) FROM dl_jobs WHERE {predicate}") == 0
+
+
+@pytest.mark.requirement("Q6")
+async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job, monkeypatch):
+    monkeypatch.setattr(make_ready, "BATCH", 2)
+    for task in ("'known'", "'known'", "'known'", "'other'"):
+        await add_job(task=task, waits_for="'task'")
+    assert [await ready_known(store, ["q"], ["known"]) for _ in range(3)] == [2, 1, 0]
+    assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "other"
+
+
+@pytest.fixture
+def rounds_of(monkeypatch):
+    """Lets a stager meet batches, as (seconds that one takes, what it comes to); gives when each of them began."""
+
+    async def rounds_of(*batches):
+        left, began, done = list(batches), [], trio.Event()
+
+        async def nothing(*_args):
+            """Nothing is parked."""
+
+        async def meet(_store):
+            began.append(trio.current_time())
+            if not left:
+                done.set()
+                return Staged(0, None)
+            took_s, staged = left.pop(0)
+            await trio.sleep(took_s)
+            return staged
+
+        for name, fake in {"ready_known": nothing, "ready_free": nothing, "ready_due": meet}.items():
+            monkeypatch.setattr(actor, name, fake)
+        stager = Stager(database=None, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=60, poll_s=60)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stager.run)
+            await done.wait()
+            nursery.cancel_scope.cancel()
+        return [at - began[0] for at in began]
+
+    return rounds_of
+
+
+@pytest.mark.requirement("Q2")
+async def test_in_a_storm_the_stager_rests_as_a_share_of_the_time_that_a_batch_took(rounds_of, autojump_clock):
+    full = Staged(BATCH, 0)
+    took_s = MAX_REST_S / REST
+    began = await rounds_of((took_s, full), (took_s / 2, full), (10.0, full), (0.1, Staged(3, 2.0)))
+    second = took_s * (1 + REST)
+    third = second * 1.5
+    assert began == pytest.approx([0, second, third, third + 10 + MAX_REST_S, third + 10 + MAX_REST_S + 2.1], abs=0.01)
+
+
+@pytest.mark.requirement("Q2")
+@pytest.mark.parametrize("readied", [1, BATCH], ids=["few", "a full batch that was all"])
+async def test_without_a_storm_the_stager_is_there_when_the_next_job_falls_due(rounds_of, autojump_clock, readied):
+    assert await rounds_of((0.1, Staged(readied, 0.05)), (0.1, Staged(1, None))) == pytest.approx(
+        [0, 0.15, 60], abs=0.01
+    )

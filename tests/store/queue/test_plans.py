@@ -1,0 +1,355 @@
+"""Nothing that a worker does all day reads more because more jobs wait, are parked or have ended (Q6)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import pytest
+from databases import raw_connection
+
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import Step
+from dataloader.store.connection.bridge import Session
+from dataloader.store.queue import enqueue, finish, leases, lock_session, make_ready
+
+ROUNDS = 2
+
+# With idempotency keys: a new entry behind a million NULLs would stand in the last leaf, which the server keeps at hand
+# and goes down no tree for. `soon` is what the stager finds when it asks what is due next.
+WORK = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, priority)
+  SELECT gen_random_uuid(), 'q', 't', 'ready ' || i, 'ready ' || i, i % 7 FROM generate_series(1, 200) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'live ' || i, 'live ' || i, 'running', 'w', now() + interval '1 hour', i
+  FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'expired ' || i, 'expired ' || i, 'running', 'x', now() - interval '1 hour', i
+  FROM generate_series(1001, 1020) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
+  SELECT gen_random_uuid(), 'q', 'u', 'unknown ' || i, 'unknown ' || i, 'task' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
+  SELECT gen_random_uuid(), 'q', 't', 'parked ' || i, 'parked ' || i, 'lock' FROM generate_series(1, 20) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
+  VALUES (gen_random_uuid(), 'q', 't', 'soon', now() + interval '30 min');
+SET session_replication_role = replica; -- rows that fell due since, as time does it: without our triggers
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for, available_at)
+  SELECT gen_random_uuid(), 'q', 't', 'due ' || i, 'due ' || i, 'time', now() - interval '1 s'
+  FROM generate_series(1, 20) AS i;
+SET session_replication_role = origin;
+"""
+BACKLOG = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
+  SELECT gen_random_uuid(), 'q', 't', 'later ' || i, now() + interval '1 d' FROM generate_series(1, {number} / 3) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
+  SELECT gen_random_uuid(), 'q', 't', 'live ' || i % 20, 'succeeded', now() FROM generate_series(1, {number} / 3) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for, priority)
+  SELECT gen_random_uuid(), 'q', 't', 'parked 1', 'lock', 200 FROM generate_series(1, {number} / 3) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', nextval('dl_token_seq')
+  FROM generate_series(1, {number} / 10) AS i;
+"""
+# What can't run. It is older than WORK, and what is delayed or parked is as urgent, so whoever does not leave it out
+# meets it first. Its keys are also those that claims and releases ask for.
+MILLION = [
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, status, finished_at)
+      SELECT {id}, 'q', 't', 'ready ' || i % 200, 'backlog', {then},
+             (CASE WHEN i % 4 > 0 THEN 'succeeded' WHEN i % 8 = 0 THEN 'failed' ELSE 'canceled' END)::dl_status, {then}
+      FROM generate_series(1, 400000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for, available_at)
+      SELECT {id}, 'q', 't', 'later ' || i, 'backlog', {then}, i % 7, 'time', now() + make_interval(secs => 3600 + i)
+      FROM generate_series(400001, 700000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for)
+      SELECT {id}, 'q', 't', 'one of many ' || i, 'backlog', {then}, i % 7, 'lock'
+      FROM generate_series(700001, 850000) AS i
+    """,
+    """
+    INSERT INTO dl_jobs (job_id, queue, task, lock_key, producer, created_at, priority, waits_for)
+      SELECT {id}, 'q', 't', 'parked 1', 'backlog', {then}, 200, 'lock' FROM generate_series(850001, 1000000) AS i
+    """,
+]
+SQL_OF_ROW = {
+    "id": "('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid",
+    "then": "now() - make_interval(secs => 1e7 - i)",
+}
+
+
+def literal(value):
+    """A value as SQL text."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return literal(f"{{{','.join(map(element, value))}}}")
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def element(value):
+    """A value within an array's text."""
+    if isinstance(value, bytes):
+        value = f"\\x{value.hex()}"
+    return "NULL" if value is None else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class Measuring:
+    """A connection on which each statement is first explained, with its buffers counted, and undone."""
+
+    def __init__(self, connection):
+        self._connection = connection
+        self.blocks = 0
+
+    async def fetch(self, sql, *args, **_options):
+        # By EXECUTE, so that a session's plan is the generic one that it has; values come as literals there.
+        await self._connection.execute(f"PREPARE measured AS {sql}")
+        values = f"({', '.join(map(literal, args))})" if args else ""
+        with contextlib.suppress(ZeroDivisionError):
+            async with self._connection.transaction():
+                text = await self._connection.fetchval(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE measured{values}"
+                )
+                plan = json.loads(text)[0]["Plan"]
+                self.blocks += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+                raise ZeroDivisionError
+        await self._connection.execute("DEALLOCATE measured")
+        return await self._connection.fetch(sql, *args)
+
+    async def fetchval(self, sql, *args):
+        rows = await self.fetch(sql, *args)
+        return rows[0][0] if rows else None
+
+    async def execute(self, sql, *args):
+        await self.fetch(sql, *args)
+        return "UPDATE 0"
+
+
+async def live_runs(connection):
+    return await connection.fetch(
+        "SELECT job_id, token FROM dl_jobs WHERE status = 'running' AND lease_expires_at > now()"
+        " ORDER BY lease_expires_at, token LIMIT 10"
+    )
+
+
+async def look(connection, measuring):
+    """The SELECT of dl_claim that picks the candidates, by itself."""
+    source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim'")
+    [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n  \), placed AS", source, re.DOTALL)
+    for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
+        candidates = candidates.replace(parameter, f"${place}")
+    for variable, kind in (("v_priority", "int"), ("v_created_at", "timestamptz"), ("p_after", "uuid")):
+        candidates = candidates.replace(variable, f"NULL::{kind}")
+    await connection.execute("SET LOCAL enable_bitmapscan = off")
+    await measuring.fetch(candidates, "q", 50, ["t"])
+
+
+async def claim(connection, measuring, jobs=10, after=None):
+    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6], after)
+    await connection.execute("SELECT pg_advisory_unlock_all()")
+
+
+async def claim_fifty(connection, measuring):
+    await claim(connection, measuring, 50)
+
+
+async def finish_all(connection, measuring):
+    await finish.aio_finish(
+        measuring, [Ending(row["job_id"], row["token"], Step.SUCCEED) for row in await live_runs(connection)]
+    )
+
+
+async def beat(connection, measuring):
+    await leases.aio_beat(measuring, [(row["job_id"], row["token"], False) for row in await live_runs(connection)])
+
+
+async def show_progress(connection, measuring):
+    rows = await live_runs(connection)
+    await finish.aio_show_progress(measuring, [(row["job_id"], row["token"], '{"n": 1}') for row in rows])
+
+
+async def reap(_connection, measuring):
+    await leases._aio_reap(measuring, 10)
+
+
+async def find_endless(_connection, measuring):
+    await leases._aio_find_endless(measuring, 100)
+
+
+async def release(connection, measuring):
+    hashes = await connection.fetchval("SELECT array_agg(hashtext('parked ' || i)) FROM generate_series(1, 10) AS i")
+    await measuring.fetch(lock_session._RELEASE, hashes)
+
+
+async def unpark(connection, measuring):
+    hashes = await connection.fetchval("SELECT array_agg(hashtext('parked ' || i)) FROM generate_series(1, 10) AS i")
+    await make_ready._aio_unpark(measuring, hashes)
+
+
+async def sweep(_connection, measuring):
+    await make_ready._aio_ready_free(measuring)
+
+
+async def ready_due(_connection, measuring):
+    await make_ready._aio_ready_due(measuring)
+
+
+async def ready_known(_connection, measuring):
+    await make_ready._aio_ready_known(measuring, ["q"], ["u"])
+
+
+async def add(_connection, measuring):
+    jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
+    rows = [enqueue._row(job, None, 60) for job in jobs]
+    await enqueue._aio_add(measuring, jobs, rows, rows)
+
+
+OPERATIONS = [
+    claim,
+    finish_all,
+    beat,
+    show_progress,
+    reap,
+    find_endless,
+    release,
+    unpark,
+    sweep,
+    ready_due,
+    ready_known,
+    add,
+]
+# Without the sweep, which asks for each key once: of those there are many more in the million.
+BY_SESSIONS = [look, claim_fifty, finish_all, beat, show_progress, release]
+BY_THE_POOL = [reap, unpark, ready_due, ready_known, add]
+
+
+async def measure(connection, operations=OPERATIONS):
+    """For each operation the buffers of its last execution, and the scans of a whole table in all of them."""
+    blocks, scans = {}, {}
+    await connection.execute("VACUUM ANALYZE dl_jobs")
+    for operation in operations:
+        for _ in range(ROUNDS):
+            measuring = Measuring(connection)
+            transaction = connection.transaction()
+            await transaction.start()
+            await operation(connection, measuring)
+            scans[operation.__name__] = await connection.fetchval(
+                "SELECT sum(seq_scan) FROM pg_stat_xact_user_tables WHERE relname IN ('dl_jobs', 'dl_job_events')"
+            )
+            await transaction.rollback()
+        blocks[operation.__name__] = measuring.blocks
+    return blocks, scans
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6")
+@pytest.mark.requirement("Q7")
+async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing(store, raw):
+    session = Session(store, "plans")
+    await raw.execute(WORK)
+    # So many that most indexes have the depth that they will have: a level more is a page more for each probe.
+    await raw.execute(BACKLOG.format(number=5_000))
+    before, scans = await session.write(measure)
+    assert not any(scans.values()), scans
+    await raw.execute(BACKLOG.format(number=50_000))
+    after, scans = await session.write(measure)
+    assert not any(scans.values()), scans
+    costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 80}
+    assert not costly
+    await session.close()
+
+
+async def add_the_million(raw):
+    """The quick way: without triggers, and with the indexes made afterwards."""
+    indexes = await raw.fetch(
+        "SELECT indexrelid::regclass::text AS name, pg_get_indexdef(indexrelid) AS definition"
+        " FROM pg_index WHERE indrelid = 'dl_jobs'::regclass AND NOT indisunique"
+    )
+    await raw.execute("SET session_replication_role = replica; SET maintenance_work_mem = '256MB'")
+    for index in indexes:
+        await raw.execute(f"DROP INDEX {index['name']}")
+    for statement in MILLION:
+        await raw.execute(statement.format_map(SQL_OF_ROW))
+    for index in indexes:
+        await raw.execute(index["definition"])
+    await raw.execute("VACUUM ANALYZE dl_jobs")
+
+
+async def remove_the_million(raw):
+    """From the table, not from its indexes, whose trees stay as deep. First goes what measuring has left there."""
+    await raw.execute("VACUUM dl_jobs")
+    await raw.execute("ALTER TABLE dl_jobs SET (vacuum_index_cleanup = off, vacuum_truncate = off)")
+    await raw.execute("SET session_replication_role = replica")
+    await raw.execute("DELETE FROM dl_jobs WHERE producer = 'backlog'")
+    await raw.execute("VACUUM ANALYZE dl_jobs")
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("Q6")
+@pytest.mark.requirement("Q7")
+async def test_with_a_million_jobs_delayed_parked_and_ended_a_claim_touches_as_many_buffers_as_with_none(store, raw):
+    """Buffers, hit and read, of whole statements: EXPLAIN (ANALYZE, BUFFERS) counts those of functions too.
+
+    The claim's look at its candidates touches exactly as many with none of those jobs, with a million, and with none
+    any more: it walks an index in which they do not stand.
+
+    Whoever writes a row also goes down the trees of the indexes in which they do stand, and a tree of a million entries
+    has three levels where a small one has one or two. So whole statements are compared with what they touch with none
+    of those jobs *in trees as deep*, the jobs being deleted and their entries left: 10 % more or less. To walk those
+    entries would be as dear there; that nobody does is seen from a table that never had them, in small trees: a
+    statement touches less than twice as many buffers as there (a claim 1.2 times, an enqueue 1.4 times as many).
+    """
+    session = Session(store, "plans")
+
+    async def buffers():
+        of_sessions, scans = await session.write(measure, BY_SESSIONS)
+        assert not any(scans.values()), scans
+        of_the_pool, scans = await store.write(measure, BY_THE_POOL)
+        assert not any(scans.values()), scans
+        return of_sessions | of_the_pool
+
+    for table in ("dl_jobs", "dl_job_events"):
+        await raw.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+    await raw.execute(WORK)
+    none = await buffers()
+    await add_the_million(raw)
+    million = await buffers()
+    await remove_the_million(raw)
+    as_deep = await buffers()
+    await session.close()
+    assert none["look"] == million["look"] == as_deep["look"]
+    differ = {name: (as_deep[name], n) for name, n in million.items() if abs(n - as_deep[name]) > 0.1 * as_deep[name]}
+    assert not differ
+    doubled = {name: (none[name], n) for name, n in million.items() if n >= 2 * none[name]}
+    assert not doubled
+
+
+async def test_a_claim_that_goes_on_behind_dead_entries_does_not_walk_over_them(database, store, raw):
+    async def claims(connection, after=None):
+        counted = []
+        for _ in range(3):
+            async with connection.transaction():
+                measuring = Measuring(connection)
+                await claim(connection, measuring, after=after)
+                counted.append(measuring.blocks)
+        return min(counted)
+
+    add_some = (
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at) SELECT gen_random_uuid(), 'q', 't', 'k' || n,"
+        " now() - make_interval(mins => $2, secs => n / 1000.0) FROM generate_series(1, $1) AS n"
+    )
+    await raw.execute(add_some, 30, 1)
+    free = await store.write(claims)
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await other.execute("SELECT count(*) FROM dl_jobs")
+        await raw.execute(add_some, 20_000, 60)
+        await raw.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE created_at < now() - interval '30 minutes'")
+        last = await raw.fetchval(
+            "SELECT job_id FROM dl_jobs WHERE status = 'succeeded' ORDER BY created_at DESC, job_id DESC LIMIT 1"
+        )
+        assert await store.write(claims) > 3 * free
+        assert await store.write(claims, last) < 1.5 * free

@@ -1,0 +1,432 @@
+"""Random histories of several workers, operators, a foreign service and lost sessions against the real database.
+
+After every step the promises about our own writes are checked (Q6, Q7, Q9, Q10): never two live leases of a job or of a
+key, never a run too many, no effect of an old token, the server's locks as in memory, a journal that tells the row's
+story by the table of transitions. After a sweep no job stays parked without a holder; in the end every job ends.
+
+The histories are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others. Hypothesis shrinks
+what fails to a short list of steps and prints it.
+"""
+
+from __future__ import annotations
+
+import os
+from uuid import UUID
+
+import attrs
+import pytest
+import trio
+from databases import RawConnection, raw_connection
+from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from journal import step_of
+from queue_workers import LossyConnection, Worker
+
+from dataloader.jobs.errors import Conflict, StoreUnavailable
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.model import ClaimedJob, NewJob
+from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.states import TRANSITIONS, Status, Step
+from dataloader.store.queue import control
+from dataloader.store.queue.control import Actor
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.leases import Beat, reap
+from dataloader.store.queue.make_ready import ready_due, ready_free, ready_known, unpark
+
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
+SEED = int(os.environ.get("PROPERTY_SEED", "0"))
+KEYS = ("k0", "k1", "k2")
+TASKS = ("t", "u")
+STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
+OPERATOR = Actor("operator")
+
+
+@attrs.define(eq=False)
+class Body:
+    """A handler that runs, as far as its process knows."""
+
+    worker: Worker
+    job: ClaimedJob
+
+
+@attrs.define(eq=False)
+class World:
+    """The history so far: who runs what, which tokens are old, what foreign services have touched."""
+
+    store: object
+    raw: RawConnection
+    service: RawConnection
+    workers: list[Worker] = attrs.field(factory=list)
+    bodies: list[Body] = attrs.field(factory=list)
+    old: list[ClaimedJob] = attrs.field(factory=list)
+    jobs: list[UUID] = attrs.field(factory=list)
+    foreign_runs: list[tuple[UUID, str]] = attrs.field(factory=list)
+    foreign_touched: set[UUID] = attrs.field(factory=set)
+    raw_turn: trio.Lock = attrs.field(factory=trio.Lock)
+    starts: int = 0
+
+    # What can happen. `a` and `b` choose among what there is.
+
+    async def enqueue(self, a, b):
+        jobs = [
+            NewJob(queue="q", task=TASKS[b == 7], lock_key=KEYS[(a + n) % 3], max_attempts=1 + b % 3, lease_ttl_sec=60)
+            for n in range(1 + a % 4)
+        ]
+        await enqueue(self.store, jobs)
+        self.jobs.extend(job.job_id for job in jobs)
+
+    async def claim(self, a, b):
+        worker = self.workers[a % len(self.workers)]
+        claim = await self.insist(worker, lambda: worker.ask(limit=1 + b, tasks=TASKS[: 1 + (a % 2)]))
+        for job in claim.jobs:
+            # The one promise that matters most: nobody else's handler of that key runs now.
+            assert job.lock_hash not in {body.job.lock_hash for body in self.bodies}
+            self.bodies.append(Body(worker, job))
+        if b != 3:  # else the process is too slow with its second look, and the sweep must do
+            await unpark(self.store, claim.to_test)
+
+    async def claim_without_reply(self, a, _b):
+        worker = self.workers[a % len(self.workers)]
+        await self.insist(worker, lambda: worker.ask("nothing here"))
+        session = worker.locks._session
+        session._connection = LossyConnection(session._connection, "dl_claim")
+        with pytest.raises(StoreUnavailable):
+            await worker.ask()
+
+    async def end(self, a, b):
+        body = self.pick(self.bodies, a)
+        if body is not None:
+            await self.stop(body, STEPS[b % len(STEPS)], delay_s=60.0 if b % 4 == 3 else 0.0)
+
+    async def end_again(self, a, b):
+        """A write of somebody who was declared dead, or of a batch that is sent a second time."""
+        job = self.pick(self.old, a)
+        if job is None:
+            return
+        async with self.raw_turn:
+            row = "SELECT j::text, token, status::text AS status FROM dl_jobs j WHERE job_id = $1"
+            before = await self.raw.fetchrow(row, job.job_id)
+            if (before["token"], before["status"]) == (job.token, "running"):
+                return  # its process is dead or has given up, and nobody has taken the job back yet
+            ending = Ending(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
+            assert (await self.workers[0].record(ending)).written == {}
+            assert await self.raw.fetchrow(row, job.job_id) == before
+
+    async def beat(self, a, _b):
+        worker = self.workers[a % len(self.workers)]
+        bodies = [body for body in self.bodies if body.worker is worker]
+        if bodies:
+            found = await worker.beat(*(body.job for body in bodies))
+            found_of = list(zip(bodies, found, strict=True))
+            expired = [(body.job.job_id, body.job.token) for body, beat in found_of if beat is Beat.EXPIRED]
+            revived = await self.insist(worker, lambda: worker.locks.revive(expired, timeout_s=5))
+            for body, beat in found_of:
+                lost = beat is Beat.LOST or (beat is Beat.EXPIRED and body.job.token not in revived)
+                if lost and body in self.bodies:
+                    await self.give_up(body)
+
+    async def jump(self, _a, _b):
+        """The database's clock jumps, and all leases have ended: heartbeats come before the reapers' second look."""
+        await self.sql(
+            "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'"
+            " WHERE status = 'running' AND claimed_by IS NOT NULL"
+        )
+        for index in range(len(self.workers)):
+            await self.beat(index, 0)
+
+    async def expire(self, a, b):
+        """A lease ends; the body was stopped before that. Its process lets go of the key at once, or is slow."""
+        body = self.pick(self.bodies, a)
+        if body is not None:
+            self.remove(body)
+            await self.sql(
+                "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'"
+                " WHERE job_id = $1 AND token = $2 AND status = 'running'",
+                body.job.job_id,
+                body.job.token,
+            )
+            if b % 2:
+                await self.let_go(body)
+
+    async def reap(self, _a, _b):
+        await reap(self.store, 100)
+
+    async def cancel(self, a, _b):
+        job_id = self.pick(self.jobs, a)
+        if job_id is not None:
+            await control.cancel(self.store, job_id, OPERATOR)
+
+    async def retry(self, a, _b):
+        job_id = self.pick(self.jobs, a)
+        if job_id is not None:
+            try:
+                await control.retry(self.store, job_id, OPERATOR)
+            except Conflict:
+                return
+
+    async def lose_session(self, a, _b):
+        worker = self.workers[a % len(self.workers)]
+        if worker.locks._ghost is not None:
+            await self.sql("SELECT pg_terminate_backend($1, 5000)", worker.pid)
+
+    async def kill(self, a, _b):
+        """kill -9: the bodies end with the process, the rows stay."""
+        index = a % len(self.workers)
+        worker = self.workers[index]
+        for body in [body for body in self.bodies if body.worker is worker]:
+            self.remove(body)
+        self.workers[index] = self.start()
+        await worker.locks.close()
+
+    async def drain(self, a, _b):
+        worker = self.workers[a % len(self.workers)]
+        for body in [body for body in self.bodies if body.worker is worker]:
+            await self.stop(body, Step.RETURN)
+
+    async def sweep(self, _a, _b):
+        await ready_known(self.store, ["q"], TASKS)
+        await ready_free(self.store)
+        await ready_due(self.store)
+
+    async def let_time_pass(self, _a, _b):
+        """What waits for its time falls due; no trigger sees that."""
+        async with self.raw_turn:
+            await self.raw.execute("SET session_replication_role = replica")
+            await self.raw.execute(
+                "UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND available_at > now()"
+            )
+            await self.raw.execute("SET session_replication_role = origin")
+        await ready_due(self.store)
+
+    async def foreign_insert(self, a, _b):
+        job_id = uuid7()
+        await self.foreign(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES ($1, 'q', 't', $2)", job_id, KEYS[a % 3]
+        )
+        self.jobs.append(job_id)
+
+    async def foreign_claim(self, _a, _b):
+        for row in await self.foreign(CLAIM):
+            self.foreign_touched.add(row["job_id"])
+            [got] = await self.foreign(LOCK, row["lock_key"])
+            if got[0]:
+                self.foreign_runs.append((row["job_id"], row["lock_key"]))
+            else:
+                await self.foreign(BACK_OFF, row["job_id"], 5.0)
+
+    async def foreign_finish(self, a, b):
+        run = self.pick(self.foreign_runs, a)
+        if run is not None:
+            self.foreign_runs.remove(run)
+            await (self.foreign(BACK_OFF, run[0], 5.0) if b % 2 else self.foreign(FINISH, run[0]))
+            await self.foreign(UNLOCK, run[1])
+
+    async def foreign_reap(self, _a, _b):
+        self.foreign_touched.update(row["job_id"] for row in await self.foreign(REAP))
+
+    # What the steps are made of.
+
+    @staticmethod
+    def pick(items, index):
+        return items[index % len(items)] if items else None
+
+    def start(self):
+        self.starts += 1
+        return Worker(self.store, f"w{self.starts}")
+
+    async def sql(self, sql, *args):
+        async with self.raw_turn:
+            return await self.raw.fetch(sql, *args)
+
+    async def foreign(self, sql, *args):
+        return await self.service.fetch(sql, *args)
+
+    async def insist(self, worker, operation):
+        """Do something on a worker's lock session that may turn out to be gone; runs whose key is gone are stopped."""
+        with trio.fail_after(10):
+            while True:
+                try:
+                    result = await operation()
+                    break
+                except StoreUnavailable:
+                    await trio.sleep(0.005)
+        while worker.lost:
+            token = worker.lost.pop()
+            for body in [body for body in self.bodies if body.job.token == token]:
+                await self.stop(body, Step.RETURN)
+        return result
+
+    def remove(self, body):
+        if body in self.bodies:
+            self.bodies.remove(body)
+            self.old.append(body.job)
+
+    async def stop(self, body, step, **ending):
+        """The body ends, then its outcome is written, then its key is freed."""
+        if body in self.bodies:
+            self.bodies.remove(body)
+            await body.worker.record(Ending(body.job.job_id, body.job.token, step, **ending))
+            self.old.append(body.job)
+            await self.let_go(body)
+
+    async def give_up(self, body):
+        self.remove(body)
+        await self.let_go(body)
+
+    async def let_go(self, body):
+        if body.worker in self.workers:
+            body.worker.locks.forget(body.job.token)
+            await self.insist(body.worker, body.worker.locks.release)
+
+    # What must hold.
+
+    async def check(self):
+        rows = {row["job_id"]: row for row in await self.sql(
+            "SELECT *, status::text AS status, hashtext(lock_key) AS h, lease_expires_at > now() AS live,"
+            " available_at <= now() AS due FROM dl_jobs"
+        )}  # fmt: skip
+        ours = [row for row in rows.values() if row["status"] == "running" and row["claimed_by"] is not None]
+        live = [row["h"] for row in ours if row["live"]]
+        assert len(live) == len(set(live)), "two live leases of one key"
+        tokens = [row["token"] for row in rows.values() if row["token"]]
+        assert len(tokens) == len(set(tokens)), "two rows with one token"
+        for row in rows.values():
+            status = Status(row["status"])
+            assert (row["finished_at"] is not None) == status.is_final, row
+            assert (row["lease_expires_at"] is not None) == (status is Status.RUNNING), row
+            assert status is Status.QUEUED or row["waits_for"] is None, row
+            assert status is not Status.QUEUED or row["waits_for"] is not None or row["due"], row
+            if row["job_id"] not in self.foreign_touched:
+                assert row["attempt"] <= row["max_attempts"], row
+                assert row["crashes"] <= row["max_attempts"], row
+        for body in self.bodies:
+            row = rows[body.job.job_id]
+            assert (row["token"], row["status"]) == (body.job.token, "running"), "a body whose job is not its own"
+        await self.check_journal(rows)
+        await self.check_locks()
+
+    async def check_journal(self, rows):
+        statuses = dict.fromkeys(rows, Status.QUEUED)
+        for event in await self.sql(
+            "SELECT job_id, kind, payload ->> 'reason' AS reason FROM dl_job_events ORDER BY event_id"
+        ):
+            if event["job_id"] not in self.foreign_touched and event["kind"] not in {"queued", "heartbeat"}:
+                step = step_of(event["kind"], event["reason"])
+                statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], step]
+        for job_id, status in statuses.items():
+            assert job_id in self.foreign_touched or rows[job_id]["status"] == status, "the journal tells another story"
+
+    async def check_locks(self):
+        for worker in self.workers:
+            locks = worker.locks
+            if locks.connected and not locks._suspect:
+                rows = await self.sql(
+                    "SELECT objid::bigint::bit(32)::int AS h FROM pg_locks WHERE locktype = 'advisory' AND pid = $1",
+                    worker.pid,
+                )
+                alive = await self.sql("SELECT FROM pg_stat_activity WHERE pid = $1", worker.pid)
+                if alive:
+                    assert {row["h"] for row in rows} == {*locks._held(), *locks._to_release}, "locks that nobody knows"
+
+    async def check_parked(self):
+        """After a sweep: of each key that nobody holds a job is ready, if any is parked."""
+        stuck = await self.sql("""
+            SELECT h FROM (SELECT DISTINCT hashtext(lock_key) AS h FROM dl_jobs WHERE waits_for = 'lock') AS parked
+            WHERE NOT EXISTS (SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.lease_expires_at > now()
+                              AND hashtext(r.lock_key) = h)
+              AND NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid::bigint::bit(32)::int = h)
+              AND NOT EXISTS (SELECT FROM dl_jobs n WHERE n.status = 'queued' AND n.waits_for IS NULL
+                              AND hashtext(n.lock_key) = h)""")
+        assert not stuck, "parked without a holder"
+
+    async def come_to_an_end(self):
+        """Whatever has happened, from here on all goes well: then every job ends."""
+        for run in list(self.foreign_runs):
+            await self.foreign(UNLOCK, run[1])
+        for body in list(self.bodies):
+            await self.stop(body, Step.SUCCEED)
+        for worker in self.workers:
+            for token in list(worker.locks.tokens):
+                worker.locks.forget(token)
+            await self.insist(worker, worker.ping)
+            await self.insist(worker, worker.locks.release)
+        await self.sql("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+        await self.reap(0, 0)
+        rounds = 0
+        while await self.sql("SELECT FROM dl_jobs WHERE status IN ('queued', 'running')"):
+            rounds += 1
+            assert rounds < 2 * len(self.jobs) + 2, "jobs that neither end nor run"
+            await self.let_time_pass(0, 0)
+            await self.sweep(0, 0)
+            await self.check_parked()
+            await self.claim(1, 7)
+            for body in list(self.bodies):
+                await self.stop(body, Step.SUCCEED)
+        await self.check()
+
+
+# The first ones stand for most of what happens; hypothesis prefers them when it shrinks.
+COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue", "claim")
+RARE = (
+    "sweep", "expire", "reap", "jump", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill",
+    "lose_session", "claim_without_reply", "foreign_insert", "foreign_claim", "foreign_finish", "foreign_reap",
+)  # fmt: skip
+CHOICES = st.integers(0, 7)
+ONE = st.tuples(st.sampled_from(COMMON + RARE), CHOICES, CHOICES)
+ON_THE_STORE = st.tuples(
+    st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue"]), CHOICES, CHOICES
+)
+TWO_AT_ONCE = st.tuples(ON_THE_STORE, ON_THE_STORE)
+HISTORIES = st.lists(st.one_of(st.tuples(ONE), st.tuples(ONE), st.tuples(ONE), TWO_AT_ONCE), min_size=10, max_size=60)
+
+
+async def play(store, raw, service, history):
+    await raw.execute("DELETE FROM dl_jobs")
+    world = World(store, raw, service)
+    world.workers = [world.start() for _ in range(3)]
+    try:
+        with trio.fail_after(60):
+            for steps in history:
+                async with trio.open_nursery() as nursery:
+                    for name, a, b in steps:
+                        nursery.start_soon(getattr(world, name), a, b)
+                await world.check()
+                if steps[0][0] == "sweep" and len(steps) == 1:
+                    await world.check_parked()
+            await world.come_to_an_end()
+    finally:
+        with trio.move_on_after(20, shield=True):
+            await service.execute("SELECT pg_advisory_unlock_all()")
+            for worker in world.workers:
+                await worker.locks.close()
+
+
+@pytest.mark.requirement("Q6")
+@pytest.mark.requirement("Q7")
+@pytest.mark.requirement("Q9")
+@pytest.mark.requirement("Q10")
+@pytest.mark.requirement("Q11")
+@pytest.mark.parametrize(
+    ("part", "examples"), [(0, EXAMPLES // 4)] + [pytest.param(n, EXAMPLES, marks=pytest.mark.slow) for n in (1, 2, 3)]
+)
+async def test_every_history_keeps_the_promises(database, store, raw, part, examples):
+    async with raw_connection(database.dsn) as service:
+
+        @seed(SEED + part)
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.data_too_large,
+                HealthCheck.function_scoped_fixture,
+            ],
+            phases=[Phase.generate, Phase.shrink],
+        )
+        @given(history=HISTORIES)
+        def histories(history):
+            trio.from_thread.run(play, store, raw, service, history)
+
+        await trio.to_thread.run_sync(histories)

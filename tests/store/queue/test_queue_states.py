@@ -1,0 +1,158 @@
+"""How queues stand for the jobs in them: read when somebody looks, from workers, pauses and running jobs."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.states import QueueState
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue import queue_states, reads
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.queue_states import REMEMBERED_S, ServedQueues
+from dataloader.store.queue.reads import JobFilter
+from dataloader.store.queue.worker_rows import Worker, aio_show
+
+pytestmark = pytest.mark.requirement("Q3")
+
+JOB = NewJob(queue="q", task="t")
+
+
+@pytest.fixture
+def show_worker(store):
+    async def show_worker(name, queues, tasks=("t",)):
+        await store.write(aio_show, Worker(name, "h", 1, "1", queues, tasks))
+
+    return show_worker
+
+
+async def test_a_queued_job_says_whether_its_queue_is_paused_has_no_worker_or_is_full(store, raw, add_job, show_worker):
+    await show_worker("w1", {"served": 1, "full": 1, "paused": 1})
+    await show_worker("w2", {"full": 1})
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('paused', true), ('served', false)")
+    for worker in ("w1", "w2"):
+        await add_job(queue="'full'", status="'running'", token="1", claimed_by=f"'{worker}'")
+    jobs = {queue: await add_job(queue=f"'{queue}'") for queue in ("served", "full", "paused")}
+    jobs["nobody"] = await add_job(queue="'nobody'", available_at="now() + interval '1 h'")
+    wanted = {
+        "served": None,
+        "full": QueueState.FULL,
+        "paused": QueueState.PAUSED,
+        "nobody": QueueState.NO_WORKER,
+    }
+    assert {queue: (await reads.get_job(store, job_id)).queue_state for queue, job_id in jobs.items()} == wanted
+    page = await reads.list_jobs(store, JobFilter())
+    assert {job.queue: job.queue_state for job in page.jobs if job.status == "queued"} == wanted
+
+
+async def test_only_what_waits_has_a_queue_state(store, add_job):
+    for status in ("running", "succeeded", "failed"):
+        job_id = await add_job(status=f"'{status}'")
+        assert (await reads.get_job(store, job_id)).queue_state is None
+
+
+async def test_jobs_of_other_services_take_no_slot_and_a_dead_worker_serves_nothing(store, raw, add_job, show_worker):
+    await show_worker("w", {"q": 1})
+    await add_job(status="'running'")
+    job_id = await add_job()
+    assert (await reads.get_job(store, job_id)).queue_state is None
+    await raw.execute("UPDATE dl_workers SET seen_at = now() - interval '2 min'")
+    assert (await reads.get_job(store, job_id)).queue_state is QueueState.NO_WORKER
+
+
+async def test_a_task_is_unknown_when_every_worker_of_its_queue_tells_what_it_knows_and_none_knows_it(
+    store, raw, show_worker
+):
+    async def heard(*names):
+        jobs = [NewJob(queue=queue, task=task) for queue, task in names]
+        return await ServedQueues(store).states_of(jobs)
+
+    await show_worker("w1", {"q": 1, "both": 1}, ["t"])
+    await show_worker("w2", {"other": 1, "both": 1}, ["u"])
+    asked = (("q", "t"), ("q", "u"), ("both", "t"), ("both", "u"), ("both", "v"), ("nobody", "v"))
+    unknown, no_worker = QueueState.UNKNOWN_TASK, QueueState.NO_WORKER
+    assert await heard(*asked) == [None, unknown, None, None, unknown, no_worker]
+    # A process of an earlier release may know it.
+    await raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('w3', 'h', 1, '0', '{\"q\": 1}')"
+    )
+    assert await heard(("q", "u"), ("both", "v")) == [None, unknown]
+    # What a process comes to know later is shown with its next beat.
+    await show_worker("w2", {"both": 1}, ["u", "v"])
+    assert await heard(("both", "v")) == [None]
+    assert {w.worker: w.tasks for w in await reads.list_workers(store)} == {"w1": ["t"], "w2": ["u", "v"], "w3": None}
+
+
+async def test_the_state_of_a_queue_is_found_by_indexes_among_many_jobs(store, raw, show_worker):
+    await show_worker("w", {"q": 10})
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, token)"
+        " SELECT gen_random_uuid(), CASE WHEN i <= 5 THEN 'q' ELSE 'other' END, 't', i::text,"
+        " (CASE WHEN i <= 10 THEN 'running' ELSE 'succeeded' END)::dl_status, 'w', i FROM generate_series(1, 20000) i"
+    )
+    await raw.execute("ANALYZE dl_jobs")
+
+    async def plan(connection):
+        rows = await connection.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) {queue_states._STATES}", ["q", "nobody"], 60.0)
+        return "\n".join(row[0] for row in rows)
+
+    text = await store.run(plan)
+    assert "Seq Scan on dl_jobs" not in text
+    assert "ix_dl_jobs_status_queue" in text
+    assert "rows=5 " in text or "rows=5.00 " in text
+
+
+async def test_the_answers_to_many_triggers_cost_one_read_a_second(store, raw):
+    served = ServedQueues(store)
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('paused', true)")
+    began = trio.current_time()
+    for number in range(50):
+        await enqueue(store, [NewJob(queue=f"q{number}", task="t")])
+        states = await served.states_of([NewJob(queue=queue, task="t") for queue in (f"q{number}", "paused")])
+        assert states == [QueueState.NO_WORKER, QueueState.PAUSED]
+    seconds = trio.current_time() - began
+
+    async def flush(connection):
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+
+    await store.run(flush)
+    reads_of_workers = await raw.fetchval(
+        "SELECT coalesce(seq_scan, 0) + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'dl_workers'"
+    )
+    assert 1 <= reads_of_workers <= seconds / REMEMBERED_S + 1
+
+
+async def test_all_who_ask_at_once_hear_how_the_queue_stands_now_and_not_how_it_stood(store, raw, monkeypatch):
+    monkeypatch.setattr(queue_states, "REMEMBERED_S", 0.01)
+    monkeypatch.setattr(queue_states, "ASK_WITHIN_S", 20)
+    served, heard = ServedQueues(store), []
+
+    async def ask():
+        heard.extend(await served.states_of([JOB]))
+
+    await ask()
+    await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('q', true)")
+    await trio.sleep(queue_states.REMEMBERED_S)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(ask)
+    assert heard == [QueueState.NO_WORKER] + [QueueState.PAUSED] * 3
+
+
+async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database, raw):
+    async def pid(connection):
+        return await connection.fetchval("SELECT pg_backend_pid()")
+
+    async with open_database(DatabaseOptions(dsn=database.dsn, pool_size=1)) as store:
+        before = await store.run(pid)
+        await raw.execute("BEGIN; LOCK TABLE dl_queues")
+        assert await ServedQueues(store).states_of([JOB]) == [None]
+        assert await store.run(pid) == before
+        await raw.execute("ROLLBACK")
+
+
+async def test_a_database_that_does_not_answer_says_nothing_of_queues():
+    options = DatabaseOptions(dsn="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
+    async with open_database(options) as away:
+        assert await ServedQueues(away).states_of([JOB]) == [None]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dataloader.jobs.errors import JobNotFound
+from dataloader.jobs.states import FINAL, Status
+from dataloader.store.queue import control, reads
+from dataloader.store.queue.reads import JobFilter
+from dataloader.store.queue.retention import prune
+
+OLD = "now() - interval '8 days'"
+RECENT = "now() - interval '6 days'"
+WEEK = dict.fromkeys(FINAL, 7)
+
+
+async def left(store):
+    return {job.job_id for job in (await reads.list_jobs(store, JobFilter())).jobs}
+
+
+@pytest.mark.requirement("R4")
+async def test_old_ended_jobs_go_with_their_journals_and_recent_ones_stay(store, raw, add_job):
+    for status in FINAL:
+        await add_job(status=f"'{status}'", finished_at=OLD)
+    recent = {await add_job(status=f"'{status}'", finished_at=RECENT) for status in FINAL}
+    await raw.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'done' FROM dl_jobs")
+    assert await prune(store, WEEK) == 4
+    assert await left(store) == recent
+    assert {row["job_id"] for row in await raw.fetch("SELECT job_id FROM dl_job_events")} == recent
+    assert await prune(store, WEEK) == 0
+
+
+@pytest.mark.requirement("R4")
+async def test_each_status_has_its_own_time_and_zero_keeps(store, add_job):
+    await add_job(status="'succeeded'", finished_at=RECENT)
+    kept = {await add_job(status=f"'{status}'", finished_at=OLD) for status in ("failed", "canceled", "lost")}
+    assert await prune(store, {Status.SUCCEEDED: 1, Status.FAILED: 30, Status.CANCELED: 0}) == 1
+    assert await left(store) == kept
+
+
+async def test_what_has_not_ended_is_never_deleted(store, add_job):
+    kept = {await add_job(status=f"'{status}'", finished_at=OLD, created_at=OLD) for status in ("queued", "running")}
+    assert await prune(store, WEEK) == 0
+    assert await left(store) == kept
+    with pytest.raises(ValueError, match="queued is not final"):
+        await prune(store, {Status.QUEUED: 1})
+
+
+async def test_jobs_go_in_batches_oldest_first(store, add_job):
+    young = await add_job(status="'failed'", finished_at=OLD)
+    for _ in range(4):
+        await add_job(status="'failed'", finished_at="now() - interval '9 days'")
+    assert await prune(store, WEEK, batch=4) == 4
+    assert await left(store) == {young}
+    assert await prune(store, WEEK, batch=4) == 1
+
+
+async def test_a_row_that_somebody_holds_is_passed_by(store, raw, add_job):
+    held = await add_job(status="'failed'", finished_at="now() - interval '9 days'")
+    await add_job(status="'failed'", finished_at=OLD)
+    await raw.execute("BEGIN")
+    await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", held)
+    with trio.fail_after(5):
+        assert await prune(store, WEEK) == 1
+    await raw.execute("COMMIT")
+    assert await left(store) == {held}
+
+
+@pytest.mark.requirement("R4")
+async def test_a_retry_and_a_deletion_that_race_leave_a_queued_job_or_none(store, add_job):
+    jobs = [await add_job(status="'failed'", finished_at=OLD) for _ in range(30)]
+    retried = set()
+
+    async def retry_all():
+        for job_id in reversed(jobs):
+            try:
+                retried.add((await control.retry(store, job_id, control.Actor("a"))).job_id)
+            except JobNotFound:
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(retry_all)
+        while await prune(store, WEEK, batch=2):
+            pass
+    assert await left(store) == retried
+
+
+async def test_workers_that_are_long_gone_are_forgotten(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues, seen_at) VALUES"
+        " ('gone', 'h', 1, '1', '{}', now() - interval '25 h'), ('here', 'h', 2, '1', '{}', now() - interval '23 h')"
+    )
+    assert await prune(store, {}) == 1
+    assert [row["worker"] for row in await raw.fetch("SELECT worker FROM dl_workers")] == ["here"]
+
+
+async def test_old_jobs_are_found_without_reading_the_others(store, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k', 'succeeded', now() - i * interval '1 minute'"
+        " FROM generate_series(1, 20000) i"
+    )
+    await raw.execute("ANALYZE dl_jobs")
+    before = await raw.fetchrow("SELECT seq_scan, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'dl_jobs'")
+    assert await prune(store, WEEK, batch=100) == 100
+    await store.run(aio_flush)
+    await raw.execute("SELECT pg_stat_clear_snapshot()")
+    after = await raw.fetchrow("SELECT seq_scan, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'dl_jobs'")
+    assert after["seq_scan"] == before["seq_scan"]
+    assert 200 <= after["idx_tup_fetch"] - before["idx_tup_fetch"] < 1_000
+
+
+async def aio_flush(connection):
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+async def test_a_run_whose_failures_are_not_solved_stays_with_them(store, raw, add_job):
+    job_id = await add_job(status="'succeeded'", finished_at="now() - interval '9 days'")
+    await raw.execute("INSERT INTO dl_etl_runs (run_id, name, kind) VALUES ($1, 'items', 'load')", job_id)
+    await raw.execute(
+        "INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error)"
+        " VALUES ($1, 'items', 's', 'record', 'k', 'e')",
+        job_id,
+    )
+    assert await prune(store, {Status.SUCCEEDED: 7}) == 0
+    await raw.execute("UPDATE dl_etl_failures SET solved_at = now()")
+    assert await prune(store, {Status.SUCCEEDED: 7}) == 1

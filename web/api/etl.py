@@ -1,0 +1,214 @@
+"""Pipelines over HTTP: a job's log, runs and their timelines, loads, and what failed (E10 to E12).
+
+All of it is for reading; a load is started, cancelled and retried as the job that it is. Texts of sources and handlers
+are shown without the secrets in them (Q16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+from msgspec import Meta, Struct
+
+from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.store.etl import run_records
+from dataloader.store.etl.run_records import (
+    MAX_LOADS,
+    FailureLine,
+    LoadPage,
+    LoadRecord,
+    RunPage,
+    RunRecord,
+    TaskRecord,
+)
+from dataloader.store.queue import job_logs
+from dataloader.store.queue.job_logs import Level, LogLine, LogPage
+from dataloader.store.queue.reads import MAX_PAGE, Cursor
+from dataloader.web import shown
+from dataloader.web.api.schemas import MAX_ID
+from dataloader.web.auth import Role
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
+
+
+class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a job's log, oldest line first."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="`next` of the page before, or the last `event_id`.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
+    level: Annotated[Level, Meta(description="Only what is as serious, or more.")] | None = None
+    load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
+
+
+class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of runs, newest first."""
+
+    name: Annotated[LoadName, Meta(description="Only runs of this load or flow.")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    after: Annotated[str, Meta(description="`next` of the page before.", max_length=500)] | None = None
+
+
+class LoadsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of loads, by name."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_LOADS)] = 50
+    after: Annotated[LoadName, Meta(description="`next` of the page before.")] | None = None
+
+
+class FailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of failures, oldest first."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="The last `failure_id` seen.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
+
+
+class RunTimeline(Struct, frozen=True, kw_only=True):
+    """A run and its tasks, in the order of their registration (E11, E12)."""
+
+    run_id: UUID
+    name: str
+    kind: str
+    status: Annotated[
+        str,
+        Meta(
+            description="`running`, then `succeeded`, `succeeded_with_failures`, `failed`, `canceled` or "
+            "`interrupted`; of a run that ended without a word of its own, the job's status."
+        ),
+    ]
+    started_at: datetime
+    finished_at: datetime | None
+    reason: Annotated[str, Meta(description="What failed in it, and how much; of a flow its tasks say so.")] | None
+    counts: dict[str, Any]
+    tasks: list[TaskRecord]
+
+
+class FailureList(Struct, frozen=True):
+    """A page of failures."""
+
+    failures: list[FailureLine]
+
+
+def _masked(fields: dict[str, Any]) -> dict[str, Any]:
+    masked: Any = mask(fields)
+    return masked  # type: ignore[no-any-return]
+
+
+@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, rows=True)
+async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
+    """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
+
+    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's.
+    `next` is null when there are no more lines yet. A page that a filter leaves empty can have a `next`.
+    """
+    page = await job_logs.list_log(
+        call.services.database, job_id, after=query.after, limit=query.limit, level=query.level, load=query.load
+    )
+    lines = []
+    for line in page.lines:
+        lines.append(_masked_line(line))
+        # Lines have up to 8 kB each: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return Answer(value=LogPage(lines, page.next))
+
+
+def _masked_line(line: LogLine) -> LogLine:
+    return attrs.evolve(line, message=mask_text(line.message), fields=_masked(line.fields))
+
+
+@routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, rows=True)
+async def list_runs(call: Call, query: RunsQuery) -> Answer:
+    """List runs of loads and flows, newest first, in pages: send a page's `next` as `after` for the next one."""
+    after = None if query.after is None else Cursor.decode(query.after)
+    page = await run_records.list_runs(call.services.database, name=query.name, limit=query.limit, after=after)
+    return Answer(value=RunPage([_masked_run(run) for run in page.runs], page.next))
+
+
+async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
+    failures = []
+    for failure in found:
+        failures.append(failure.masked())
+        # Two kilobytes each: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return failures
+
+
+def _masked_run(run: RunRecord) -> RunRecord:
+    return attrs.evolve(run, name=mask_text(run.name), reason=shown.text(run.reason), counts=_masked(run.counts))
+
+
+@routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
+async def show_timeline(call: Call, run_id: UUID) -> Answer:
+    """Show when each task of a run began and ended, what came of it, and when its phases were at work.
+
+    A run's id is its job's. A run whose job has ended without a word of its own shows the job's status.
+    """
+    timeline = await run_records.get_timeline(call.services.database, run_id)
+    run, tasks = _masked_run(timeline.run), list(map(_masked_task, timeline.tasks))
+    return Answer(value=RunTimeline(**attrs.asdict(run), tasks=tasks))
+
+
+def _masked_task(task: TaskRecord) -> TaskRecord:
+    return attrs.evolve(
+        task,
+        reason=shown.text(task.reason),
+        phases=_masked(task.phases),
+        tables=_masked(task.tables),
+        counts=_masked(task.counts),
+    )
+
+
+@routes.add(
+    "GET",
+    "/api/v1/runs/<uuid:run_id>/failures",
+    role=Role.READ,
+    query=FailuresQuery,
+    answers={200: FailureList},
+    rows=True,
+)
+async def list_failures_of_run(call: Call, run_id: UUID, query: FailuresQuery) -> Answer:
+    """List what failed in a run, oldest first: send the last `failure_id` as `after` to read on."""
+    found = await run_records.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
+    return Answer(value=FailureList(await _masked_failures(found)))
+
+
+@routes.add("GET", "/api/v1/loads", role=Role.READ, query=LoadsQuery, answers={200: LoadPage})
+async def list_loads(call: Call, query: LoadsQuery) -> Answer:
+    """List the loads that this database knows, by name: send a page's `next` as `after` for the next one."""
+    page = await run_records.list_loads(call.services.database, limit=query.limit, after=query.after or "")
+    return Answer(value=LoadPage([_masked_load(load) for load in page.loads], page.next))
+
+
+@routes.add("GET", "/api/v1/loads/<path:load>", role=Role.READ, answers={200: LoadRecord})
+async def show_load(call: Call, load: str) -> Answer:
+    """Show how far a load has come, its last run, and how many failures are not solved (counted up to 1,000)."""
+    return Answer(value=_masked_load(await run_records.get_load(call.services.database, load)))
+
+
+def _masked_load(load: LoadRecord) -> LoadRecord:
+    last = load.last_run
+    if last is None:
+        return load
+    return attrs.evolve(load, last_run=attrs.evolve(last, reason=shown.text(last.reason), counts=_masked(last.counts)))
+
+
+@routes.add(
+    "GET",
+    "/api/v1/loads/<path:load>/failures",
+    role=Role.READ,
+    query=FailuresQuery,
+    answers={200: FailureList},
+    rows=True,
+)
+async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
+    """List what failed in a load, in any run, and was not solved since; oldest first, read on as in a run's list."""
+    found = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
+    return Answer(value=FailureList(await _masked_failures(found)))

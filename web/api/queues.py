@@ -1,0 +1,75 @@
+"""Queues, workers and the operators' log over HTTP: what serves the jobs, and who did what to it.
+
+A pause is kept in the database and holds for all processes; what already runs goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import QueueRecord
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue import control, reads
+from dataloader.web import shown
+from dataloader.web.api.schemas import AuditList, AuditQuery, QueueList, QueuePaused, QueuesQuery, WorkerList
+from dataloader.web.auth import Role
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+
+@routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueueList}, rows=True)
+async def list_queues(call: Call, query: QueuesQuery) -> Answer:
+    """List the queues that have work, are served or are paused, by name: send a page's `next` as `after` to read on."""
+    return Answer(value=QueueList(*await page_of_queues(call.services.database, query.limit, query.after)))
+
+
+async def page_of_queues(
+    database: Database, limit: int, after: str | None = None
+) -> tuple[list[QueueRecord], str | None]:
+    """At most `limit` queues behind the place `after`, and the place to go on from, None after the last.
+
+    Raises `BadRequest` when the queue at that place has gone.
+    """
+    if after is not None and after.startswith(shown.DIGEST):
+        after = await _queue_at(database, after)
+    queues = await reads.list_queues(database, limit=limit + 1, after=after)
+    following = shown.place(queues[limit - 1].queue) if len(queues) > limit else None
+    return list(map(shown.queue, queues[:limit])), following
+
+
+async def _queue_at(database: Database, place: str) -> str:
+    queue = await reads.queue_of_digest(database, place.removeprefix(shown.DIGEST))
+    if queue is not None:
+        return queue
+    raise BadRequest("after", f"{place!r:.80} is the place of a queue that is gone; list them from the beginning")
+
+
+@routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
+async def pause_queue(call: Call, queue: str) -> Answer:
+    """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
+    await control.pause(call.services.database, queue, call.actor)
+    return Answer(value=QueuePaused(mask_text(queue), paused=True))
+
+
+@routes.add("POST", "/api/v1/queues/<path:queue>/resume", role=Role.OPERATE, answers={200: QueuePaused})
+async def resume_queue(call: Call, queue: str) -> Answer:
+    """Let the jobs of a queue start again, at once."""
+    await control.resume(call.services.database, queue, call.actor)
+    return Answer(value=QueuePaused(mask_text(queue), paused=False))
+
+
+@routes.add("GET", "/api/v1/workers", role=Role.READ, answers={200: WorkerList})
+async def list_workers(call: Call) -> Answer:
+    """List the processes that have beaten in the last minute."""
+    workers = await reads.list_workers(call.services.database)
+    return Answer(value=WorkerList(list(map(shown.worker, workers))))
+
+
+@routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
+async def list_audit(call: Call, query: AuditQuery) -> Answer:
+    """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
+    audit = await reads.list_audit(call.services.database, limit=query.limit, before=query.before)
+    return Answer(value=AuditList(list(map(shown.audit, audit))))

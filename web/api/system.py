@@ -1,0 +1,81 @@
+"""The process itself over HTTP (Q5): health, readiness, status and metrics.
+
+`/health` says that the event loop turns and asks nobody, so that a database that is down kills no process. `/ready`
+takes this replica out of a load balancer while it drains or has no database. Both are open to all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+import trio
+
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.secrets.masking import mask_names
+from dataloader.store.queue import reads
+from dataloader.web import shown
+from dataloader.web.api import metrics
+from dataloader.web.api.metrics import PING_S
+from dataloader.web.api.queues import page_of_queues
+from dataloader.web.api.schemas import Health, Load, ProcessStatus
+from dataloader.web.auth import Role
+from dataloader.web.problems import unavailable
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+MOST_QUEUES: Final = 100
+"""Queues that `/status` shows, the first by name; the list of queues has them all."""
+
+
+@routes.add("GET", "/health", role=None, answers={200: Health})
+async def show_health(_call: Call) -> Answer:
+    """Say that the process lives. Asks nobody, answers within 20 ms."""
+    return Answer(value=Health("ok"))
+
+
+@routes.add("GET", "/ready", role=None, answers={200: Health})
+async def show_readiness(call: Call) -> Answer:
+    """Say whether this replica should get requests: 503 while it drains or has no database."""
+    state = call.services.state()
+    if state.draining:
+        raise unavailable("This process is shutting down.", "draining")
+    if not state.store_ready:
+        raise unavailable("The database can't be reached.", "store-unavailable")
+    await reads.ping(call.services.database, PING_S)
+    return Answer(value=Health("ready"))
+
+
+@routes.add("GET", "/status", role=Role.READ, answers={200: ProcessStatus}, rows=True)
+async def show_process(call: Call) -> Answer:
+    """Show what runs: this process, and the queues and workers of all; null if the database is gone or slow to tell."""
+    state = call.services.state()
+    queues, queues_next, workers = None, None, None
+    reachable = await reads.answers(call.services.database, PING_S)
+    if reachable:
+        with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
+            found = await reads.list_workers(call.services.database)
+            workers = list(map(shown.worker, found))
+            queues, queues_next = await page_of_queues(call.services.database, MOST_QUEUES)
+    return Answer(
+        value=ProcessStatus(
+            version=state.version,
+            worker=state.worker,
+            started_at=state.started_at,
+            uptime_s=round(state.uptime_s, 3),
+            draining=state.draining,
+            database="reachable" if reachable else "unreachable",
+            listener="connected" if state.listener_connected else "polling",
+            serving=mask_names({name: Load(load.concurrency, load.running) for name, load in state.queues.items()}),
+            queues=queues,
+            queues_next=queues_next,
+            workers=workers,
+        )
+    )
+
+
+@routes.add("GET", "/metrics", role=Role.READ, answers={200: str})
+async def show_metrics(call: Call) -> Answer:
+    """Show the metrics in Prometheus' text format."""
+    return Answer(value=await metrics.render(call.services), media_type=metrics.MEDIA_TYPE)

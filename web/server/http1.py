@@ -1,0 +1,350 @@
+"""A client's connection, over Hypercorn's HTTP/1.1: all that we rely on of Hypercorn's inside is in this file.
+
+Hypercorn's own connection has one timer, for idle ones, and shields its sends without a deadline. This one has a
+deadline for each header and for each piece of an answer, and tells `Connections` what it does, so that it can give way.
+HTTP/1.1 alone is spoken: whoever may connect could end the whole server by what Hypercorn's HTTP/2 does not catch, or
+hold connections for which no timer runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+import h11
+import msgspec
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
+from hypercorn.utils import parse_socket_addr
+
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.logger import get_logger
+from dataloader.web.problems import MEDIA_TYPE, Problem
+from dataloader.web.server.connections import Connections, Phase
+from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
+from dataloader.web.server.refusals import Refusal, Refusals
+
+log = get_logger(__name__)
+
+HEADER_S: Final = 10.0
+"""What a request's header may take, from the connection's begin or from its own first byte."""
+IDLE_S: Final = 75.0
+"""How long a connection is kept for the next request."""
+TAKEN_S: Final = 10.0
+"""In this time a client has to take the piece of an answer that is sent to it."""
+CLOSE_S: Final = 1.0
+"""What the end of a connection may take: the client takes what was sent last, and sends no more."""
+HEADER_BYTES: Final = 16 << 10
+HEADER_FIELDS: Final = 100
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
+_RECEIVE: Final = 1 << 16
+_HEADER_ALONE: Final = {h11.CLIENT: h11.SEND_BODY, h11.SERVER: h11.SEND_RESPONSE}
+_DETAILS: Final = {
+    HTTPStatus.BAD_REQUEST: "This is no request of HTTP/1.1, or its body may end in two places.",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
+        f"The header of a request may have {HEADER_FIELDS} fields and {HEADER_BYTES:,} bytes."
+    ),
+    HTTPStatus.NOT_IMPLEMENTED: "The only `Transfer-Encoding` that is taken is `chunked`.",
+}
+
+
+@attrs.frozen
+class Server:
+    """What all connections of a server share."""
+
+    app: AppWrapper
+    config: Config
+    context: WorkerContext
+    connections: Connections
+    refusals: Refusals
+
+
+class Parser(h11.Connection):
+    """h11 with a bound for what is parsed at once, and for which nothing follows a connection's last request."""
+
+    def receive_data(self, data: bytes) -> None:
+        """More has come."""
+        if self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """What has come next. Raises `RemoteProtocolError`."""
+        if self.their_state is h11.MUST_CLOSE:
+            return h11.NEED_DATA
+        if self.their_state is h11.IDLE:
+            received = self.trailing_data[0]
+            end = _BLANK_LINE.search(received)
+            header = received[: end.end()] if end else received
+            # The line of the request, and the blank one at the end.
+            if len(header) > HEADER_BYTES or header.count(b"\n") > HEADER_FIELDS + 2:
+                raise h11.RemoteProtocolError("the header is too long", error_status_hint=431)
+        return super().next_event()
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1 that is switched to nothing else, and in which nobody hides a request in another one's body."""
+
+    def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.connection: h11.Connection = Parser(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+        self._refusals = refusals
+        self._waits_to_be_asked = False
+        self._method = b""
+        self.body_follows = False
+        """Whether what is sent is the head of an answer, which goes out with the beginning of its body."""
+
+    async def ask_for_body(self) -> None:
+        """The body of the request is wanted: say so to a client that has sent the header alone (`Expect`)."""
+        if self._waits_to_be_asked and self.connection.states == _HEADER_ALONE:
+            self._waits_to_be_asked = False
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async def _check_protocol(self, event: Any) -> None:
+        """No upgrade is offered: whoever asks for one is answered by HTTP/1.1."""
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer."""
+        self.body_follows = isinstance(event, Response)
+        await super().stream_send(event)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        # RFC 9112, 6.1: where a proxy and we may see different ends of a body, nothing after it can be trusted.
+        self._method = request.method
+        # Hypercorn would ask for a body at once, before anybody knows whether it is wanted.
+        self._waits_to_be_asked = self.connection.they_are_waiting_for_100_continue
+        self.connection.client_is_waiting_for_100_continue = False
+        names = {name for name, _ in request.headers}
+        if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+            self._refusals.count(Refusal.BAD_FRAMING)
+            await self._send_error_response(400)
+            await self.send(Closed())
+            return
+        if b"upgrade" in names:
+            # Hypercorn would take what follows for a WebSocket's, of which there is none at any address.
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
+        await super()._create_stream(request)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Refuse what the app does not see, as it would do."""
+        status, request_id = HTTPStatus(status_code), str(uuid7())
+        problem = Problem(
+            type="about:blank",
+            title=status.phrase,
+            status=status,
+            detail=_DETAILS.get(status, status.description),
+            request_id=request_id,
+        )
+        body = msgspec.json.encode(problem)
+        fields = (
+            ("Content-Type", MEDIA_TYPE),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+            *HEADERS,
+            NO_PAGE,
+            (REQUEST_ID, request_id),
+        )
+        headers = [(name.encode(), value.encode()) for name, value in fields]
+        self.body_follows = True
+        await self._send_h11_event(
+            h11.Response(status_code=status, headers=[*headers, *self.config.response_headers("h11")])
+        )
+        self.body_follows = False
+        if self.connection.their_state is h11.IDLE or self._method != b"HEAD":
+            await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+        log.info("a request was refused before it was read", status=status_code, request_id=request_id)
+
+
+class Tasks:
+    """What Hypercorn starts on a connection: the app, once for each request. In the place of its own `TaskGroup`.
+
+    There a message for an app that has ended waits for ever, and with it the connection.
+    """
+
+    def __init__(self, nursery: trio.Nursery, received: Callable[[], None]) -> None:
+        """`received` is called when all of a request has come."""
+        self._nursery = nursery
+        self._received = received
+
+    async def spawn_app(
+        self, app: AppWrapper, _config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Start the app for a request; what comes for it is to be put into the function that comes back."""
+        putting, getting = trio.open_memory_channel[ASGIReceiveEvent](1)
+        self._nursery.start_soon(self._run, app, scope, getting, send)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            if message["type"] == "http.request" and not message["more_body"]:
+                self._received()
+            with suppress(trio.BrokenResourceError):
+                await putting.send(message)
+
+        return put
+
+    async def _run(
+        self,
+        app: AppWrapper,
+        scope: Scope,
+        getting: trio.MemoryReceiveChannel[ASGIReceiveEvent],
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        try:
+            with getting:
+                await app(scope, getting.receive, send, trio.to_thread.run_sync, trio.from_thread.run)
+        except* Exception:
+            log.exception("a request failed outside of its view")
+        await send(None)
+
+
+class Connection:
+    """One client's connection. Whatever comes on it ends no other; when the client has gone nothing keeps it open."""
+
+    def __init__(self, server: Server, stream: trio.SocketStream) -> None:
+        self._server = server
+        self._connections = server.connections
+        self._refusals = server.refusals
+        self._stream = stream
+        self._sending = trio.Lock()
+        self._reading = trio.CancelScope(deadline=trio.current_time() + HEADER_S)
+        self._header_began = True
+        self._head = b""
+        self._ending = False
+
+    async def run(self) -> None:
+        """Serve it to its end. It is in `connections` already."""
+        try:
+            await self._serve()
+        except* OSError:
+            pass  # the client has gone
+        except* Exception as group:  # noqa: BLE001 - whatever comes on one connection ends no other
+            log.info("a connection was ended: what came was no HTTP", error=str(group.exceptions[0]))
+        finally:
+            self._connections.leave(self)
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._stream.aclose()
+
+    async def ask_for_body(self) -> None:
+        """The app wants the body of the request that it works on."""
+        await self._protocol.ask_for_body()
+
+    def give_way(self) -> None:
+        """Close the socket at once: what waits for it hears of that."""
+        self._stream.socket.close()
+
+    async def _serve(self) -> None:
+        connected = self._stream.socket
+        peer = parse_socket_addr(connected.family, connected.getpeername())
+        here = parse_socket_addr(connected.family, connected.getsockname())
+        async with trio.open_nursery() as nursery:
+            self._protocol = Http1(
+                self._server.app,
+                self._server.config,
+                self._server.context,
+                Tasks(nursery, self._received),
+                ConnectionState({"client": self}),
+                ssl=False,
+                client=peer,
+                server=here,
+                send=self._send,
+                refusals=self._refusals,
+            )
+            with self._reading:
+                await self._read()
+            if self._reading.cancelled_caught and self._header_began:
+                self._refusals.count(Refusal.LATE_HEADER)
+            await self._protocol.handle(Closed())
+
+    async def _read(self) -> None:
+        while data := await self._receive():
+            if self._ending:
+                continue
+            phase = self._connections.phase_of(self)
+            if phase is Phase.IDLE and not self._header_began:
+                self._header_began = True
+                self._reading.deadline = trio.current_time() + HEADER_S
+            await self._protocol.handle(RawData(data))
+        if self._connections.phase_of(self) is Phase.RECEIVING:
+            self._refusals.count(Refusal.CUT_BODY)
+
+    async def _receive(self) -> bytes:
+        """What has come; nothing when the connection has ended, whoever ended it."""
+        try:
+            return bytes(await self._stream.receive_some(_RECEIVE))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    def _received(self) -> None:
+        # Not when all that was read is dealt with: with a next request in it, that waits for this one's answer.
+        if self._connections.phase_of(self) is Phase.RECEIVING:
+            self._connections.move(self, Phase.WORKING)
+
+    async def _send(self, event: Event) -> None:
+        """What the protocol has for the client, or to say of itself."""
+        if isinstance(event, RawData):
+            data, self._head = self._head + event.data, b""
+            if self._protocol.body_follows:
+                self._head = data
+            else:
+                await self._send_data(data)
+        elif isinstance(event, Closed):
+            await self._end()
+        elif isinstance(event, Updated) and self._connections.phase_of(self) is not None:
+            # The next header may have begun while this request was answered.
+            self._header_began = event.idle and bool(self._protocol.connection.trailing_data[0])
+            self._connections.move(self, Phase.IDLE if event.idle else Phase.RECEIVING)
+            wait_s = HEADER_S if self._header_began else IDLE_S
+            self._reading.deadline = trio.current_time() + wait_s if event.idle else math.inf
+
+    async def _send_data(self, data: bytes) -> None:
+        if not data:
+            return
+        async with self._sending:
+            before = self._connections.phase_of(self)
+            if before is not None:
+                self._connections.move(self, Phase.SENDING)
+            # Half of an answer is none, so a cancellation waits for this; and not for long.
+            with trio.move_on_after(TAKEN_S, shield=True) as sending:
+                try:
+                    await self._stream.send_all(data)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    self._connections.leave(self)
+            if sending.cancelled_caught:
+                self._refusals.count(Refusal.SLOW_READER)
+                self._connections.leave(self)
+                self.give_way()
+            if before is not None and self._connections.phase_of(self) is not None:
+                self._connections.move(self, before)
+                return
+        await self._protocol.handle(Closed())
+        # With a next request in hand it waits for the end of this answer, which will not come.
+        self._header_began = False
+        self._reading.cancel()
+
+    async def _end(self) -> None:
+        """Send what is being sent, and no more; drop what still comes.
+
+        A socket that is closed with something unread resets the connection, and the client may not see the answer.
+        """
+        self._ending, self._header_began = True, False
+        unread = self._protocol.connection.their_state is not h11.DONE
+        self._reading.deadline = trio.current_time() + (CLOSE_S if unread else 0)
+        if self._connections.phase_of(self) is not None:
+            self._connections.move(self, Phase.IDLE)
+        async with self._sending:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_eof()
+        await self._protocol.handle(Closed())
