@@ -21,7 +21,7 @@ from dataloader.actors import runner
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
-from dataloader.actors.runner import Workshop
+from dataloader.actors.runner import RunServices
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
@@ -90,7 +90,7 @@ class Dispatcher:
     runs: Runs
     outage: Outage
     tasks: Tasks
-    workshop: Workshop
+    services: RunServices
     backoff_s: float
     poll_s: float
     running: int = 0
@@ -182,7 +182,7 @@ class Dispatcher:
         claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look, after=after)
         self.answered()
         self._place.claimed(after, claim.last, began)
-        self.workshop.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
+        self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
         return claim
 
     def _take(self, claim: Claim, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
@@ -193,7 +193,7 @@ class Dispatcher:
         for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True):
             run = Run(job=job, claimed_at=now, lease_until=claim.sent_at + job.lease_s)
             self.runs.add(run)
-            self.workshop.telemetry.picked_up(self.queue, waited_s)
+            self.services.telemetry.picked_up(self.queue, waited_s)
             runs.append(run)
         if runs:
             jobs.start_soon(self._start, runs, jobs, limiter)
@@ -201,7 +201,7 @@ class Dispatcher:
     async def _start(self, runs: list[Run], jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
         """Start the bodies, some in each turn of the event loop: the others, requests above all, get their turns."""
         for number, run in enumerate(runs, 1):
-            jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.workshop, limiter)
+            jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, limiter)
             if number % STARTS_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 

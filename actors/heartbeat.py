@@ -20,7 +20,7 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat
@@ -117,13 +117,15 @@ class Heartbeat:
             case Beat.RENEWED:
                 run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
                 run.set_deadline(self.runs.key_safe_until)
-            case Beat.LOST | Beat.EXPIRED if not run.body_ended and not run.committed and run.why is not Why.LEASE_LOST:
+            case Beat.LOST | Beat.EXPIRED if (
+                not run.body_ended and not run.committed and run.stop_reason is not StopReason.LEASE_LOST
+            ):
                 log.warning("a running job is no longer ours: it is stopped", job_id=str(run.job.job_id))
-                run.stop(Why.LEASE_LOST)
+                run.stop(StopReason.LEASE_LOST)
             case _:
                 pass
         if pulse.cancel_requested:
-            run.stop(Why.CANCEL)
+            run.stop(StopReason.CANCEL)
         return beat is not Beat.UNKNOWN
 
     def _is_to_be_journalled(self, run: Run, now: float) -> bool:
@@ -173,15 +175,15 @@ class Heartbeat:
                     "a handler does not stop: it keeps its key and lease until it returns",
                     job_id=str(run.job.job_id),
                     task=run.job.task,
-                    why=None if run.why is None else run.why.value,
+                    why=None if run.stop_reason is None else run.stop_reason.value,
                     for_s=round(now - stopped_at, 1),
                 )
             # Who could have stopped in time has no more grace when the lease is over.
             was_in_time = run.lease_until - run.overdue_since >= margin_s(run.job.lease_s) / 2
             lease_is_gone = now >= run.lease_until and (was_in_time or has_had_its_grace)
-            job_is_gone = run.why is Why.LEASE_LOST and has_had_its_grace
+            job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
             # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
-            is_harmless = run.committed and run.stopped_by() is not Why.KEY_LOST
+            is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST
             if (lease_is_gone or job_is_gone) and not is_harmless and not run.reported_unstoppable:
                 run.reported_unstoppable = True
                 self.unstoppable(run)

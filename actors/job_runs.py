@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 
 REMEMBERED_CANCELS: Final = 1_000
 
@@ -29,7 +29,7 @@ def margin_s(lease_s: float) -> float:
 
 @attrs.define(eq=False, kw_only=True)
 class Run:
-    """One run of one job. Times are Trio's clock; `why` is set before the scope is cancelled.
+    """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
     `Runs.add` opens the scope.
     """
@@ -39,11 +39,11 @@ class Run:
     claimed_at: float
     scope: trio.CancelScope = attrs.field(init=False)
     timeout_at: float = math.inf
-    why: Why | None = None
+    stop_reason: StopReason | None = None
     stopped_at: float = math.inf
     overdue_since: float = math.inf
     key_safe_until: float = math.inf
-    deadline_why: Why = Why.LEASE_ENDED
+    deadline_reason: StopReason = StopReason.LEASE_ENDED
     committed: bool = False
     commit: trio.CancelScope | None = None
     body_ended: bool = False
@@ -56,17 +56,17 @@ class Run:
     line_counts: dict[str | None, int] = attrs.field(factory=dict)
     to_be_shown: bool = False
 
-    def stop(self, why: Why) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Cancel the body; the first reason counts, but for a lost lease, after which nothing may be written."""
         if self.body_ended:
             return
-        if self.why is None or why is Why.LEASE_LOST:
-            self.why = why
+        if self.stop_reason is None or reason is StopReason.LEASE_LOST:
+            self.stop_reason = reason
         if not self.scope.cancel_called:
             self.stopped_at = trio.current_time()
-            self.scope.cancel(reason=f"{self.why}")
-        if self.commit is not None and why in {Why.KEY_LOST, Why.LEASE_LOST}:
-            self.commit.cancel(reason=f"{why}")
+            self.scope.cancel(reason=f"{self.stop_reason}")
+        if self.commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
+            self.commit.cancel(reason=f"{reason}")
 
     def shield_commit(self) -> trio.CancelScope:
         """The scope in which the run's transaction commits: shielded until the body has to have ended, and no longer.
@@ -83,11 +83,11 @@ class Run:
         self.commit, self.committed = None, well
         self.set_deadline(self.key_safe_until)
 
-    def stopped_by(self) -> Why:
+    def stopped_by(self) -> StopReason:
         """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
-        if self.why is None:
-            self.why = self.deadline_why
-        return self.why
+        if self.stop_reason is None:
+            self.stop_reason = self.deadline_reason
+        return self.stop_reason
 
     def set_deadline(self, key_safe_until: float) -> None:
         """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""
@@ -105,12 +105,12 @@ class Run:
     def _deadline(self, key_safe_until: float) -> float:
         self.key_safe_until = key_safe_until
         margin = margin_s(self.job.lease_s)
-        until, why = self.timeout_at, Why.TIMEOUT
+        until, reason = self.timeout_at, StopReason.TIMEOUT
         if not self.committed and self.lease_until - margin < until:
-            until, why = self.lease_until - margin, Why.LEASE_ENDED
+            until, reason = self.lease_until - margin, StopReason.LEASE_ENDED
         if key_safe_until < until:
-            until, why = key_safe_until, Why.KEY_LOST
-        self.deadline_why = why
+            until, reason = key_safe_until, StopReason.KEY_LOST
+        self.deadline_reason = reason
         return until
 
 
@@ -149,7 +149,7 @@ class Runs:
             self._added = None
         run.open_scope(self.key_safe_until)
         if self.closed:
-            run.stop(Why.DRAIN)
+            run.stop(StopReason.DRAIN)
         elif self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
             self.attend()  # the notification may have meant an earlier run: the heartbeat's answer decides
 

@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Run
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 
 
 @attrs.frozen(eq=False)
@@ -19,7 +19,7 @@ class Ended:
     """A run has ended and this is to be written; None: nothing, the job is somebody else's or recorded already."""
 
     run: Run
-    ending: Ending | None
+    outcome: Outcome | None
 
 
 @attrs.frozen(eq=False)

@@ -25,7 +25,7 @@ from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
 from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
@@ -122,12 +122,14 @@ class Recorder:
         logging = await self._keep_lines([message.run for message in batch if message.run.lines])
         if not self.insisting:
             logging = set()
-        endings = []
+        outcomes = []
         for message in batch:
-            if message.ending is not None and message.run.job.token not in logging:
+            if message.outcome is not None and message.run.job.token not in logging:
                 progress = message.run.progress
-                endings.append(message.ending if progress is None else attrs.evolve(message.ending, progress=progress))
-        finished = await self._insist(endings)
+                outcomes.append(
+                    message.outcome if progress is None else attrs.evolve(message.outcome, progress=progress)
+                )
+        finished = await self._insist(outcomes)
         batch = self._pass_over(batch, [*finished.locked, *logging])
         if finished.void:
             self.telemetry.fenced(len(finished.void))
@@ -135,10 +137,10 @@ class Recorder:
         slots: dict[str, int] = {}
         for message in batch:
             job = message.run.job
-            if message.ending is None:
+            if message.outcome is None:
                 self.tally[Step.SUCCEED] += message.run.committed
             elif job.token not in finished.void:
-                self.tally[message.ending.step] += 1
+                self.tally[message.outcome.step] += 1
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
             self.locks.forget(job.token)
@@ -165,50 +167,50 @@ class Recorder:
         self._locked_pause_s = min(self._locked_pause_s * 2, MAX_LOCKED_PAUSE_S)
         return [message for message in batch if message.run.job.token not in locked]
 
-    async def _insist(self, endings: list[Ending]) -> Finished:
-        """Write `endings`, again and again while the database is away: their tokens make that harmless."""
-        if not endings:
+    async def _insist(self, outcomes: list[Outcome]) -> Finished:
+        """Write `outcomes`, again and again while the database is away: their tokens make that harmless."""
+        if not outcomes:
             return Finished({}, [])
         pause_s = 0.05
         while True:
             try:
-                finished = await self.session.write(aio_finish, endings)
+                finished = await self.session.write(aio_finish, outcomes)
             except StoreError as error:
                 if isinstance(error, Unstorable):
-                    return await self._without_the_unstorable(endings, error)
+                    return await self._without_the_unstorable(outcomes, error)
                 if not self.insisting:
                     log.error(  # noqa: TRY400 - the drain's report follows, the trace would say nothing
-                        "outcomes could not be written: the jobs are left to their leases", jobs=len(endings)
+                        "outcomes could not be written: the jobs are left to their leases", jobs=len(outcomes)
                     )
                     return Finished({}, [])
-                self.outage.failed("recorder", error, jobs=len(endings), again_in_s=pause_s)
+                self.outage.failed("recorder", error, jobs=len(outcomes), again_in_s=pause_s)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, MAX_PAUSE_S)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one ending, the others are written
-                return await self._without_the_unstorable(endings, error)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one outcome, the others are written
+                return await self._without_the_unstorable(outcomes, error)
             else:
                 self.outage.worked("recorder")
                 return finished
 
-    async def _without_the_unstorable(self, endings: list[Ending], error: Exception) -> Finished:
+    async def _without_the_unstorable(self, outcomes: list[Outcome], error: Exception) -> Finished:
         """One row poisons the batch: the others must not suffer for it."""
-        if len(endings) == 1:
-            return await self._insist_without_text(endings[0], error)
+        if len(outcomes) == 1:
+            return await self._insist_without_text(outcomes[0], error)
         all_finished = Finished({}, [])
-        for ending in endings:
-            finished = await self._insist([ending])
+        for outcome in outcomes:
+            finished = await self._insist([outcome])
             all_finished.written.update(finished.written)
             all_finished.void.extend(finished.void)
             all_finished.locked.extend(finished.locked)
         return all_finished
 
-    async def _insist_without_text(self, ending: Ending, error: Exception) -> Finished:
+    async def _insist_without_text(self, outcome: Outcome, error: Exception) -> Finished:
         """What the handler said can't be stored, in a way that nobody thought of: the job ends all the same (F40)."""
-        log.error("an outcome could not be stored as it is", job_id=str(ending.job_id), error=str(error))
-        if ending.error == UNSTORABLE and ending.result is None:
-            return Finished({}, [ending.token])
+        log.error("an outcome could not be stored as it is", job_id=str(outcome.job_id), error=str(error))
+        if outcome.error == UNSTORABLE and outcome.result is None:
+            return Finished({}, [outcome.token])
         return await self._insist(
-            [Ending(ending.job_id, ending.token, ending.step, UNSTORABLE, delay_s=ending.delay_s)]
+            [Outcome(outcome.job_id, outcome.token, outcome.step, UNSTORABLE, delay_s=outcome.delay_s)]
         )
 
     async def _show(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs one job: opens its scope, calls the handler, and turns whatever happened into one ending for the recorder.
+"""Runs one job: opens its scope, calls the handler, and turns whatever happened into one outcome for the recorder.
 
 The scope's deadline is the lease (Q8). Everything that stops the job cancels that one scope with its reason noted
 first, so the reason, and not a guess from an exception, decides what is written: canceled, retried, given back, or
@@ -26,7 +26,7 @@ from dataloader.jobs.errors import DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Canceled, Ending, GiveUp, Retry, Snooze, Why
+from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
@@ -49,7 +49,7 @@ LogLevel = Literal["info", "warning", "error", "off"]
 
 
 @attrs.frozen(kw_only=True)
-class Workshop:
+class RunServices:
     """What every run of this process shares. `resources` are for libraries on top of the queue, by their kind.
 
     The jobs' own lines go to the process's log too if they are as serious as `logged_from`.
@@ -63,47 +63,49 @@ class Workshop:
     resources: Mapping[type, Any] = attrs.field(factory=dict)
 
 
-async def run(run: Run, task: Task, workshop: Workshop, limiter: trio.CapacityLimiter) -> None:
+async def run(run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter) -> None:
     """Run the job with `task`, a plain function in a thread of `limiter`; ends with a message to the recorder."""
     job = run.job
     # The task has a context of its own, which its children inherit and nobody else sees: nothing to undo.
     structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
-    port = _Port(run, workshop)
+    port = _Port(run, services)
     started = trio.current_time()
     if task.timeout_s is not None:
         run.timeout_at = started + task.timeout_s
         if run.timeout_at < run.scope.deadline:
-            run.scope.deadline, run.deadline_why = run.timeout_at, Why.TIMEOUT
+            run.scope.deadline, run.deadline_reason = run.timeout_at, StopReason.TIMEOUT
     value, error = await _run_body(run, task, port, limiter)
     run.body_ended = True
-    stopped = run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.why is not None) else None
-    ending = None if run.committed else _safe_ending(run, task, value, error, stopped)
-    _log_end(error, ending, stopped)
-    if stopped in {Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST}:
-        workshop.telemetry.lease_lost()
-    outcome = "succeed" if run.committed else "void" if ending is None else ending.step.value
-    workshop.telemetry.job_ended(job.queue, job.task, outcome, trio.current_time() - started)
-    workshop.to_recorder.send_nowait(Ended(run, ending))
+    stopped = (
+        run.stopped_by() if run.scope.cancelled_caught or (error is not None and run.stop_reason is not None) else None
+    )
+    outcome = None if run.committed else _safe_outcome(run, task, value, error, stopped)
+    _log_end(error, outcome, stopped)
+    if stopped in {StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST}:
+        services.telemetry.lease_lost()
+    step = "succeed" if run.committed else "void" if outcome is None else outcome.step.value
+    services.telemetry.job_ended(job.queue, job.task, step, trio.current_time() - started)
+    services.to_recorder.send_nowait(Ended(run, outcome))
 
 
-def _log_end(error: BaseException | None, ending: Ending | None, stopped: Why | None) -> None:
+def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: StopReason | None) -> None:
     """One line about a run that failed or was stopped: a warning if it failed, or its attempt was in vain."""
-    step = None if ending is None else ending.step
+    step = None if outcome is None else outcome.step
     in_vain = step is Step.FAIL or step is Step.RETRY
     if stopped is not None and not in_vain:
         log.info("the job was stopped", why=stopped.value)
     elif stopped is not None:
-        log.warning("the job was stopped", why=stopped.value, **_failure(error, ending))
+        log.warning("the job was stopped", why=stopped.value, **_failure(error, outcome))
     elif error is not None or step is Step.FAIL:
-        log.warning("the job failed", **_failure(error, ending))
+        log.warning("the job failed", **_failure(error, outcome))
 
 
-def _failure(error: BaseException | None, ending: Ending | None) -> dict[str, object]:
+def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
     """What is said of a failure: with the traceback, unless the error is one of ours, which says all by itself."""
-    # The ending mostly has the error's text already; its making takes long.
-    text = (None if ending is None else ending.error) or ("" if error is None else error_text(error))
+    # The outcome mostly has the error's text already; its making takes long.
+    text = (None if outcome is None else outcome.error) or ("" if error is None else error_text(error))
     said, _, trace = (text, "", "") if error is None else text.partition("\n\n")
-    step = None if ending is None else ending.step.value
+    step = None if outcome is None else outcome.step.value
     fields: dict[str, object] = {"error": storable_text(said, _MAX_SUMMARY), "next": step}
     return fields | ({"exception": trace} if trace and not isinstance(error, DataloaderError) else {})
 
@@ -144,26 +146,26 @@ async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter
     return await trio.to_thread.run_sync(partial(task.handler, job), limiter=limiter, thread_name=f"task {task.name}")
 
 
-def _safe_ending(
-    run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None
-) -> Ending | None:
-    """The ending, whatever the handler's values and exceptions do when they are looked at."""
+def _safe_outcome(
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
+) -> Outcome | None:
+    """The outcome, whatever the handler's values and exceptions do when they are looked at."""
     try:
-        ending = _ending(run, task, value, error, stopped)
-        return ending if ending is None or ending.result is not None else attrs.evolve(ending, result=run.kept)
+        outcome = _outcome(run, task, value, error, stopped)
+        return outcome if outcome is None or outcome.result is not None else attrs.evolve(outcome, result=run.kept)
     except Exception as fault:
         log.exception("a handler's outcome could not be understood")
-        return Ending(
+        return Outcome(
             run.job.job_id, run.job.token, Step.FAIL, f"the outcome could not be understood: {type(fault).__name__}"
         )
 
 
-def _ending(  # noqa: PLR0911 - one for each way to end
-    run: Run, task: Task, value: object, error: BaseException | None, stopped: Why | None
-) -> Ending | None:
-    end = partial(Ending, run.job.job_id, run.job.token)
+def _outcome(  # noqa: PLR0911 - one for each way to end
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
+) -> Outcome | None:
+    end = partial(Outcome, run.job.job_id, run.job.token)
     if stopped is not None:
-        return _ending_when_stopped(end, run, task, error, stopped)
+        return _outcome_when_stopped(end, run, task, error, stopped)
     if error is not None:
         text = error_text(error)
         if task.retry.is_final(error):
@@ -182,28 +184,28 @@ def _ending(  # noqa: PLR0911 - one for each way to end
             return end(Step.SUCCEED, result=None if value is None else storable_json(value))
 
 
-def _ending_when_stopped(
-    end: Callable[..., Ending], run: Run, task: Task, error: BaseException | None, stopped: Why
-) -> Ending | None:
+def _outcome_when_stopped(
+    end: Callable[..., Outcome], run: Run, task: Task, error: BaseException | None, stopped: StopReason
+) -> Outcome | None:
     text = None if error is None else error_text(error)
     match stopped:
-        case Why.LEASE_LOST:
+        case StopReason.LEASE_LOST:
             return None
-        case Why.CANCEL:
+        case StopReason.CANCEL:
             return end(Step.CANCEL, error=text)
-        case Why.LEASE_ENDED:
+        case StopReason.LEASE_ENDED:
             # Void if somebody else has it by now; else it need not wait for the reaper. As a crash, it uses up an
             # attempt.
             text = "no heartbeat got through: the lease could not be held" + (f"\n{text}" if text else "")
             return _again(end, run, text, 0.0)
-        case Why.DRAIN | Why.KEY_LOST:
+        case StopReason.DRAIN | StopReason.KEY_LOST:
             return end(Step.RETURN, error=text)
-        case Why.TIMEOUT:
+        case StopReason.TIMEOUT:
             text = f"timeout: the run took longer than {task.timeout_s:g} s" + (f"\n{text}" if text else "")
             return _again(end, run, text, task.retry.delay_s(run.job.attempt))
 
 
-def _again(end: Callable[..., Ending], run: Run, error: str, delay_s: float) -> Ending:
+def _again(end: Callable[..., Outcome], run: Run, error: str, delay_s: float) -> Outcome:
     """A retry, or the end when this was the last attempt."""
     if run.job.attempt >= run.job.max_attempts:
         return end(Step.FAIL, error=error)
@@ -251,9 +253,9 @@ def _log_line(level: Level, line: str) -> None:
 class _Port:
     """The job handle's way out: progress and lines are kept on the run, and the recorder is told once."""
 
-    def __init__(self, run: Run, workshop: Workshop) -> None:
+    def __init__(self, run: Run, services: RunServices) -> None:
         self._run = run
-        self._workshop = workshop
+        self._services = services
         self._in_transaction = False
 
     def progress(self, progress: Mapping[str, Any]) -> None:
@@ -265,10 +267,10 @@ class _Port:
         """Keep a line, up to the setting's number a run, or a load of it; then one line that says so."""
         run = self._run
         count = run.line_counts[load] = run.line_counts.get(load, 0) + 1
-        if count > self._workshop.max_lines + 1:
+        if count > self._services.max_lines + 1:
             return
-        if count > self._workshop.max_lines:
-            level, message, fields = "warning", f"more than {self._workshop.max_lines} lines; the rest is not kept", {}
+        if count > self._services.max_lines:
+            level, message, fields = "warning", f"more than {self._services.max_lines} lines; the rest is not kept", {}
         if load is not None:
             fields = {"load": load, **fields}
         payload = {
@@ -279,7 +281,7 @@ class _Port:
         line = storable_json(payload, MAX_LINE)
         run.lines.append((datetime.now(UTC), line))
         self._tell()
-        if self._workshop.logged_from in LEVELS[: LEVELS.index(level) + 1]:
+        if self._services.logged_from in LEVELS[: LEVELS.index(level) + 1]:
             _log_line(level, line)
 
     @asynccontextmanager
@@ -292,15 +294,15 @@ class _Port:
         if run.committed:
             raise RuntimeError("the job has succeeded with its transaction: write all its rows in that one block")
 
-        def success(result: object) -> Ending:
+        def success(result: object) -> Outcome:
             # The recorder writes nothing about this run any more, so what was shown last goes along.
             encoded = None if result is None else storable_json(result)
-            return Ending(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
+            return Outcome(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=run.progress)
 
         failure: StoreUnavailable | None = None
         self._in_transaction = True
         try:
-            async with self._workshop.transactions.open(success, run.shield_commit) as transaction:
+            async with self._services.transactions.open(success, run.shield_commit) as transaction:
                 yield transaction
         except StoreUnavailable as error:
             failure = error
@@ -319,12 +321,12 @@ class _Port:
         """The scope's deadline as it stands."""
         return self._run.scope.deadline
 
-    def stopped_by(self) -> Why | None:
+    def stopped_by(self) -> StopReason | None:
         """Who stopped the run: a reason is noted before its scope is cancelled, or its deadline has passed."""
         return self._run.stopped_by() if self._run.scope.cancel_called else None
 
     def keep(self, result: object) -> None:
-        """Keep a result for whatever ending comes."""
+        """Keep a result for whatever outcome comes."""
         self._run.kept = None if result is None else storable_json(result)
 
     def resource(self, kind: type[T]) -> T:
@@ -332,11 +334,11 @@ class _Port:
         if kind is ClaimedJob:
             return cast("T", self._run.job)
         try:
-            return cast("T", self._workshop.resources[kind])
+            return cast("T", self._services.resources[kind])
         except KeyError:
             raise LookupError(f"this process has no {kind.__name__} for jobs: it needs a database") from None
 
     def _tell(self) -> None:
         if not self._run.to_be_shown and not self._run.body_ended:
             self._run.to_be_shown = True
-            self._workshop.to_recorder.send_nowait(Shown(self._run))
+            self._services.to_recorder.send_nowait(Shown(self._run))

@@ -15,7 +15,7 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Port(Protocol):
     def deadline(self) -> float:
         """When the job's scope ends as things stand, by `trio.current_time()`."""
 
-    def stopped_by(self) -> Why | None:
+    def stopped_by(self) -> StopReason | None:
         """Why the run was stopped, None while it goes on."""
 
     def keep(self, result: object) -> None:
@@ -108,7 +108,7 @@ class _Facts:
         return self._port.deadline()
 
     @property
-    def stopped_by(self) -> Why | None:
+    def stopped_by(self) -> StopReason | None:
         """Why this run was stopped, None while it goes on: for clean-up that depends on it."""
         return self._port.stopped_by()
 

@@ -1,7 +1,7 @@
 """How a run can end.
 
 A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
-The runner turns what happened into one `Ending`, which the recorder writes and the store fences by its token. Values
+The runner turns what happened into one `Outcome`, which the recorder writes and the store fences by its token. Values
 and not exceptions, because none of them is a failure of the handler's code (as in Oban).
 """
 
@@ -56,7 +56,7 @@ class Canceled:
     reason: str = attrs.field(default="", converter=str)
 
 
-class Why(enum.StrEnum):
+class StopReason(enum.StrEnum):
     """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
 
     LEASE_LOST: the database said that the job is somebody else's. LEASE_ENDED: no heartbeat got through in time, so it
@@ -72,7 +72,7 @@ class Why(enum.StrEnum):
 
 
 @attrs.frozen(eq=False)
-class Ending:
+class Outcome:
     """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
 
     `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CANCEL; `delay_s` counts from when it is written and matters

@@ -21,7 +21,7 @@ from dataloader.actors.job_runs import Runs
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.recorder import Recorder
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Step
 
 log = get_logger(__name__)
@@ -114,10 +114,10 @@ class Drain:
 
     def _stop_all(self) -> None:
         left = [run for run in self.runs if not run.body_ended]
-        if running := sum(run.why is None for run in left):
+        if running := sum(run.stop_reason is None for run in left):
             log.info("draining: running jobs are stopped and go back to the queue", running=running)
         for run in left:
-            run.stop(Why.DRAIN)
+            run.stop(StopReason.DRAIN)
 
     async def _until_done(self, dispatchers: Sequence[Dispatcher], waiting: trio.Nursery | None = None) -> None:
         """Return when no claim is under way, which may still bring jobs, and every run is gone; or end `waiting`."""

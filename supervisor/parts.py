@@ -31,12 +31,12 @@ from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.releaser import Releaser
-from dataloader.actors.runner import Workshop
+from dataloader.actors.runner import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import AddressError, ConfigError
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
@@ -83,7 +83,7 @@ class Parts:
     outage: Outage
     locks: LockSession
     telemetry: Telemetry
-    workshop: Workshop
+    services: RunServices
     to_record: trio.MemoryReceiveChannel[ToRecord]
     dispatchers: list[Dispatcher]
     recorder: Recorder
@@ -178,7 +178,7 @@ async def open_parts(
         finally:
             if sock is not None:
                 sock.close()
-            parts.workshop.transactions.close()
+            parts.services.transactions.close()
             with trio.move_on_after(CLOSE_S, shield=True):
                 await parts.locks.close()
                 await parts.heartbeat.session.close()
@@ -209,7 +209,7 @@ def _make(
         for token in tokens:
             run = runs.by_token(token)
             if run is not None:
-                run.stop(Why.KEY_LOST)
+                run.stop(StopReason.KEY_LOST)
 
     outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
@@ -217,7 +217,7 @@ def _make(
     telemetry = Telemetry(registry)
     to_recorder, to_record = open_channel(sum(slots.values()))
     transactions = Transactions(database)
-    workshop = Workshop(
+    services = RunServices(
         to_recorder=to_recorder,
         transactions=transactions,
         telemetry=telemetry,
@@ -241,7 +241,7 @@ def _make(
             runs=runs,
             outage=outage,
             tasks=tasks,
-            workshop=workshop,
+            services=services,
             backoff_s=settings.claim_backoff_s,
             poll_s=settings.poll_s,
         )
@@ -311,7 +311,7 @@ def _make(
         outage=outage,
         locks=locks,
         telemetry=telemetry,
-        workshop=workshop,
+        services=services,
         to_record=to_record,
         dispatchers=list(dispatchers.values()),
         recorder=recorder,

@@ -96,7 +96,7 @@ async def _work(
     """
     async with trio.open_nursery() as recording:
         await recording.start(parts.recorder.run, parts.to_record)
-        with parts.workshop.to_recorder:
+        with parts.services.to_recorder:
             async with trio.open_nursery() as helpers:
                 for name, helper in parts.helpers.items():
                     helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)

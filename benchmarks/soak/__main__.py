@@ -25,7 +25,7 @@ from benchmarks.soak.fleet import Fleet
 from benchmarks.soak.plot import svg
 from benchmarks.soak.report import page
 from benchmarks.soak.sampling import EVERY_S, Sampler
-from benchmarks.soak.verdict import Outcome, Sample, judged
+from benchmarks.soak.verdict import Sample, SoakOutcome, judged
 from dataloader import embedded_postgres
 
 BLOWS_S = (20.0, 60.0)
@@ -54,7 +54,7 @@ def main() -> None:
         # With the fleet gone nothing changes any more.
         sampler.clear(0)
         overlaps = Path(keys, "overlaps")
-        outcome = Outcome(
+        outcome = SoakOutcome(
             seconds=options.seconds,
             per_s=options.rate,
             accepted=accepted,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.soak.verdict import Judgement, Outcome
+from benchmarks.soak.verdict import Judgement, SoakOutcome
 
 
-def page(judgements: Sequence[Judgement], outcome: Outcome, blows: Sequence[tuple[float, str]], seed: int) -> str:
+def page(judgements: Sequence[Judgement], outcome: SoakOutcome, blows: Sequence[tuple[float, str]], seed: int) -> str:
     """Markdown, with the picture that lies beside it."""
     failed = sum(not judgement.is_good for judgement in judgements)
     done = Counter(how for _, how in blows)

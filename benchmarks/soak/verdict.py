@@ -46,7 +46,7 @@ PACE: Final = 0.98
 
 
 @attrs.frozen
-class Outcome:
+class SoakOutcome:
     """What is known at the end."""
 
     seconds: float
@@ -67,7 +67,7 @@ class Judgement:
     is_good: bool
 
 
-def judged(samples: Sequence[Sample], outcome: Outcome) -> list[Judgement]:
+def judged(samples: Sequence[Sample], outcome: SoakOutcome) -> list[Judgement]:
     """All of it."""
     succeeded = outcome.ended.get("succeeded", 0)
     others = {status: count for status, count in outcome.ended.items() if count and status != "succeeded"}

@@ -12,7 +12,7 @@ import trio
 from dataloader.flows.etl.token import CancellationToken
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Why
+from dataloader.jobs.outcomes import StopReason
 from dataloader.store.connection.bridge import Database
 from dataloader.store.etl.run_journal import (
     SUCCEEDED_WITH_FAILURES,
@@ -26,7 +26,7 @@ from dataloader.store.queue.transaction import Transactions
 CLEAN_UP_S: Final = 5.0
 DRAIN_S: Final = 4.0
 """How long what has come in is written when the process is leaving: it has ten seconds in all."""
-LOST: Final = frozenset({Why.LEASE_LOST, Why.LEASE_ENDED, Why.KEY_LOST})
+LOST: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
 """After these nothing of this run may be written."""
 
 _FROM_BAD_TO_GOOD: Final = ("failed", "canceled", SUCCEEDED_WITH_FAILURES)
@@ -109,9 +109,9 @@ class JobRun:
     def status_of_stop(self) -> str:
         """How a run that did not come to its end is left."""
         match self.job.stopped_by:
-            case None | Why.TIMEOUT:
+            case None | StopReason.TIMEOUT:
                 return "failed"
-            case Why.CANCEL:
+            case StopReason.CANCEL:
                 return "canceled"
             case _:
                 return "interrupted"
@@ -119,7 +119,7 @@ class JobRun:
     def drain_s(self, most_s: float) -> float:
         """For how many seconds what has come in may be written now that the job was stopped."""
         match self.job.stopped_by:
-            case Why.DRAIN:
+            case StopReason.DRAIN:
                 return min(most_s, DRAIN_S)
             case why if why in LOST:
                 return 0.0

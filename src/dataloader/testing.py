@@ -4,8 +4,8 @@
 code that a worker runs; only the clockwork around it is left out (no heartbeats, no listener, no web).
 
     async def test_a_year_is_loaded():
-        outcome = await run_task(tasks, "load.year", {"year": 1999})
-        assert outcome.status == "succeeded"
+        run = await run_task(tasks, "load.year", {"year": 1999})
+        assert run.status == "succeeded"
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from prometheus_client import CollectorRegistry
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
 from dataloader.actors.messages import Ended, ToRecord
-from dataloader.actors.runner import Workshop
+from dataloader.actors.runner import RunServices
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
@@ -45,7 +45,7 @@ from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.reads import get_job, list_queues
 from dataloader.store.queue.transaction import Transactions
 
-__all__ = ["LogLine", "Outcome", "run_task", "temporary_database", "work_off"]
+__all__ = ["LogLine", "TaskRun", "run_task", "temporary_database", "work_off"]
 
 _QUEUE: Final = "testing"
 _LEASE_S: Final = 3_600
@@ -63,7 +63,7 @@ class LogLine:
 
 
 @attrs.frozen(kw_only=True)
-class Outcome:
+class TaskRun:
     """How one run ended.
 
     `status` is what the job's would be: `queued` after a failure with attempts left, `Retry` or `Snooze`, with
@@ -82,7 +82,7 @@ class Outcome:
 
 async def run_task(
     tasks: Tasks, name: str, args: Mapping[str, Any] | None = None, *, attempt: int = 1, dsn: str | None = None
-) -> Outcome:
+) -> TaskRun:
     """Run the handler of task `name` once, as a worker would, with its timeout and retry policy.
 
     Args:
@@ -92,7 +92,7 @@ async def run_task(
         attempt: the run's number, from 1; without `dsn` only.
         dsn: a migrated database, for handlers that use `job.transaction()`: a real job is enqueued there, and run.
 
-    Raises `KeyError` for a task that is not registered. What the handler raises is its outcome's `error`.
+    Raises `KeyError` for a task that is not registered. What the handler raises is the `error`.
     """
     task = tasks[name]
     if dsn is None:
@@ -102,21 +102,21 @@ async def run_task(
         queue = f"{_QUEUE}.{uuid7()}"
         new = NewJob(queue=queue, task=name, args=dict(args or {}), max_attempts=task.max_attempts)
         await enqueue(worker.database, [new], default_lease_s=_LEASE_S)
-        [outcome] = await worker.work(queue, tasks)
-        return outcome
+        [run] = await worker.work(queue, tasks)
+        return run
 
 
-async def work_off(dsn: str, tasks: Tasks) -> list[Outcome]:
+async def work_off(dsn: str, tasks: Tasks) -> list[TaskRun]:
     """Run every job that is ready in the database at `dsn`, one after the other, and what becomes ready by that.
 
     What stays: jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
     """
-    outcomes: list[Outcome] = []
+    runs: list[TaskRun] = []
     async with _open_worker(dsn) as worker:
         while queues := [q.queue for q in await list_queues(worker.database) if q.ready and not q.paused]:
             for queue in queues:
-                outcomes += await worker.work(queue, tasks)
-    return outcomes
+                runs += await worker.work(queue, tasks)
+    return runs
 
 
 @contextmanager
@@ -148,15 +148,15 @@ class _Worker:
     locks: LockSession
     transactions: Transactions
 
-    async def work(self, queue: str, tasks: Tasks) -> list[Outcome]:
+    async def work(self, queue: str, tasks: Tasks) -> list[TaskRun]:
         """Claim one job of `queue`, run it, record its end, free its key."""
         claim = await self.locks.claim(queue, 1, list(tasks), 1.0)
-        outcomes = []
+        runs = []
         for job in claim.jobs:
-            outcomes.append(await _run(job, tasks[job.task], self.transactions, self.database))
+            runs.append(await _run(job, tasks[job.task], self.transactions, self.database))
             self.locks.forget(job.token)
             await self.locks.release()
-        return outcomes
+        return runs
 
 
 @asynccontextmanager
@@ -172,7 +172,7 @@ async def _open_worker(dsn: str) -> AsyncIterator[_Worker]:
                 await locks.close()
 
 
-async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> Outcome:
+async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> TaskRun:
     recorder, registry = _Recorder(), CollectorRegistry()
     resources: dict[type, Any] = {
         EtlMetrics: EtlMetrics(registry),
@@ -180,7 +180,7 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
     }
     if database is not None:
         resources |= {Database: database, Transactions: transactions}
-    workshop = Workshop(
+    services = RunServices(
         to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
         transactions=transactions,
         telemetry=Telemetry(registry),
@@ -189,25 +189,25 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
     )
     run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
     run.open_scope(math.inf)
-    await runner.run(run, task, workshop, trio.CapacityLimiter(1))
-    ending = recorder.ending
-    if ending is None:  # the handler's own transaction has committed it
+    await runner.run(run, task, services, trio.CapacityLimiter(1))
+    outcome = recorder.outcome
+    if outcome is None:  # the handler's own transaction has committed it
         assert database is not None, "there is no transaction without one"  # noqa: S101
         record = await get_job(database, job.job_id)
-        return recorder.outcome(task.name, record.status, record.result, record.error)
-    status = TRANSITIONS[Status.RUNNING, ending.step]
+        return recorder.task_run(task.name, record.status, record.result, record.error)
+    status = TRANSITIONS[Status.RUNNING, outcome.step]
     if database is not None:
-        finished = await database.write(aio_finish, [ending], patient=True)
-        status = finished.written.get(ending.token, status)
-    result = None if ending.result is None else msgspec.json.decode(ending.result)
-    return recorder.outcome(task.name, status, result, ending.error, ending.delay_s)
+        finished = await database.write(aio_finish, [outcome], patient=True)
+        status = finished.written.get(outcome.token, status)
+    result = None if outcome.result is None else msgspec.json.decode(outcome.result)
+    return recorder.task_run(task.name, status, result, outcome.error, outcome.delay_s)
 
 
 class _Recorder:
     """Stands where a run's messages go, and keeps all it was shown, each progress too."""
 
     def __init__(self) -> None:
-        self.ending: Ending | None = None
+        self.outcome: Outcome | None = None
         self._progress: list[Any] = []
         self._lines: list[LogLine] = []
 
@@ -223,11 +223,11 @@ class _Recorder:
             line = msgspec.json.decode(text)
             self._lines.append(LogLine(line["level"], line["message"], line.get("fields", {})))
         if isinstance(message, Ended):
-            self.ending = message.ending
+            self.outcome = message.outcome
 
-    def outcome(self, task: str, status: Status, result: Any, error: str | None, delay_s: float = 0.0) -> Outcome:
-        """The outcome with what was shown."""
-        return Outcome(
+    def task_run(self, task: str, status: Status, result: Any, error: str | None, delay_s: float = 0.0) -> TaskRun:
+        """The run with what was shown."""
+        return TaskRun(
             task=task,
             status=status,
             result=result,

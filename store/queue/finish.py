@@ -16,7 +16,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Status
 
 MAX_REFUNDS: Final = 10_000
@@ -43,7 +43,7 @@ A cancel request that came last still counts.
 
 # statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
 _FINISH: Final = f"""
-WITH ending AS MATERIALIZED (
+WITH outcome AS MATERIALIZED (
   SELECT e.*, step IN ('snooze', 'return') AS refunded
   FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[])
     AS e (job_id, token, step, error, result, delay_s, progress)
@@ -63,7 +63,7 @@ WITH ending AS MATERIALIZED (
     result = e.result::jsonb,
     progress = coalesce(e.progress::jsonb, j.progress),
     finished_at = CASE WHEN {_STATUS} <> 'queued' THEN statement_timestamp() END
-  FROM ending e
+  FROM outcome e
   WHERE j.job_id = e.job_id
   RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
 ), journal AS (
@@ -79,7 +79,7 @@ SELECT token, status::text AS status FROM written
 """
 
 _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
-"""For the one ending of a transaction that can't be tried again: it waits for who has the row."""
+"""For the one outcome of a transaction that can't be tried again: it waits for who has the row."""
 
 _REST: Final = """
 SELECT e.token, (j.status = 'running') IS TRUE AS locked
@@ -89,7 +89,7 @@ WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succ
 """
 """Of those not written: which were passed over, and which an earlier sending, whose reply was lost, has written."""
 
-# Both pass over rows that somebody has locked: the endings of all others wait behind them.
+# Both pass over rows that somebody has locked: the outcomes of all others wait behind them.
 _PROGRESS: Final = """
 WITH shown AS MATERIALIZED (
   SELECT j.job_id, p.progress
@@ -126,7 +126,7 @@ WHERE j.token = m.token AND (j.status = ANY ($3::dl_status[])) IS TRUE
 
 @attrs.frozen
 class Finished:
-    """What became of the endings: by token the status that was written, and the tokens whose writes were void.
+    """What became of the outcomes: by token the status that was written, and the tokens whose writes were void.
 
     `locked` are tokens whose rows somebody else had locked: nothing was written, and they are to be tried again.
     """
@@ -136,12 +136,12 @@ class Finished:
     locked: list[int] = attrs.field(factory=list)
 
 
-async def aio_finish(connection: Any, endings: Sequence[Ending], *, patient: bool = False) -> Finished:
-    """Write `endings` (asyncio-flavoured), in the order of their ids; a `patient` one waits for rows that are locked.
+async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: bool = False) -> Finished:
+    """Write `outcomes` (asyncio-flavoured), in the order of their ids; a `patient` one waits for rows that are locked.
 
-    Patience is for one ending alone: of two batches that wait each could have what the other waits for.
+    Patience is for one outcome alone: of two batches that wait each could have what the other waits for.
     """
-    ordered = sorted(endings, key=lambda ending: ending.job_id)
+    ordered = sorted(outcomes, key=lambda outcome: outcome.job_id)
     columns = ([e.job_id for e in ordered], [e.token for e in ordered], [e.step.value for e in ordered])
     records = await connection.fetch(
         _FINISH_PATIENTLY if patient else _FINISH,

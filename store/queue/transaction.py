@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
 from dataloader.store.connection.connect import LOST_STATEMENTS, PLANNER_OF_USERS, connect
 from dataloader.store.connection.driver_errors import MISSING, said
@@ -93,7 +93,7 @@ class Transactions:
     @asynccontextmanager
     async def open(
         self,
-        success: Callable[[object], Ending],
+        success: Callable[[object], Outcome],
         shield: Callable[[], trio.CancelScope] = lambda: trio.CancelScope(shield=True),
     ) -> AsyncIterator[JobTransaction]:
         """A transaction that, when the block ends well, writes what `success` makes of its result, and commits.
@@ -154,26 +154,26 @@ class Transactions:
             return
         connection.terminate()
 
-    async def _commit(self, connection: Any, ending: Ending, shield: trio.CancelScope) -> None:
+    async def _commit(self, connection: Any, outcome: Outcome, shield: trio.CancelScope) -> None:
         run = self._database.crossing.run
         with shield:
             with contextlib.suppress(StoreUnavailable), trio.move_on_after(self._database.options.write_deadline_s):
-                await run(_aio_finish_and_commit, connection, ending)
+                await run(_aio_finish_and_commit, connection, outcome)
                 return
             # Its transaction is over before the row is asked, if the server can be reached.
             await run(aio_close, connection)
-            await self._resolve(ending)
+            await self._resolve(outcome)
             return
         with trio.move_on_after(ABANDON_S, shield=True):
             await run(aio_close, connection)
         connection.terminate()
         raise StoreUnavailable("the commit had no answer when the lease or the lock_key ended: the job's row decides")
 
-    async def _resolve(self, ending: Ending) -> None:
+    async def _resolve(self, outcome: Outcome) -> None:
         """The reply is lost. The row tells."""
         for attempt in range(RESOLVE_TRIES):
             try:
-                committed = await self._database.run(_aio_committed, ending)
+                committed = await self._database.run(_aio_committed, outcome)
             except StoreUnavailable:
                 await trio.sleep(0.2 * 2**attempt)
                 continue
@@ -227,17 +227,17 @@ async def _aio_begun(connection: Any, begin: str, timeout_s: float) -> Any:
     return connection
 
 
-async def _aio_finish_and_commit(connection: Any, ending: Ending) -> None:
+async def _aio_finish_and_commit(connection: Any, outcome: Outcome) -> None:
     if not connection.is_closed() and not connection.is_in_transaction():
         raise StoreError(
             "the handler ended its transaction itself: its rows and the job's success can't be one any more"
         )
     try:
-        finished = await aio_finish(connection, [ending], patient=True)
+        finished = await aio_finish(connection, [outcome], patient=True)
     except LOST_STATEMENTS as error:
         raise _deallocated(error) from error
-    if ending.token not in finished.written:
-        message = f"job {ending.job_id} is no longer this worker's: its transaction was rolled back"
+    if outcome.token not in finished.written:
+        message = f"job {outcome.job_id} is no longer this worker's: its transaction was rolled back"
         raise LeaseLost(message)
     await _aio_commit(connection)
 
@@ -248,8 +248,8 @@ async def _aio_commit(connection: Any) -> None:
         await connection.execute("COMMIT")
 
 
-async def _aio_committed(connection: Any, ending: Ending) -> bool:
-    return bool(await connection.fetchval(_COMMITTED, ending.job_id, ending.token))
+async def _aio_committed(connection: Any, outcome: Outcome) -> bool:
+    return bool(await connection.fetchval(_COMMITTED, outcome.job_id, outcome.token))
 
 
 async def _aio_clean(connection: Any) -> None:

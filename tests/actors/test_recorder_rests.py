@@ -16,7 +16,7 @@ from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Status, Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.queue.finish import Finished
@@ -45,10 +45,10 @@ class Session:
         self.tries = tries
         self.batches: list[list[int]] = []
 
-    async def write(self, _finish, endings: list[Ending]) -> Finished:
-        self.batches.append([ending.token for ending in endings])
-        locked = [ending.token for ending in endings[:1] if ending.token == 1 and len(self.batches) <= self.tries]
-        return Finished({e.token: Status.SUCCEEDED for e in endings if e.token not in locked}, [], locked)
+    async def write(self, _finish, outcomes: list[Outcome]) -> Finished:
+        self.batches.append([outcome.token for outcome in outcomes])
+        locked = [outcome.token for outcome in outcomes[:1] if outcome.token == 1 and len(self.batches) <= self.tries]
+        return Finished({e.token: Status.SUCCEEDED for e in outcomes if e.token not in locked}, [], locked)
 
 
 def a_recorder(session: object, runs: Runs) -> Recorder:
@@ -119,7 +119,7 @@ async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_tol
 def ended(runs: Runs, token: int) -> Ended:
     run = a_run(token)
     runs.add(run)
-    return Ended(run, Ending(run.job.job_id, token, Step.SUCCEED))
+    return Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED))
 
 
 async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_longer_and_longer_pauses(

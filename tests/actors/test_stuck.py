@@ -10,7 +10,7 @@ from proxy import open_proxy
 
 from dataloader import Tasks
 from dataloader.actors.heartbeat import Heartbeat
-from dataloader.actors.job_runs import Run, Runs, Why
+from dataloader.actors.job_runs import Run, Runs, StopReason
 from dataloader.actors.outage import Outage
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
@@ -20,11 +20,11 @@ from dataloader.jobs.model import ClaimedJob
 @pytest.mark.parametrize(
     ("committed", "why", "ends_the_process"),
     [
-        (False, Why.LEASE_ENDED, True),
-        (False, Why.KEY_LOST, True),
-        (True, Why.CANCEL, False),
-        (True, Why.LEASE_ENDED, False),
-        (True, Why.KEY_LOST, True),
+        (False, StopReason.LEASE_ENDED, True),
+        (False, StopReason.KEY_LOST, True),
+        (True, StopReason.CANCEL, False),
+        (True, StopReason.LEASE_ENDED, False),
+        (True, StopReason.KEY_LOST, True),
     ],
 )
 async def test_one_whose_job_or_key_may_be_another_s_does(committed, why, ends_the_process):

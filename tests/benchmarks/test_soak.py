@@ -8,10 +8,10 @@ import pytest
 from benchmarks.peers.plot import LINE, MISSED, WIDTH
 from benchmarks.soak.plot import LEFT, RIGHT, STRIPS, svg
 from benchmarks.soak.report import page
-from benchmarks.soak.verdict import FLAT, Outcome, drift, judged
+from benchmarks.soak.verdict import FLAT, SoakOutcome, drift, judged
 
 SVG = "{http://www.w3.org/2000/svg}"
-GOOD = Outcome(
+GOOD = SoakOutcome(
     seconds=400,
     per_s=10,
     accepted=4_000,

@@ -9,7 +9,7 @@ import asyncpg
 import trio
 
 from dataloader.jobs.model import ClaimedJob
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue.finish import Finished, aio_finish
 from dataloader.store.queue.leases import Beat, aio_beat
@@ -56,18 +56,18 @@ class Worker:
             await unpark(self.store, claim.to_test)
         return claim.jobs
 
-    async def record(self, *endings: Ending) -> Finished:
+    async def record(self, *outcomes: Outcome) -> Finished:
         """Write outcomes as the recorder does: those whose row somebody has locked again and again."""
-        finished = await self.store.write(aio_finish, endings)
+        finished = await self.store.write(aio_finish, outcomes)
         while finished.locked:
             await trio.sleep(0.005)
-            again = await self.store.write(aio_finish, [e for e in endings if e.token in finished.locked])
+            again = await self.store.write(aio_finish, [e for e in outcomes if e.token in finished.locked])
             finished = Finished(finished.written | again.written, finished.void + again.void, again.locked)
         return finished
 
-    async def end(self, job: ClaimedJob, step: Step = Step.SUCCEED, **ending: Any) -> Finished:
+    async def end(self, job: ClaimedJob, step: Step = Step.SUCCEED, **outcome: Any) -> Finished:
         """End a run as the recorder and the releaser do: the outcome, then the key."""
-        finished = await self.record(Ending(job.job_id, job.token, step, **ending))
+        finished = await self.record(Outcome(job.job_id, job.token, step, **outcome))
         self.locks.forget(job.token)
         await self.locks.release()
         return finished

@@ -11,7 +11,7 @@ from queue_workers import BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.leases import Beat, reap
@@ -105,7 +105,7 @@ async def test_a_job_whose_key_comes_free_is_not_passed_by_a_claim_further_behin
     worker = start_worker()
     first = await worker.ask(limit=2)
     assert ids(first.jobs) == {hot[0]}
-    await worker.record(Ending(hot[0], first.jobs[0].token, Step.SUCCEED))
+    await worker.record(Outcome(hot[0], first.jobs[0].token, Step.SUCCEED))
     worker.locks.forget(first.jobs[0].token)
     second = await worker.ask(limit=3, after=first.last)
     assert ids(second.jobs) == {hot[1], *later}

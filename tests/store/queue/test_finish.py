@@ -14,7 +14,7 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import UNSTORABLE, Recorder
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
@@ -112,7 +112,7 @@ async def test_an_outcome_with_an_old_token_changes_nothing(claim_one, start_wor
     [_again] = await start_worker().claim()
     before = await all_rows(raw), await all_events(raw)
     finished = await worker.record(
-        Ending(job.job_id, job.token, step, error="late", result="1", progress='{"late": 1}')
+        Outcome(job.job_id, job.token, step, error="late", result="1", progress='{"late": 1}')
     )
     assert (finished.written, finished.void) == ({}, [job.token])
     await store.write(aio_show_progress, [(job.job_id, job.token, '{"late": 1}')])
@@ -127,7 +127,7 @@ async def test_an_outcome_after_the_reaper_is_void(claim_one, store, raw, step):
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     await reap(store, 10)
     before = await all_rows(raw), await all_events(raw)
-    finished = await worker.record(Ending(job.job_id, job.token, step))
+    finished = await worker.record(Outcome(job.job_id, job.token, step))
     assert finished.written == {}
     if step is Step.SUCCEED:  # what failed is not told apart from what was taken back: neither is lost work
         assert finished.void == [job.token]
@@ -140,13 +140,13 @@ async def test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void(start_
     for _ in STEPS:
         await add_job()
     worker = start_worker()
-    endings = [
-        Ending(job.job_id, job.token, step, error="e") for job, step in zip(await worker.claim(), STEPS, strict=True)
+    outcomes = [
+        Outcome(job.job_id, job.token, step, error="e") for job, step in zip(await worker.claim(), STEPS, strict=True)
     ]
-    first = await worker.record(*endings)
+    first = await worker.record(*outcomes)
     assert len(first.written) == len(STEPS)
     before = await all_rows(raw), await all_events(raw)
-    second = await worker.record(*endings)
+    second = await worker.record(*outcomes)
     assert (second.written, second.void) == ({}, [])
     assert (await all_rows(raw), await all_events(raw)) == before
 
@@ -159,7 +159,7 @@ async def test_in_one_batch_the_void_and_the_unknown_do_not_disturb_the_others(s
     good, foreign, deleted = (claimed[job_id] for job_id in jobs)
     await raw.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = $1", foreign.job_id)
     await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", deleted.job_id)
-    finished = await worker.record(*(Ending(job.job_id, job.token, Step.SUCCEED) for job in claimed.values()))
+    finished = await worker.record(*(Outcome(job.job_id, job.token, Step.SUCCEED) for job in claimed.values()))
     assert finished.written == {good.token: Status.SUCCEEDED}
     assert sorted(finished.void) == sorted([foreign.token, deleted.token])
     assert await row_of(foreign.job_id, "status") == "failed"
@@ -173,16 +173,16 @@ async def test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_
         await add_job()
     worker = start_worker()
     locked, *others = await worker.claim()
-    endings = [Ending(job.job_id, job.token, Step.SUCCEED) for job in (locked, *others)]
+    outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED) for job in (locked, *others)]
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", locked.job_id)
     with trio.fail_after(5):
-        finished = await store.write(aio_finish, endings)
+        finished = await store.write(aio_finish, outcomes)
     assert finished.written == {job.token: Status.SUCCEEDED for job in others}
     assert (finished.void, finished.locked) == ([], [locked.token])
     await raw.execute("ROLLBACK")
     assert await row_of(locked.job_id, "status") == "running"
-    finished = await store.write(aio_finish, endings)
+    finished = await store.write(aio_finish, outcomes)
     assert (finished.written, finished.void, finished.locked) == ({locked.token: Status.SUCCEEDED}, [], [])
 
 
@@ -191,14 +191,14 @@ async def test_an_outcome_that_was_passed_over_is_void_when_the_row_is_somebody_
     claim_one, store, raw, row_of
 ):
     _worker, job = await claim_one()
-    endings = [Ending(job.job_id, job.token, Step.SUCCEED)]
+    outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED)]
     await raw.execute("BEGIN")
     await raw.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = $1", job.job_id)
     with trio.fail_after(5):
-        finished = await store.write(aio_finish, endings)
+        finished = await store.write(aio_finish, outcomes)
     assert (finished.written, finished.void, finished.locked) == ({}, [], [job.token])
     await raw.execute("COMMIT")
-    finished = await store.write(aio_finish, endings)
+    finished = await store.write(aio_finish, outcomes)
     assert (finished.written, finished.void, finished.locked) == ({}, [job.token], [])
     assert await row_of(job.job_id, "status") == "failed"
 
@@ -209,7 +209,7 @@ async def test_a_patient_outcome_waits_for_the_row(claim_one, raw, store, until_
     finished = []
 
     async def finish():
-        finished.append(await store.write(aio_finish, [Ending(job.job_id, job.token, Step.SUCCEED)], patient=True))
+        finished.append(await store.write(aio_finish, [Outcome(job.job_id, job.token, Step.SUCCEED)], patient=True))
 
     async with trio.open_nursery() as nursery:
         await raw.execute("BEGIN")
@@ -276,17 +276,17 @@ async def test_batches_that_meet_in_any_order_do_not_deadlock(database, start_wo
     for _ in range(40):
         await add_job()
     worker = start_worker()
-    endings = [Ending(job.job_id, job.token, Step.SUCCEED) for job in await worker.claim(limit=40)]
+    outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED) for job in await worker.claim(limit=40)]
     written = []
 
-    async def record(endings):
-        written.extend((await worker.record(*endings)).written)
+    async def record(outcomes):
+        written.extend((await worker.record(*outcomes)).written)
 
     async with raw_connection(database.dsn) as raw:
         before = await raw.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(record, endings)
-            nursery.start_soon(record, endings[::-1])
+            nursery.start_soon(record, outcomes)
+            nursery.start_soon(record, outcomes[::-1])
         assert len(written) == 40
         await raw.execute("SELECT pg_stat_clear_snapshot()")
         after = await raw.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
@@ -298,18 +298,18 @@ async def test_one_unstorable_row_neither_stops_the_others_nor_runs_again(start_
     jobs = [await add_job() for _ in range(3)]
     worker = start_worker()
     claimed = {job.job_id: job for job in await worker.claim()}
-    endings = [
-        Ending(job_id, claimed[job_id].token, Step.SUCCEED, result='"\\u0000"' if job_id == jobs[1] else '"fine"')
+    outcomes = [
+        Outcome(job_id, claimed[job_id].token, Step.SUCCEED, result='"\\u0000"' if job_id == jobs[1] else '"fine"')
         for job_id in jobs
     ]
     with pytest.raises(StoreError):
-        await worker.record(*endings)
+        await worker.record(*outcomes)
     assert [await row_of(job_id, "status") for job_id in jobs] == ["running"] * 3
     session = Session(store, "recorder")
     recorder = Recorder(
         session, worker.locks, Runs(), Outage(), Telemetry(CollectorRegistry()), lambda *_: None, Wake()
     )
-    finished = await recorder._insist(endings)
+    finished = await recorder._insist(outcomes)
     assert (len(finished.written), finished.void) == (3, [])
     assert [await row_of(job_id, "status") for job_id in jobs] == ["succeeded"] * 3
     assert [await row_of(job_id, "result") for job_id in jobs] == ['"fine"', None, '"fine"']

@@ -13,7 +13,7 @@ from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.reaper import Reaper
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.queue.leases import Beat, Pulse, Reaped, aio_beat, reap
@@ -247,10 +247,10 @@ async def test_a_finish_that_comes_first_is_not_reaped_and_one_that_comes_later_
     worker, [first, later, *_] = ten
     await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     # Nobody took the job meanwhile, so its result still counts.
-    await worker.record(Ending(first.job_id, first.token, Step.SUCCEED))
+    await worker.record(Outcome(first.job_id, first.token, Step.SUCCEED))
     await reap(store, 100)
     assert await row_of(first.job_id, "status") == "succeeded"
-    assert (await worker.record(Ending(later.job_id, later.token, Step.SUCCEED))).void == [later.token]
+    assert (await worker.record(Outcome(later.job_id, later.token, Step.SUCCEED))).void == [later.token]
     assert await row_of(later.job_id, "status") == "queued"
 
 

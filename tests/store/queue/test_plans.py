@@ -10,7 +10,7 @@ import pytest
 from databases import raw_connection
 
 from dataloader.jobs.model import NewJob
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import Session
 from dataloader.store.queue import enqueue, finish, leases, lock_session, make_ready
@@ -158,7 +158,7 @@ async def claim_fifty(connection, measuring):
 
 async def finish_all(connection, measuring):
     await finish.aio_finish(
-        measuring, [Ending(row["job_id"], row["token"], Step.SUCCEED) for row in await live_runs(connection)]
+        measuring, [Outcome(row["job_id"], row["token"], Step.SUCCEED) for row in await live_runs(connection)]
     )
 
 

@@ -26,7 +26,7 @@ from queue_workers import LossyConnection, Worker
 from dataloader.jobs.errors import Conflict, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.queue import control
 from dataloader.store.queue.control import Actor
@@ -109,8 +109,8 @@ class World:
             before = await self.raw.fetchrow(row, job.job_id)
             if (before["token"], before["status"]) == (job.token, "running"):
                 return  # its process is dead or has given up, and nobody has taken the job back yet
-            ending = Ending(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
-            assert (await self.workers[0].record(ending)).written == {}
+            outcome = Outcome(job.job_id, job.token, STEPS[b % len(STEPS)], error="late", result="1")
+            assert (await self.workers[0].record(outcome)).written == {}
             assert await self.raw.fetchrow(row, job.job_id) == before
 
     async def beat(self, a, _b):
@@ -262,11 +262,11 @@ class World:
             self.bodies.remove(body)
             self.old.append(body.job)
 
-    async def stop(self, body, step, **ending):
+    async def stop(self, body, step, **outcome):
         """The body ends, then its outcome is written, then its key is freed."""
         if body in self.bodies:
             self.bodies.remove(body)
-            await body.worker.record(Ending(body.job.job_id, body.job.token, step, **ending))
+            await body.worker.record(Outcome(body.job.job_id, body.job.token, step, **outcome))
             self.old.append(body.job)
             await self.let_go(body)
 

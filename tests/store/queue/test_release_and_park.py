@@ -9,7 +9,7 @@ from databases import raw_connection
 from queue_workers import BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue import control, make_ready
 from dataloader.store.queue.control import Actor
@@ -58,7 +58,7 @@ async def test_a_parked_job_starts_when_the_holder_ends(start_worker, held, row_
 async def test_a_claim_frees_the_keys_of_ended_jobs_and_takes_their_next_ones(held):
     worker, job, second = held
     assert await worker.claim() == []
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
     [next_job] = await worker.claim()
     assert next_job.job_id == second
@@ -69,7 +69,7 @@ async def test_keys_of_a_claim_that_was_rolled_back_are_freed_when_it_is_repeate
     worker, job, second = held
     other = start_worker()
     assert await other.claim() == []
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
     # Their locks are gone by then; that their next jobs were woken is rolled back.
     session = worker.locks._session
@@ -140,7 +140,7 @@ async def test_a_park_that_is_committed_after_the_holders_end_is_looked_at_again
 @pytest.mark.requirement("Q7")
 async def test_a_park_between_the_outcome_and_the_unlocking_is_found_by_the_holder(store, held, other, row_of):
     worker, job, second = held
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     [park] = await other.fetch(CLAIM)
     assert park["verdict"] == "busy"
     assert await unpark(store, [park["lock_hash"]]) == 0  # still locked
@@ -187,7 +187,7 @@ async def test_a_claim_takes_along_the_keys_that_are_to_be_freed(held, locks_of,
     worker, job, second = held
     await worker.ask(limit=1)
     assert await row_of(second, "waits_for") == "lock"
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
     [next_job] = await worker.claim()
     assert next_job.job_id == second
@@ -212,7 +212,7 @@ async def test_when_the_session_is_lost_before_the_release_the_next_job_wakes_wi
 ):
     worker, job, second = held
     await start_worker().claim()
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     await end_session(worker)
     worker.locks.forget(job.token)
     try:
@@ -228,7 +228,7 @@ async def test_a_release_that_fails_half_way_is_made_good(
 ):
     worker, job, second = held
     await start_worker().claim()
-    await worker.record(Ending(job.job_id, job.token, Step.SUCCEED))
+    await worker.record(Outcome(job.job_id, job.token, Step.SUCCEED))
     worker.locks.forget(job.token)
     # The unlocking has happened, the waking is refused: unlocking is no part of the transaction.
     await other.execute("ALTER FUNCTION dl_ready_next RENAME TO dl_ready_next_")

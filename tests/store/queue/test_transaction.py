@@ -11,7 +11,7 @@ from proxy import open_proxy
 from queue_workers import LossyConnection
 
 from dataloader.jobs.errors import LeaseLost, SchemaError, StoreError, StoreUnavailable
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue import transaction as module
@@ -20,7 +20,7 @@ from dataloader.store.queue.transaction import Transactions
 
 
 def success_of(job):
-    return lambda result: Ending(job.job_id, job.token, Step.SUCCEED, result=result)
+    return lambda result: Outcome(job.job_id, job.token, Step.SUCCEED, result=result)
 
 
 ROWS = "SELECT count(*) FROM target"
@@ -230,8 +230,8 @@ async def test_a_success_whose_reply_was_lost_is_one(transactions, run, raw, row
     _worker, job, success = run
     finish = module._aio_finish_and_commit
 
-    async def finish_and_lose(connection, ending):
-        await finish(LossyConnection(connection, "COMMIT"), ending)
+    async def finish_and_lose(connection, outcome):
+        await finish(LossyConnection(connection, "COMMIT"), outcome)
 
     monkeypatch.setattr(module, "_aio_finish_and_commit", finish_and_lose)
     async with transactions.open(success) as transaction:
@@ -273,7 +273,7 @@ async def test_the_finish_of_a_run_waits_for_its_transaction_and_is_void_then(tr
         async with trio.open_nursery() as nursery:
 
             async def fail():
-                finished.append(await worker.record(Ending(job.job_id, job.token, Step.RETRY, error="unknown")))
+                finished.append(await worker.record(Outcome(job.job_id, job.token, Step.RETRY, error="unknown")))
 
             nursery.start_soon(fail)
             await trio.sleep(0.1)

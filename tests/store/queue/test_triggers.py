@@ -8,7 +8,7 @@ from databases import raw_connection
 from foreign import BACK_OFF, CLAIM, FINISH, LOCK, REAP, UNLOCK
 
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.outcomes import Ending
+from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue.leases import Beat, reap
 from dataloader.store.queue.make_ready import ready_due, ready_free
@@ -123,7 +123,7 @@ async def test_a_foreign_claim_fences_our_former_run(foreign, add_job, start_wor
     before = await row_of(job_id)
     assert before["token"] > job.token
     assert await worker.beat(job) == [Beat.LOST]
-    assert (await worker.record(Ending(job_id, job.token, Step.SUCCEED))).void == [job.token]
+    assert (await worker.record(Outcome(job_id, job.token, Step.SUCCEED))).void == [job.token]
     assert await row_of(job_id) == before
 
 
