@@ -94,6 +94,20 @@ class _Action:
     sql: str
 
 
+@attrs.frozen
+class _ActionOnMany:
+    """Something done to the queued jobs that a filter means: its name in the log, its statement (jobs first).
+
+    `still` is a condition of SQL: those that fit need the action; {0} stands for the number of its parameter.
+    """
+
+    name: str
+    sql: str
+    still: str
+
+
+_SET_MANY_PRIORITIES: Final = _ActionOnMany("set_priority_many", _SET_PRIORITY, "priority <> ${0}")
+_RUN_MANY_NOW: Final = _ActionOnMany("run_now_many", _RUN_NOW, "waits_for = 'time'")
 _SET_PRIORITY_OF_ONE: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY)
 _RUN_ONE_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW)
 
@@ -167,6 +181,28 @@ async def run_now(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
     return await database.write(_aio_act, job_id, _RUN_ONE_NOW, actor)
 
 
+async def set_priority_many(
+    database: Database, job_filter: JobFilter, priority: int, actor: Actor, *, limit: int = 1_000
+) -> int:
+    """Give at most `limit` queued jobs that the filter means another priority; how many there were comes back.
+
+    Jobs that have it already are not counted, so a caller that wants all repeats until 0. Raises `BadRequest` for a
+    `priority` or a `limit` that is not allowed.
+    """
+    check_between("priority", priority, 0, MAX_INT)
+    check_between("limit", limit, 1, MAX_BULK)
+    return await database.write(_aio_act_many, job_filter, _SET_MANY_PRIORITIES, actor, limit, priority=priority)
+
+
+async def run_now_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
+    """Make at most `limit` jobs that the filter means and that wait for their time due; how many there were comes back.
+
+    Raises `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_BULK)
+    return await database.write(_aio_act_many, job_filter, _RUN_MANY_NOW, actor, limit)
+
+
 async def pause(database: Database, queue: str, actor: Actor) -> None:
     """Let no worker claim from the queue, in any process, until it is resumed. What runs goes on.
 
@@ -204,12 +240,13 @@ async def _aio_lock(connection: Any, job_id: UUID) -> Any:
 
 
 async def _aio_lock_many(
-    connection: Any, job_filter: JobFilter, statuses: frozenset[Status], still: str, limit: int
+    connection: Any, job_filter: JobFilter, statuses: frozenset[Status], still: str, limit: int, *of_still: object
 ) -> list[Any]:
+    """At most `limit` jobs, locked. `still` is who needs the action; {0} is the number of its parameter `of_still`."""
     wanted = statuses if job_filter.status is None else statuses & job_filter.status
     where, values = attrs.evolve(job_filter, status=wanted).where()
-    sql = _LOCK_MANY.format(where=where, still=still, limit=len(values) + 1)
-    return list(await connection.fetch(sql, *values, limit))
+    sql = _LOCK_MANY.format(where=where, still=still.format(len(values) + 2), limit=len(values) + 1)
+    return list(await connection.fetch(sql, *values, limit, *of_still))
 
 
 @asynccontextmanager
@@ -294,6 +331,20 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Act
         await connection.execute(action.sql, [job_id], *values.values())
         await _aio_audit(connection, actor, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)
+
+
+async def _aio_act_many(
+    connection: Any, /, job_filter: JobFilter, action: _ActionOnMany, actor: Actor, limit: int, **values: Any
+) -> int:
+    """Do one action to the queued jobs of a filter that need it; how many there were. `values` go into the log."""
+    async with _aio_transaction(connection):
+        rows = await _aio_lock_many(
+            connection, job_filter, frozenset({Status.QUEUED}), action.still, limit, *values.values()
+        )
+        await connection.execute(action.sql, [row["job_id"] for row in rows], *values.values())
+        detail = _bulk_detail(job_filter, limit) | values | {"changed": len(rows)}
+        await _aio_audit(connection, actor, action.name, None, detail)
+        return len(rows)
 
 
 async def _aio_pause(connection: Any, queue: str, actor: Actor, *, paused: bool) -> None:

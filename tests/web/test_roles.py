@@ -40,6 +40,8 @@ LEAST_ROLE = {
     ("POST", "/api/v1/queues/<path:queue>/resume"): "operate",
     ("POST", "/api/v1/jobs/cancel"): "admin",
     ("POST", "/api/v1/jobs/retry"): "admin",
+    ("POST", "/api/v1/jobs/run-now"): "admin",
+    ("POST", "/api/v1/jobs/reprioritize"): "admin",
     ("GET", "/api/v1/audit"): "admin",
     ("GET", "/health"): "all",
     ("GET", "/ready"): "all",
@@ -53,6 +55,8 @@ BODIES = {
     ("PATCH", "/api/v1/jobs/<uuid:job_id>"): {"priority": 1},
     ("POST", "/api/v1/jobs/cancel"): {"queue": "none such"},
     ("POST", "/api/v1/jobs/retry"): {"queue": "none such"},
+    ("POST", "/api/v1/jobs/run-now"): {"queue": "none such"},
+    ("POST", "/api/v1/jobs/reprioritize"): {"queue": "none such", "priority": 1},
 }
 ROLES = ("all", "read", "operate", "admin")
 """Each may do what those before it may."""

@@ -23,6 +23,7 @@ from dataloader.web.api.schemas import (
     MAX_WAIT_S,
     BatchRequest,
     BatchTriggered,
+    BulkPriorityRequest,
     BulkRequest,
     Changed,
     EventList,
@@ -219,4 +220,20 @@ async def cancel_many(call: Call, body: BulkRequest) -> Answer:
 async def retry_many(call: Call, body: BulkRequest) -> Answer:
     """Queue the failed, canceled and lost jobs that fit a filter again, up to its limit; repeat until it changes 0."""
     changed = await control.retry_many(call.services.database, body.job_filter(), call.actor, limit=body.limit)
+    return Answer(value=Changed(changed))
+
+
+@routes.add("POST", "/api/v1/jobs/run-now", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
+async def run_many_now(call: Call, body: BulkRequest) -> Answer:
+    """Make the jobs that fit a filter and wait for their time due, up to its limit; repeat until it changes 0."""
+    changed = await control.run_now_many(call.services.database, body.job_filter(), call.actor, limit=body.limit)
+    return Answer(value=Changed(changed))
+
+
+@routes.add("POST", "/api/v1/jobs/reprioritize", role=Role.ADMIN, body=BulkPriorityRequest, answers={200: Changed})
+async def change_many_priorities(call: Call, body: BulkPriorityRequest) -> Answer:
+    """Change the priority of the queued jobs that fit a filter, up to its limit; repeat until it changes 0."""
+    changed = await control.set_priority_many(
+        call.services.database, body.job_filter(), body.priority, call.actor, limit=body.limit
+    )
     return Answer(value=Changed(changed))

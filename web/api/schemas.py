@@ -176,6 +176,12 @@ class BulkRequest(_Criteria, kw_only=True):
             raise ValueError(f"$: at least one of {', '.join(_Criteria.__struct_fields__)}")
 
 
+class BulkPriorityRequest(BulkRequest, kw_only=True):
+    """Which jobs get another priority. At least one criterion."""
+
+    priority: Priority
+
+
 class JobsQuery(_Criteria, kw_only=True):
     """A page of jobs, newest first. `status` may be repeated or separated by commas."""
 
@@ -379,6 +385,7 @@ EXAMPLES: Final[dict[type, Any]] = {
     BatchRequest: {"jobs": [_TRIGGER, {"queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-12"}]},
     PriorityRequest: {"priority": 10},
     BulkRequest: {"queue": "load.cbr", "status": ["failed", "lost"], "limit": 100},
+    BulkPriorityRequest: {"queue": "load.cbr", "task": "load.rates", "priority": 10},
     Triggered: _TRIGGERED,
     BatchTriggered: {"jobs": [_TRIGGERED]},
     JobStatus: _JOB,

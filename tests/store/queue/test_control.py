@@ -392,6 +392,29 @@ async def test_bulk_retry_takes_the_failed_canceled_and_lost_and_never_the_succe
     assert [record.detail["retried"] for record in await reads.list_audit(store)] == [0, 1, 2]
 
 
+@pytest.mark.requirement("R1")
+async def test_bulk_changes_of_what_waits_count_those_that_needed_them_and_leave_the_others(store, raw, add_job):
+    due = await add_job()
+    for waits_for in ("'time'", "'time'", "'lock'"):
+        await add_job(waits_for=waits_for, available_at=LATER if waits_for == "'time'" else "now()")
+    await add_job(status="'running'", claimed_by="'w'", token="5")
+    await add_job(status="'failed'", finished_at="now()")
+    a_few = JobFilter(queue="q")
+    counts = [await control.set_priority_many(store, a_few, 7, ALICE, limit=3) for _ in range(3)]
+    assert counts == [3, 1, 0]
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND priority = 7") == 4
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE priority = 7") == 4
+    before = (await reads.get_job(store, due)).available_at
+    assert [await control.run_now_many(store, a_few, ALICE) for _ in range(2)] == [2, 0]
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE waits_for IS NULL AND status = 'queued'") == 3
+    assert (await reads.get_job(store, due)).available_at == before
+    log = await reads.list_audit(store)
+    assert [(record.action, record.detail["changed"]) for record in log][:2] == [("run_now_many", n) for n in (0, 2)]
+    assert log[2].detail == {
+        "filter": {"queue": "q"}, "limit": 3, "priority": 7, "changed": 0, "request_id": "req-1"
+    }  # fmt: skip
+
+
 async def test_bulk_actions_log_the_whole_filter(store):
     job_filter = JobFilter(status=frozenset({Status.LOST}), lock_key="k", created_to=None)
     assert await control.retry_many(store, job_filter, Actor("bob")) == 0
@@ -400,7 +423,7 @@ async def test_bulk_actions_log_the_whole_filter(store):
 
 
 @pytest.mark.parametrize("limit", [0, 10_001])
-@pytest.mark.parametrize("act", [control.cancel_many, control.retry_many])
+@pytest.mark.parametrize("act", [control.cancel_many, control.retry_many, control.run_now_many])
 async def test_a_bulk_limit_out_of_bounds_is_refused(store, act, limit):
     with pytest.raises(BadRequest, match="limit"):
         await act(store, JobFilter(), ALICE, limit=limit)

@@ -593,6 +593,20 @@ async def test_many_jobs_are_canceled_and_retried_by_a_filter(open_web):
         assert "at least one of" in everything.json()["errors"][0]["message"]
 
 
+async def test_many_jobs_run_now_or_get_another_priority_by_a_filter(open_web, database):
+    async with open_web() as web:
+        for number in range(3):
+            await web.trigger(queue="a" if number else "b", available_at="2100-01-01T00:00:00Z")
+        changes = "/api/v1/jobs/reprioritize", {"queue": "a", "priority": 7}
+        assert [(await web.client.post(changes[0], json=changes[1])).json()["changed"] for _ in range(2)] == [2, 0]
+        assert database.psql("SELECT string_agg(queue || priority, ' ' ORDER BY queue) FROM dl_jobs") == "a7 a7 b100"
+        run_now = "/api/v1/jobs/run-now", {"queue": "a", "limit": 1}
+        assert [(await web.client.post(run_now[0], json=run_now[1])).json()["changed"] for _ in range(3)] == [1, 1, 0]
+        assert database.psql("SELECT string_agg(queue, ' ') FROM dl_jobs WHERE waits_for = 'time'") == "b"
+        for address, missing in ((changes[0], {"queue": "a"}), (changes[0], {"priority": 1}), (run_now[0], {})):
+            assert (await web.client.post(address, json=missing)).status_code == 422
+
+
 async def test_a_queue_is_paused_and_resumed_whatever_its_name(open_web, database):
     async with open_web() as web:
         await web.trigger(queue="a/b c")
