@@ -114,7 +114,7 @@ def serve(database, tmp_path):
             [python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
             cwd=tmp_path,
             env=inherited
-            | {"PYTHONPATH": str(FOLDER), "DL_DB_DSN": dsn or database.dsn, "WORKERS_JSON": workers}
+            | {"PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "DL_DB_DSN": dsn or database.dsn, "WORKERS_JSON": workers}
             | {"LEDGER_DSN": database.dsn}
             | {"DL_LOG_FORMAT": "json"}
             | {f"DL_{name.upper()}": str(value) for name, value in settings.items()}
