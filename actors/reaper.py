@@ -86,7 +86,7 @@ class Reaper:
     async def _look_for_endless(self) -> None:
         """Say that there are running jobs that no sweep will ever take back: new ones, once a minute."""
         found = frozenset(await find_endless(self.database, MAX_ENDLESS))
-        self.telemetry.endless = len(found)
+        self.telemetry.found_endless(len(found))
         now = trio.current_time()
         if found - self._said and now >= self._say_again_at:
             self._said, self._say_again_at = found, now + SAY_ENDLESS_EVERY_S

@@ -9,7 +9,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,6 @@ from typing import Final
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
@@ -36,6 +35,7 @@ from dataloader.actors.stager import Stager
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import AddressError, ConfigError
+from dataloader.jobs.measures import Measure
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -94,7 +94,7 @@ class Parts:
     listener: Listener
     waits: Waits
     drain: Drain
-    registry: CollectorRegistry
+    measures: Sequence[Measure]
     reported: Callable[[DrainReport], None] = lambda _report: None
     started_at: datetime = attrs.field(factory=lambda: datetime.now(UTC))
     started: float = attrs.field(factory=trio.current_time)
@@ -213,8 +213,7 @@ def _make(
 
     outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
-    registry = CollectorRegistry()
-    telemetry = Telemetry(registry)
+    telemetry, etl_metrics = Telemetry(), EtlMetrics()
     to_recorder, to_record = open_channel(sum(slots.values()))
     transactions = Transactions(database)
     services = RunServices(
@@ -226,7 +225,7 @@ def _make(
         resources={
             Database: database,
             Transactions: transactions,
-            EtlMetrics: EtlMetrics(registry),
+            EtlMetrics: etl_metrics,
             PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
     )
@@ -333,7 +332,7 @@ def _make(
         listener=listener,
         waits=waits,
         drain=Drain(runs, settings.drain_timeout_s),
-        registry=registry,
+        measures=(*telemetry.measures, *etl_metrics.measures),
     )
 
 
@@ -353,6 +352,6 @@ def _app(parts: Parts) -> App:
                 max_waits=settings.max_waits,
             ),
             state=parts.state,
-            registry=parts.registry,
+            measures=parts.measures,
         )
     )

@@ -6,15 +6,15 @@ embedders need it. Views never start jobs or tasks; they write rows, and the act
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry
 
+from dataloader.jobs.measures import Measure
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.enqueue import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
@@ -86,7 +86,7 @@ class Turns:
 
 @attrs.frozen(kw_only=True)
 class Services:
-    """Everything a view may use. `state` is asked at each request."""
+    """Everything a view may use. `state` is asked at each request; `/metrics` shows `measures` beside its own."""
 
     database: Database
     enqueuer: Enqueuer
@@ -94,9 +94,9 @@ class Services:
     waits: Waits
     settings: WebSettings
     state: Callable[[], ProcessState]
-    registry: CollectorRegistry
+    measures: Sequence[Measure] = ()
     depths: QueueDepths = attrs.field(init=False)
-    refusals: Refusals = attrs.field(init=False)
+    refusals: Refusals = attrs.field(factory=Refusals, init=False)
     waiting: Waiting = attrs.field(init=False)
     receiving: LongBodies = attrs.field(init=False)
     connections: Connections = attrs.field(init=False)
@@ -123,10 +123,6 @@ class Services:
     @at_work.default
     def _at_work_of_the_connections(self) -> Bound:
         return Bound(self.connections.most_at_work)
-
-    @refusals.default
-    def _refusals_in_the_registry(self) -> Refusals:
-        return Refusals(self.registry)
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:

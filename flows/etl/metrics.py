@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter
+from dataloader.jobs.measures import Counter, Measure
 
 
 class EtlMetrics:
     """The counters of a process."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register with `registry`, where `/metrics` finds it."""
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
         self._counts = Counter(
             "dataloader_etl",
             "What pipelines have done: requests sent, records, rows inserted, updated and so on, and what failed.",
             ("load", "count"),
-            registry=registry,
         )
-
         self._runs = Counter(
             "dataloader_etl_runs",
             "Runs of loads that ended: succeeded, succeeded_with_failures, failed, canceled or interrupted.",
             ("load", "status"),
-            registry=registry,
         )
+        self.measures: tuple[Measure, ...] = (self._counts, self._runs)
 
     def ended(self, load: str, status: str) -> None:
         """Count a run of a load by how it ended."""
-        self._runs.labels(load, status).inc()
+        self._runs.add(load, status)
 
     def count(self, load: str, counts: Mapping[str, int]) -> None:
         """Add numbers of a load by their names."""
         for name, number in counts.items():
             if number:
-                self._counts.labels(load, name).inc(number)
+                self._counts.add(load, name, number=number)

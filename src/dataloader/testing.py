@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 import attrs
 import msgspec
 import trio
-from prometheus_client import CollectorRegistry
 
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
@@ -173,9 +172,9 @@ async def _open_worker(dsn: str) -> AsyncIterator[_Worker]:
 
 
 async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> TaskRun:
-    recorder, registry = _Recorder(), CollectorRegistry()
+    recorder = _Recorder()
     resources: dict[type, Any] = {
-        EtlMetrics: EtlMetrics(registry),
+        EtlMetrics: EtlMetrics(),
         PipelineSettings: PipelineSettings({"rate_min": 0, "rate_max": 0}),
     }
     if database is not None:
@@ -183,7 +182,7 @@ async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database
     services = RunServices(
         to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
         transactions=transactions,
-        telemetry=Telemetry(registry),
+        telemetry=Telemetry(),
         max_lines=1_000_000,
         resources=resources,
     )

@@ -7,7 +7,6 @@ import math
 import trio
 import trio.testing
 from logged import capture_logs
-from prometheus_client import CollectorRegistry
 
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.messages import Ended, Shown, Wake
@@ -57,7 +56,7 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
         locks=Locks(),
         runs=runs,
         outage=Outage(),
-        telemetry=Telemetry(CollectorRegistry()),
+        telemetry=Telemetry(),
         freed=lambda _queue, _slots: None,
         released=Wake(),
     )

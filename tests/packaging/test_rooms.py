@@ -1,5 +1,6 @@
 """The rooms of the house: one link each in the package, imports in one direction, no import by a bare name."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -45,6 +46,7 @@ def test_imports_run_one_way() -> None:
         ("dataloader.actors", "asyncpg"),
         ("dataloader.actors", "quart"),
         ("dataloader", "hypercorn"),
+        ("dataloader.jobs", "prometheus_client"),
     ],
 )
 def test_a_wrong_import_is_found(tmp_path: Path, package: str, wrong_import: str) -> None:
@@ -54,6 +56,26 @@ def test_a_wrong_import_is_found(tmp_path: Path, package: str, wrong_import: str
     done = _lint_imports(tmp_path)
     assert done.returncode == 1
     assert f"{package}.wrong -> {wrong_import}" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_domain_is_pure() -> None:
+    """It neither waits nor runs nor shows anything: values, rules, texts, and the logger's name."""
+    allowed = {"attrs", "msgspec", "structlog"}
+    impure = {"asyncio", "signal", "socket", "subprocess", "threading"}
+    for path in (ROOT / "jobs").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import():
+                    named = {alias.name for alias in node.names}
+                case ast.ImportFrom():
+                    named = {str(node.module)}
+                case _:
+                    continue
+            tops = {name.partition(".")[0] for name in named} - {"dataloader"}
+            assert not tops & impure, (path, tops)
+            # The handles' own waits go through their port soon.
+            waits = {"trio"} if path.name == "job.py" else set()
+            assert tops - sys.stdlib_module_names - waits <= allowed, (path, tops)
 
 
 def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:

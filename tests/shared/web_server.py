@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import httpx2
 import trio
-from prometheus_client import CollectorRegistry
 
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
@@ -64,8 +63,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
     @tasks.task("known", max_attempts=7, lease_ttl_sec=33)
     async def known(job: Any) -> None: ...
 
-    registry = CollectorRegistry()
-    telemetry = Telemetry(registry)
+    telemetry = Telemetry()
     state = [
         ProcessState(
             version="1.2.3",
@@ -87,7 +85,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
             waits=Waits(database),
             settings=WebSettings(**settings),
             state=lambda: state[0],
-            registry=registry,
+            measures=telemetry.measures,
         )
         app = create_app(services)
         stop, stopped = trio.Event(), trio.Event()

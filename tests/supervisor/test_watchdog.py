@@ -7,7 +7,6 @@ import time
 import trio
 from conditions import until
 from logged import capture_logs
-from prometheus_client import CollectorRegistry
 
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.supervisor.watchdog import STALL_S, watch_loop
@@ -23,10 +22,10 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
-def stalls(registry: CollectorRegistry) -> tuple[float, float]:
+def stalls(telemetry: Telemetry) -> tuple[int, float]:
     """How many there were, and their seconds."""
-    count, seconds = (registry.get_sample_value(f"dataloader_loop_stall_seconds_{name}") for name in ("count", "sum"))
-    return count or 0, seconds or 0
+    [found] = [measure for measure in telemetry.measures if measure.name == "dataloader_loop_stall_seconds"]
+    return sum(found.distributions[()].counts), found.distributions[()].total
 
 
 def unheard(_for_s: float) -> None:
@@ -34,20 +33,20 @@ def unheard(_for_s: float) -> None:
 
 
 async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
-    registry, told = CollectorRegistry(), []
+    telemetry, told = Telemetry(), []
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, Telemetry(registry), told.append)
+            await nursery.start(watch_loop, telemetry, told.append)
             for seconds in (STALL_S / 2, 2 * STALL_S):
                 await trio.sleep(0.01)
                 time.sleep(seconds)  # noqa: ASYNC251 - this is what is watched for
 
             async def one_is_counted():
-                return stalls(registry)[0] == 1
+                return stalls(telemetry)[0] == 1
 
             await until(one_is_counted)
             nursery.cancel_scope.cancel()
-    assert 2 * STALL_S <= stalls(registry)[1] < 10 * STALL_S
+    assert 2 * STALL_S <= stalls(telemetry)[1] < 10 * STALL_S
     [report] = logs
     assert report["event"] == "the event loop is blocked"
     assert "time.sleep(seconds)" in report["stack"]
@@ -58,12 +57,12 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
 
 
 async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
-    registry, turns = CollectorRegistry(), Turns()
+    telemetry, turns = Telemetry(), Turns()
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_loop, Telemetry(registry), unheard)
+            await nursery.start(watch_loop, telemetry, unheard)
             trio.lowlevel.add_instrument(turns)
             await trio.sleep(2 * STALL_S)
             trio.lowlevel.remove_instrument(turns)
             nursery.cancel_scope.cancel()
-    assert (turns.count, stalls(registry), logs) == (1, (0, 0), [])
+    assert (turns.count, stalls(telemetry), logs) == (1, (0, 0), [])

@@ -1,22 +1,24 @@
 """`/metrics`: what the actors have counted, and what can be read at the moment of the scrape (Q5).
 
-Counters and histograms live in jobs/telemetry.py and come from the process's registry. Gauges are made here out of the
+What the process measures (jobs/measures.py) becomes Prometheus' families here. Other gauges are made here out of the
 process's state, the pool, and the queues' depths; the depths come from the database, at most once in five seconds
 however many scrape, and are left out while it does not answer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Final, TypeVar
 
 import trio
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dataloader.jobs.measures import Counter, Distribution, Gauge, Histogram, Measure
 from dataloader.jobs.model import QueueRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue import reads
@@ -25,6 +27,7 @@ from dataloader.web.services import Services
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PING_S: Final = 2.0
+A = TypeVar("A", float, Distribution)
 _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "running")
 
 
@@ -32,12 +35,61 @@ async def render(services: Services) -> bytes:
     """The metrics in Prometheus' text format. While the database is gone, or slow to count, the depths are missing."""
     depths = await services.depths.latest()
     up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
-    gauges = CollectorRegistry()
-    gauges.register(_Gauges(services, depths, up=up))
+    families = CollectorRegistry()
+    families.register(Measured((*services.measures, services.refusals.measure())))
+    families.register(_Gauges(services, depths, up=up))
     async with services.turns.scrapes:
-        text = generate_latest(services.registry) + generate_latest(gauges)
+        text = generate_latest(families)
         await trio.lowlevel.checkpoint()
     return text
+
+
+class Measured(Collector):
+    """Measures as Prometheus' families."""
+
+    def __init__(self, measures: Iterable[Measure]) -> None:
+        """They are read when the families are collected."""
+        self._measures = measures
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for a scrape."""
+        for measure in self._measures:
+            match measure:
+                case Counter():
+                    yield _counter(measure)
+                case Histogram():
+                    yield _histogram(measure)
+                case Gauge():
+                    yield _gauge(measure.name, measure.about, measure.value)
+
+
+def _counter(measure: Counter) -> Metric:
+    family = CounterMetricFamily(measure.name, measure.about, labels=measure.labels)
+    for labels, count in _shown(measure.counts).items():
+        family.add_metric(labels, count)
+    return family
+
+
+def _histogram(measure: Histogram) -> Metric:
+    family = HistogramMetricFamily(measure.name, measure.about, labels=measure.labels)
+    for labels, distribution in _shown(measure.distributions).items():
+        family.add_metric(labels, _buckets(distribution), distribution.total)
+    return family
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    """Cumulated counts by upper bound, as Prometheus has them."""
+    bounds = (*map(str, distribution.bounds), "+Inf")
+    return list(zip(bounds, map(float, accumulate(distribution.counts)), strict=True))
+
+
+def _shown(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
+    """By labels without secrets; names that differ in these alone are one series: Prometheus wants each once."""
+    shown: dict[tuple[str, ...], A] = {}
+    for values, value in list(found.items()):
+        labels = tuple(map(mask_text, values))
+        shown[labels] = shown[labels] + value if labels in shown else value
+    return shown
 
 
 class _Gauges(Collector):
@@ -67,7 +119,7 @@ class _Gauges(Collector):
             connections.add_metric((phase.name.lower(),), self._services.connections.count(phase))
         yield connections
         slots = GaugeMetricFamily("dataloader_slots", "Slots of this process.", labels=("queue", "state"))
-        counts: Counter[tuple[str, str]] = Counter()
+        counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         for queue, load in state.queues.items():
             counts[mask_text(queue), "used"] += load.running
             counts[mask_text(queue), "free"] += load.concurrency - load.running

@@ -5,17 +5,14 @@ Whoever sends too much can't make us write as much: a line for each refused conn
 
 from __future__ import annotations
 
+import collections
 import enum
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from typing import Final
 
 import trio
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.measures import Counter
 
 log = get_logger(__name__)
 
@@ -41,15 +38,14 @@ class Refusal(enum.StrEnum):
     WAITS = "too_many_waits"
 
 
-class Refusals(Collector):
+class Refusals:
     """The counts of one server. Used from its Trio thread."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register with `registry`, where `/metrics` finds it."""
-        self.counts: Counter[Refusal] = Counter()
-        self._untold: Counter[Refusal] = Counter()
+    def __init__(self) -> None:
+        """Nothing was refused yet."""
+        self.counts: collections.Counter[Refusal] = collections.Counter()
+        self._untold: collections.Counter[Refusal] = collections.Counter()
         self._told_at = float("-inf")
-        registry.register(self)
 
     def count(self, refusal: Refusal) -> None:
         """Something was refused. Never raises, waits or logs more than a line a minute."""
@@ -64,15 +60,9 @@ class Refusals(Collector):
             )
             self._untold.clear()
 
-    def collect(self) -> Iterator[Metric]:
-        """The family, for a scrape."""
-        family = CounterMetricFamily(
-            "dataloader_http_refused", "What the HTTP server refused or ended early, by kind.", labels=("kind",)
-        )
+    def measure(self) -> Counter:
+        """The counts by kind, for a scrape."""
+        refused = Counter("dataloader_http_refused", "What the HTTP server refused or ended early, by kind.", ("kind",))
         for refusal in Refusal:
-            family.add_metric((refusal,), self.counts[refusal])
-        yield family
-
-    def describe(self) -> Iterable[Metric]:
-        """The same family; the registry reads its name from it."""
-        return self.collect()
+            refused.add(refusal, number=self.counts[refusal])
+        return refused

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 import trio
 from databases import raw_connection
-from prometheus_client import CollectorRegistry
 
 from dataloader.actors.job_runs import Runs
 from dataloader.actors.messages import Wake
@@ -306,9 +305,7 @@ async def test_one_unstorable_row_neither_stops_the_others_nor_runs_again(start_
         await worker.record(*outcomes)
     assert [await row_of(job_id, "status") for job_id in jobs] == ["running"] * 3
     session = Session(store, "recorder")
-    recorder = Recorder(
-        session, worker.locks, Runs(), Outage(), Telemetry(CollectorRegistry()), lambda *_: None, Wake()
-    )
+    recorder = Recorder(session, worker.locks, Runs(), Outage(), Telemetry(), lambda *_: None, Wake())
     finished = await recorder._insist(outcomes)
     assert (len(finished.written), finished.void) == (3, [])
     assert [await row_of(job_id, "status") for job_id in jobs] == ["succeeded"] * 3

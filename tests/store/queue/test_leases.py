@@ -6,7 +6,6 @@ import pytest
 import trio
 from databases import raw_connection
 from logged import capture_logs
-from prometheus_client import CollectorRegistry
 
 from dataloader.actors import reaper as reaper_module
 from dataloader.actors.messages import Wake
@@ -271,7 +270,7 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
 
     monkeypatch.setattr(reaper_module, "reap", sweep)
     async with trio.open_nursery() as nursery:
-        telemetry = Telemetry(CollectorRegistry())
+        telemetry = Telemetry()
         nursery.start_soon(
             Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.01, jumped=jumped).run
         )
@@ -293,7 +292,7 @@ async def test_a_sweep_that_has_waited_for_a_table_takes_that_for_no_jump_of_the
     jumped = Wake()
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            telemetry = Telemetry(CollectorRegistry())
+            telemetry = Telemetry()
             nursery.start_soon(
                 Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.05, jumped=jumped).run
             )

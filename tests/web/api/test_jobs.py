@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import pytest
 import trio
-from prometheus_client import CollectorRegistry
 
 from dataloader.jobs.errors import BadRequest, ConfigError
 from dataloader.jobs.model import NewJob
@@ -251,7 +250,7 @@ async def test_of_a_batch_only_what_is_wrong_is_gone_through_field_by_field(monk
         await decoding.decode_body(
             bytearray(json.dumps({"jobs": jobs}).encode()),
             BatchRequest,
-            Refusals(CollectorRegistry()),
+            Refusals(),
             trio.CapacityLimiter(1),
         )
     assert looked == looked_at

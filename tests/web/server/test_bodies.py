@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 from conditions import until
-from prometheus_client import CollectorRegistry
 
 from dataloader.web import decoding
 from dataloader.web import waiting as waiting_room
@@ -117,7 +116,7 @@ async def test_long_bodies_are_bounded_together_and_short_ones_are_let_in_all_th
 
 
 async def test_what_a_body_holds_is_given_back_however_it_ends():
-    counts = Refusals(CollectorRegistry())
+    counts = Refusals()
     held = LongBodies(100 * KIB)
     one, other = Body(None, held, counts), Body(None, held, counts)
     one.append(b"x" * (60 * KIB))
@@ -139,7 +138,7 @@ async def test_what_a_body_holds_is_given_back_however_it_ends():
 
 async def test_a_body_that_has_been_coming_for_long_gives_way_to_others_and_one_that_has_come_does_not(autojump_clock):
     del autojump_clock
-    counts, held = Refusals(CollectorRegistry()), LongBodies(100 * KIB)
+    counts, held = Refusals(), LongBodies(100 * KIB)
     complete, slow, young, other = (Body(None, held, counts) for _ in range(4))
     for body, length in ((complete, 30), (slow, 50), (young, 60)):
         body.append(b"x" * (length * KIB))
