@@ -23,7 +23,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web.api import etl, jobs, queues, system
+from dataloader.web.api import audit, etl, job_actions, jobs, queues, system, trigger
 from dataloader.web.openapi import description_routes
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
@@ -33,9 +33,17 @@ from dataloader.web.services import Services
 
 log = get_logger(__name__)
 
-_WORK: Final = (*jobs.routes, *etl.routes, *queues.routes, *system.routes)
+_WORK: Final = [
+    *trigger.routes,
+    *jobs.routes,
+    *job_actions.routes,
+    *etl.routes,
+    *queues.routes,
+    *audit.routes,
+    *system.routes,
+]
+"""All that the API is: a feature is added here, and nowhere else in web/."""
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
-"""All there is."""
 
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 

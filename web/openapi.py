@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Struct
 
 from dataloader.web import problems
-from dataloader.web.api.schemas import json_schema
 from dataloader.web.problems import Problem
 from dataloader.web.routes import JSON, Answer, Call, Route, Routes
 
@@ -67,9 +66,12 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
             kind for kind in (route.body, *route.answers.values()) if kind is not None and kind not in (str, *kinds)
         ]
     queries = [route.query for route in routes if route.query is not None]
-    schemas, components = json_schema([*kinds, *queries])
+    schemas, components = msgspec.json.schema_components([*kinds, *queries], ref_template="#/components/schemas/{name}")
     by_kind = dict(zip(kinds, schemas, strict=False))
     parameters = {query: _parameters(components.pop(query.__name__)) for query in dict.fromkeys(queries)}
+    for kind in kinds:
+        if (example := getattr(kind, "EXAMPLE", None)) is not None:
+            components[kind.__name__]["examples"] = [example]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = _PART.sub(r"{\1}", route.path)

@@ -19,7 +19,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.enqueue import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
-from dataloader.web.api.depths import QueueDepths
+from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
 from dataloader.web.server.connections import Connections, LongAnswers, most_connections

@@ -12,6 +12,7 @@ import attrs
 
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
+from dataloader.store.queue.job_logs import LogLine
 from dataloader.store.queue.reads import AuditRecord
 
 DIGEST: Final = "sha256:"
@@ -42,6 +43,11 @@ def event(record: JobEvent) -> JobEvent:
     return attrs.evolve(record, queue=mask_text(record.queue), payload=mask(record.payload))
 
 
+def log_line(line: LogLine) -> LogLine:
+    """A line of a job's log."""
+    return attrs.evolve(line, message=mask_text(line.message), fields=fields(line.fields))
+
+
 def queue(record: QueueRecord) -> QueueRecord:
     """A queue; two whose names differ in their secrets alone look the same."""
     return attrs.evolve(record, queue=mask_text(record.queue))
@@ -55,8 +61,7 @@ def worker(record: WorkerRecord) -> WorkerRecord:
 
 def audit(record: AuditRecord) -> AuditRecord:
     """What an operator did; the filter of a bulk action included."""
-    detail: Any = mask(record.detail)
-    return attrs.evolve(record, actor=mask_text(record.actor), detail=detail)
+    return attrs.evolve(record, actor=mask_text(record.actor), detail=fields(record.detail))
 
 
 def place(name: str) -> str:
@@ -68,3 +73,9 @@ def place(name: str) -> str:
 def text(given: str | None) -> str | None:
     """A text, where there is one."""
     return None if given is None else mask_text(given)
+
+
+def fields(given: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object."""
+    masked: Any = mask(given)
+    return masked  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Pipelines over HTTP: a job's log, runs and their timelines, loads, and what failed (E10 to E12).
+"""Pipelines over HTTP: runs and their timelines, loads, and what failed (E10 to E12).
 
 All of it is for reading; a load is started, cancelled and retried as the job that it is. Texts of sources and handlers
 are shown without the secrets in them (Q16).
@@ -15,8 +15,7 @@ import attrs
 import trio
 from msgspec import Meta, Struct
 
-from dataloader.jobs.model import MAX_NAME
-from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl import run_records
 from dataloader.store.etl.run_records import (
     MAX_LOADS,
@@ -27,26 +26,14 @@ from dataloader.store.etl.run_records import (
     RunRecord,
     TaskRecord,
 )
-from dataloader.store.queue import job_logs
-from dataloader.store.queue.job_logs import Level, LogLine, LogPage
 from dataloader.store.queue.reads import MAX_PAGE, Cursor
 from dataloader.web import shown
-from dataloader.web.api.schemas import MAX_ID
+from dataloader.web.api.job_fields import LoadName
+from dataloader.web.api.jobs import MAX_ID
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()
-
-LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
-
-
-class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of a job's log, oldest line first."""
-
-    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="`next` of the page before, or the last `event_id`.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
-    level: Annotated[Level, Meta(description="Only what is as serious, or more.")] | None = None
-    load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
 
 
 class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -97,33 +84,6 @@ class FailureList(Struct, frozen=True):
     failures: list[FailureLine]
 
 
-def _masked(fields: dict[str, Any]) -> dict[str, Any]:
-    masked: Any = mask(fields)
-    return masked  # type: ignore[no-any-return]
-
-
-@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, rows=True)
-async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
-    """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
-
-    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's.
-    `next` is null when there are no more lines yet. A page that a filter leaves empty can have a `next`.
-    """
-    page = await job_logs.list_log(
-        call.services.database, job_id, after=query.after, limit=query.limit, level=query.level, load=query.load
-    )
-    lines = []
-    for line in page.lines:
-        lines.append(_masked_line(line))
-        # Lines have up to 8 kB each: the loop must turn in between.
-        await trio.lowlevel.checkpoint()
-    return Answer(value=LogPage(lines, page.next))
-
-
-def _masked_line(line: LogLine) -> LogLine:
-    return attrs.evolve(line, message=mask_text(line.message), fields=_masked(line.fields))
-
-
 @routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, rows=True)
 async def list_runs(call: Call, query: RunsQuery) -> Answer:
     """List runs of loads and flows, newest first, in pages: send a page's `next` as `after` for the next one."""
@@ -142,7 +102,7 @@ async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
 
 
 def _masked_run(run: RunRecord) -> RunRecord:
-    return attrs.evolve(run, name=mask_text(run.name), reason=shown.text(run.reason), counts=_masked(run.counts))
+    return attrs.evolve(run, name=mask_text(run.name), reason=shown.text(run.reason), counts=shown.fields(run.counts))
 
 
 @routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
@@ -160,9 +120,9 @@ def _masked_task(task: TaskRecord) -> TaskRecord:
     return attrs.evolve(
         task,
         reason=shown.text(task.reason),
-        phases=_masked(task.phases),
-        tables=_masked(task.tables),
-        counts=_masked(task.counts),
+        phases=shown.fields(task.phases),
+        tables=shown.fields(task.tables),
+        counts=shown.fields(task.counts),
     )
 
 
@@ -197,7 +157,9 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
     last = load.last_run
     if last is None:
         return load
-    return attrs.evolve(load, last_run=attrs.evolve(last, reason=shown.text(last.reason), counts=_masked(last.counts)))
+    return attrs.evolve(
+        load, last_run=attrs.evolve(last, reason=shown.text(last.reason), counts=shown.fields(last.counts))
+    )
 
 
 @routes.add(

@@ -1,99 +1,123 @@
-"""The job API (Q2 to Q4): trigger, look, wait, cancel, retry, change, one by one or by a filter.
+"""Jobs are looked at (Q3): one, a page of them, their journals and logs; and waited for.
 
-Views read and write rows through store/; what happens to jobs is the actors' work. A process that drains takes no new
-jobs, and still answers and cancels.
+Views read rows through store/; what happens to jobs is the actors' work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Any, ClassVar, Final, Self
 from uuid import UUID
 
 import trio
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from dataloader.jobs.errors import Draining
-from dataloader.jobs.model import JobRecord, NewJob
-from dataloader.jobs.states import Status
-from dataloader.store.queue import control, reads
+from dataloader.jobs.model import JobEvent, JobRecord
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.store.queue import job_logs, reads
+from dataloader.store.queue.job_logs import Level, LogPage
+from dataloader.store.queue.reads import MAX_PAGE
 from dataloader.web import shown
-from dataloader.web.api.schemas import (
-    MAX_WAIT_S,
-    BatchRequest,
-    BatchTriggered,
-    BulkPriorityRequest,
-    BulkRequest,
-    Changed,
-    EventList,
-    EventsQuery,
-    JobList,
-    JobsQuery,
-    JobStatus,
-    PriorityRequest,
-    RetryQuery,
-    StatusQuery,
-    Triggered,
-    TriggerRequest,
-)
+from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
 from dataloader.web.auth import Role
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 from dataloader.web.services import Services
 
 routes: Final = Routes()
 
-
-@routes.add(
-    "POST",
-    "/api/v1/jobs/trigger",
-    role=Role.OPERATE,
-    body=TriggerRequest,
-    answers={201: Triggered, 200: Triggered},
-    conflicts=True,
-)
-async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
-    """Add a job.
-
-    201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
-    another one.
-    """
-    [job] = await _enqueue(call.services, [body])
-    return Answer(
-        value=job,
-        status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
-        headers={"Location": f"/api/v1/jobs/{job.job_id}"},
-    )
+MAX_ID: Final = 2**63 - 1
+MAX_WAIT_S: Final = 60.0
+"""The longest that a status request may wait."""
 
 
-@routes.add(
-    "POST",
-    "/api/v1/jobs/trigger/batch",
-    role=Role.OPERATE,
-    body=BatchRequest,
-    answers={201: BatchTriggered, 200: BatchTriggered},
-    conflicts=True,
-    large=True,
-)
-async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
-    """Add up to 1,000 jobs, all or none.
+class JobsQuery(Criteria, kw_only=True):
+    """A page of jobs, newest first. `status` may be repeated or separated by commas."""
 
-    201 when at least one is new; 200 when idempotency keys brought all of them before.
-    """
-    jobs = await _enqueue(call.services, body.jobs)
-    created = any(job.created for job in jobs)
-    return Answer(
-        value=BatchTriggered(jobs),
-        status=HTTPStatus.CREATED if created else HTTPStatus.OK,
-    )
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    after: Annotated[str, Meta(description="`next` of the page before.", max_length=500)] | None = None
 
 
-async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Triggered]:
-    if services.state().draining:
-        raise Draining("this process takes no new jobs")
-    new = [NewJob(**request.domain_fields()) for request in requests]
-    enqueued = await services.served_queues.enqueue(services.enqueuer, new)
-    return [Triggered(job.job_id, job.status, job.created, job.queue_state) for job in enqueued]
+class JobList(Struct, frozen=True):
+    """A page of jobs. `next` is what to send as `after` for the next page, null at the end."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How long to wait for an end or a change."""
+
+    wait: Annotated[
+        float, Meta(ge=0, le=MAX_WAIT_S, description="Seconds; the answer comes at once when the job has ended.")
+    ] = 0.0
+
+
+class JobStatus(Struct, frozen=True, kw_only=True):
+    """How a job stands (Q3). `note` says why a cancel changed nothing."""
+
+    EXAMPLE: ClassVar[Any] = {
+        "job_id": EXAMPLE_ID, "status": "running", "attempt": 1, "started_at": "2026-11-20T12:00:00.250Z",
+        "finished_at": None, "heartbeat_at": "2026-11-20T12:00:10Z", "error": None, "progress": {"rows": 4200},
+        "result": None, "cancel_requested": False, "waits_for": None, "queue_state": None,
+        "available_at": "2026-11-20T12:00:00Z",
+    }  # fmt: skip
+
+    job_id: UUID
+    status: Status
+    attempt: int
+    started_at: Instant | None
+    finished_at: Instant | None
+    heartbeat_at: Instant | None
+    error: str | None
+    progress: Any
+    result: Any
+    cancel_requested: bool
+    waits_for: WaitsFor | None
+    queue_state: QueueStateNow
+    available_at: Instant
+    note: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, job: JobRecord, note: str | UnsetType = UNSET) -> Self:
+        """The status of a job whose secrets are masked."""
+        return cls(
+            job_id=job.job_id,
+            status=job.status,
+            attempt=job.attempt,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            heartbeat_at=job.heartbeat_at,
+            error=job.error,
+            progress=job.progress,
+            result=job.result,
+            cancel_requested=job.cancel_requested,
+            waits_for=job.waits_for,
+            queue_state=job.queue_state,
+            available_at=job.available_at,
+            note=note,
+        )
+
+
+class EventsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a job's journal, oldest first."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="The last `event_id` seen.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
+
+
+class EventList(Struct, frozen=True):
+    """A page of a job's journal."""
+
+    events: list[JobEvent]
+
+
+class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a job's log, oldest line first."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="`next` of the page before, or the last `event_id`.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
+    level: Annotated[Level, Meta(description="Only what is as serious, or more.")] | None = None
+    load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
 
 
 @routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList}, rows=True)
@@ -104,24 +128,25 @@ async def list_jobs(call: Call, query: JobsQuery) -> Answer:
     """
     after = None if query.after is None else reads.Cursor.decode(query.after)
     page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
-    return Answer(value=JobList(await _masked(call.services, page.jobs), page.next))
+    return Answer(value=JobList(await masked(call.services, page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    [job] = await _masked(call.services, [await reads.get_job(call.services.database, job_id)])
+    [job] = await masked(call.services, [await reads.get_job(call.services.database, job_id)])
     return Answer(value=job)
 
 
-async def _masked(services: Services, jobs: Sequence[JobRecord]) -> list[JobRecord]:
+async def masked(services: Services, jobs: Sequence[JobRecord]) -> list[JobRecord]:
     """The jobs without secrets. In a thread: a megabyte of args takes a tenth of a second."""
     return await trio.to_thread.run_sync(lambda: list(map(shown.job, jobs)), limiter=services.turns.masking)
 
 
-async def _status(services: Services, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
-    [masked] = await _masked(services, [job])
-    return JobStatus.of(masked, note)
+async def status_of(services: Services, job: JobRecord, note: str | UnsetType = UNSET) -> JobStatus:
+    """How a job stands, without secrets; `note` goes with it."""
+    [shown_job] = await masked(services, [job])
+    return JobStatus.of(shown_job, note)
 
 
 @routes.add(
@@ -133,12 +158,12 @@ async def _status(services: Services, job: JobRecord, note: str | UnsetType = UN
     deadline_s=DEADLINE_S + MAX_WAIT_S,
     waits=True,
 )
-async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
+async def showstatus_of(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
     async with call.services.turns.long_answers:
-        return Answer(value=await _status(call.services, await reads.get_job(call.services.database, job_id)))
+        return Answer(value=await status_of(call.services, await reads.get_job(call.services.database, job_id)))
 
 
 @routes.add(
@@ -154,86 +179,19 @@ async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     return Answer(value=EventList(events))
 
 
-@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus}, rows=True)
-async def cancel_job(call: Call, job_id: UUID) -> Answer:
-    """Cancel a job.
+@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, rows=True)
+async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
+    """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
 
-    A queued job is canceled at once. A running one is asked to stop: it is canceled when its status says so; at once if
-    its lease never ends and nobody renews it. One that has ended is left as it is, and `note` says so.
+    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's.
+    `next` is null when there are no more lines yet. A page that a filter leaves empty can have a `next`.
     """
-    job = await control.cancel(call.services.database, job_id, call.actor)
-    if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(
-            value=await _status(call.services, job, f"the job had ended before: it is {job.status} and stays so")
-        )
-    return Answer(value=await _status(call.services, job))
-
-
-@routes.add(
-    "POST",
-    "/api/v1/jobs/<uuid:job_id>/retry",
-    role=Role.OPERATE,
-    query=RetryQuery,
-    answers={200: JobStatus},
-    conflicts=True,
-    rows=True,
-)
-async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
-    """Queue a failed, canceled or lost job again, from attempt 0."""
-    job = await control.retry(call.services.database, job_id, call.actor, force=query.force)
-    return Answer(value=await _status(call.services, job))
-
-
-@routes.add(
-    "POST", "/api/v1/jobs/<uuid:job_id>/run-now", role=Role.OPERATE, answers={200: JobStatus}, conflicts=True, rows=True
-)
-async def run_job_now(call: Call, job_id: UUID) -> Answer:
-    """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
-    return Answer(value=await _status(call.services, await control.run_now(call.services.database, job_id, call.actor)))
-
-
-@routes.add(
-    "PATCH",
-    "/api/v1/jobs/<uuid:job_id>",
-    role=Role.OPERATE,
-    body=PriorityRequest,
-    answers={200: JobRecord},
-    conflicts=True,
-    rows=True,
-)
-async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> Answer:
-    """Change the priority of a queued job."""
-    [job] = await _masked(
-        call.services, [await control.set_priority(call.services.database, job_id, body.priority, call.actor)]
+    page = await job_logs.list_log(
+        call.services.database, job_id, after=query.after, limit=query.limit, level=query.level, load=query.load
     )
-    return Answer(value=job)
-
-
-@routes.add("POST", "/api/v1/jobs/cancel", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
-async def cancel_many(call: Call, body: BulkRequest) -> Answer:
-    """Cancel the jobs that fit a filter, up to its limit; repeat until it changes 0."""
-    changed = await control.cancel_many(call.services.database, body.job_filter(), call.actor, limit=body.limit)
-    return Answer(value=Changed(changed))
-
-
-@routes.add("POST", "/api/v1/jobs/retry", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
-async def retry_many(call: Call, body: BulkRequest) -> Answer:
-    """Queue the failed, canceled and lost jobs that fit a filter again, up to its limit; repeat until it changes 0."""
-    changed = await control.retry_many(call.services.database, body.job_filter(), call.actor, limit=body.limit)
-    return Answer(value=Changed(changed))
-
-
-@routes.add("POST", "/api/v1/jobs/run-now", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
-async def run_many_now(call: Call, body: BulkRequest) -> Answer:
-    """Make the jobs that fit a filter and wait for their time due, up to its limit; repeat until it changes 0."""
-    changed = await control.run_now_many(call.services.database, body.job_filter(), call.actor, limit=body.limit)
-    return Answer(value=Changed(changed))
-
-
-@routes.add("POST", "/api/v1/jobs/reprioritize", role=Role.ADMIN, body=BulkPriorityRequest, answers={200: Changed})
-async def change_many_priorities(call: Call, body: BulkPriorityRequest) -> Answer:
-    """Change the priority of the queued jobs that fit a filter, up to its limit; repeat until it changes 0."""
-    changed = await control.set_priority_many(
-        call.services.database, body.job_filter(), body.priority, call.actor, limit=body.limit
-    )
-    return Answer(value=Changed(changed))
+    lines = []
+    for line in page.lines:
+        lines.append(shown.log_line(line))
+        # Lines have up to 8 kB each: the loop must turn in between.
+        await trio.lowlevel.checkpoint()
+    return Answer(value=LogPage(lines, page.next))

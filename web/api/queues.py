@@ -1,23 +1,54 @@
-"""Queues, workers and the operators' log over HTTP: what serves the jobs, and who did what to it.
+"""Queues and workers over HTTP: what waits, and the processes that serve it.
 
 A pause is kept in the database and holds for all processes; what already runs goes on.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import QueueRecord
+from dataloader.jobs.model import QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, reads
+from dataloader.store.queue.reads import MAX_PAGE
 from dataloader.web import shown
-from dataloader.web.api.schemas import AuditList, AuditQuery, QueueList, QueuePaused, QueuesQuery, WorkerList
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()
+
+
+class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of queues, by name."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
+    after: Annotated[str, Meta(description="`next` of the page before.", max_length=3_000)] | None = None
+
+
+class QueueList(Struct, frozen=True):
+    """A page of the queues that have jobs, are served or are paused. `next`: what to send as `after`, or null."""
+
+    queues: list[QueueRecord]
+    next: str | None
+
+
+class QueuePaused(Struct, frozen=True):
+    """A queue after it was paused or resumed, for all processes."""
+
+    EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
+
+    queue: str
+    paused: bool
+
+
+class WorkerList(Struct, frozen=True):
+    """The processes that have beaten lately."""
+
+    workers: list[WorkerRecord]
 
 
 @routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueueList}, rows=True)
@@ -66,10 +97,3 @@ async def list_workers(call: Call) -> Answer:
     """List the processes that have beaten in the last minute."""
     workers = await reads.list_workers(call.services.database)
     return Answer(value=WorkerList(list(map(shown.worker, workers))))
-
-
-@routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
-async def list_audit(call: Call, query: AuditQuery) -> Answer:
-    """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
-    audit = await reads.list_audit(call.services.database, limit=query.limit, before=query.before)
-    return Answer(value=AuditList(list(map(shown.audit, audit))))

@@ -7,26 +7,53 @@ takes this replica out of a load balancer while it drains or has no database. Bo
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import trio
+from msgspec import Struct
 
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.model import QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_names
 from dataloader.store.queue import reads
 from dataloader.web import shown
 from dataloader.web.api import metrics
+from dataloader.web.api.job_fields import Instant
 from dataloader.web.api.metrics import PING_S
 from dataloader.web.api.queues import page_of_queues
-from dataloader.web.api.schemas import Health, Load, ProcessStatus
 from dataloader.web.auth import Role
 from dataloader.web.problems import unavailable
 from dataloader.web.routes import Answer, Call, Routes
+from dataloader.web.services import QueueLoad
 
 routes: Final = Routes()
 
 MOST_QUEUES: Final = 100
 """Queues that `/status` shows, the first by name; the list of queues has them all."""
+
+
+class Health(Struct, frozen=True):
+    """The process lives and its event loop turns."""
+
+    EXAMPLE: ClassVar[Any] = {"status": "ok"}
+
+    status: str
+
+
+class ProcessStatus(Struct, frozen=True, kw_only=True):
+    """What runs where (Q5): this process, and all that share its database; null for what that can't tell now."""
+
+    version: str
+    worker: str
+    started_at: Instant
+    uptime_s: float
+    draining: bool
+    database: str
+    listener: str
+    serving: dict[str, QueueLoad]
+    queues: list[QueueRecord] | None
+    queues_next: str | None
+    workers: list[WorkerRecord] | None
 
 
 @routes.add("GET", "/health", role=None, answers={200: Health})
@@ -67,7 +94,7 @@ async def show_process(call: Call) -> Answer:
             draining=state.draining,
             database="reachable" if reachable else "unreachable",
             listener="connected" if state.listener_connected else "polling",
-            serving=mask_names({name: Load(load.concurrency, load.running) for name, load in state.queues.items()}),
+            serving=mask_names(dict(state.queues)),
             queues=queues,
             queues_next=queues_next,
             workers=workers,

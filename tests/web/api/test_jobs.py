@@ -17,7 +17,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.store.queue import waits
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.web import decoding, shown
-from dataloader.web.api.schemas import BatchRequest
+from dataloader.web.api.trigger import BatchRequest
 from dataloader.web.problems import ProblemError
 from dataloader.web.server.refusals import Refusals
 

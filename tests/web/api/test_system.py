@@ -12,8 +12,7 @@ from logged import capture_logs
 from prometheus_client.parser import text_string_to_metric_families
 from web_server import open_server
 
-from dataloader.web.api import depths, jobs, metrics, system
-from dataloader.web.api.schemas import EXAMPLES
+from dataloader.web.api import jobs, metrics, queue_depths, system
 from dataloader.web.app import ROUTES
 
 pytestmark = pytest.mark.requirement("Q5")
@@ -105,7 +104,7 @@ async def test_the_metrics_tell_counts_times_and_depths(open_web):
 
 
 async def test_a_database_that_is_slow_to_count_is_not_gone(open_web, database, monkeypatch):
-    monkeypatch.setattr(depths, "DATABASE_S", 0.3)
+    monkeypatch.setattr(queue_depths, "DATABASE_S", 0.3)
     monkeypatch.setattr(system, "PING_S", 0.3)
     async with open_web() as web, raw_connection(database.dsn) as other:
         await web.client.get("/ready")
@@ -139,9 +138,9 @@ async def test_queues_that_somebody_makes_up_have_no_line_each_in_the_metrics(op
     ready = {
         s.labels["queue"]: s.value for s in families["dataloader_queue_jobs"].samples if s.labels["state"] == "ready"
     }
-    assert len(ready) == depths.MOST_NAMED + 1
-    assert (ready["served"], ready["busy"], ready["other"]) == (1, 3, 1_000 - depths.MOST_NAMED + 2)
-    assert len(families["dataloader_queue_paused"].samples) == depths.MOST_NAMED + 1
+    assert len(ready) == queue_depths.MOST_NAMED + 1
+    assert (ready["served"], ready["busy"], ready["other"]) == (1, 3, 1_000 - queue_depths.MOST_NAMED + 2)
+    assert len(families["dataloader_queue_paused"].samples) == queue_depths.MOST_NAMED + 1
 
 
 async def test_queues_come_in_pages_and_the_status_shows_the_first(open_web, database):
@@ -178,13 +177,13 @@ async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypat
 async def test_depths_are_counted_once_for_many_scrapes_and_those_who_ask_meanwhile_wait_for_it(
     open_web, database, monkeypatch
 ):
-    asked, count_queues = [], depths.count_queues
+    asked, count_queues = [], queue_depths.count_queues
 
     async def counted(*args, **more):
         asked.append(args)
         return await count_queues(*args, **more)
 
-    monkeypatch.setattr(depths, "count_queues", counted)
+    monkeypatch.setattr(queue_depths, "count_queues", counted)
     hostile_queues(database, 1)
     async with open_web() as web:
         found = []
@@ -278,7 +277,10 @@ async def test_the_description_covers_every_route_and_its_examples_hold(open_web
         names = set(described["components"]["schemas"])
         assert all(f'schemas/{name}"' in text for name in names - {"FieldError"})
         assert {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]} <= names
-        for kind, example in EXAMPLES.items():
+        kinds = {kind for route in ROUTES for kind in (route.body, *route.answers.values())}
+        shown = {kind: kind.EXAMPLE for kind in kinds if hasattr(kind, "EXAMPLE")}
+        assert len(shown) >= 11
+        for kind, example in shown.items():
             assert described["components"]["schemas"][kind.__name__]["examples"] == [example]
             msgspec.convert(example, kind)
 

@@ -1,0 +1,108 @@
+"""Fields of a job that several requests have, and the criteria by which jobs are chosen.
+
+Requests are msgspec structs that refuse unknown fields; null means "not given". Bounds are not repeated here: a
+request's fields are tried on the domain's `NewJob`, so HTTP and the Python API refuse the same things with the same
+words. What OpenAPI shows as a type's example stands in its `EXAMPLE`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Final
+
+import attrs
+import msgspec
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import MAX_INT, MAX_KEY, MAX_NAME, NewJob
+from dataloader.jobs.states import QueueState, Status
+from dataloader.store.queue.reads import JobFilter
+
+EXAMPLE_ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
+
+
+def described(about: str, *examples: object, **schema: object) -> Meta:
+    """What OpenAPI says of a field, its bounds included; `NewJob` enforces them."""
+    return Meta(description=about, examples=list(examples), extra_json_schema=schema or None)
+
+
+NAME: Final = {"minLength": 1, "maxLength": MAX_NAME}
+KEY: Final = {"minLength": 1, "maxLength": MAX_KEY}
+
+QueueName = Annotated[str, described("The queue's name.", "load.cbr", **NAME)]
+TaskName = Annotated[str, described("The task's name, as registered by the workers.", "load.rates", **NAME)]
+LockKey = Annotated[str, described("Of all jobs with this key one runs at a time.", "cbr:2026-11", **KEY)]
+LoadName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, examples=["ecb.rates"])]
+Priority = Annotated[int, described("Smaller runs first; 100 if not given.", 100, minimum=0, maximum=MAX_INT)]
+Instant = Annotated[
+    datetime, Meta(tz=True, description="RFC 3339, with a time zone.", examples=["2026-11-20T12:00:00Z"])
+]
+QueueStateNow = Annotated[
+    QueueState | None,
+    Meta(
+        description=(
+            "What keeps the job's queue from taking it. paused: an operator paused it. no_worker: no dataloader worker "
+            "serves it (another service may). full: all slots of its workers are taken. unknown_task, in the answer to "
+            "a trigger: none of its workers knows the task. null: none of these is known, or the job does not wait."
+        )
+    ),
+]
+
+
+class JobFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A request whose fields are some of a job's: they are tried on the domain's class when it is decoded."""
+
+    _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(NewJob))
+
+    def __post_init__(self) -> None:
+        """Refuse what the domain refuses; its `BadRequest` is a ValueError, which msgspec reports with the path."""
+        self._try(self.domain_fields())
+
+    @classmethod
+    def _try(cls, fields: dict[str, Any]) -> None:
+        NewJob(**{"queue": "-", "task": "-"} | fields)
+
+    @classmethod
+    def refusal(cls, name: str, value: object, kind: Any) -> str | None:
+        """What the domain says against one value, or None; also None for what is not even of the field's `kind`."""
+        try:
+            converted = msgspec.convert(value, kind)
+            if name in cls._domain and converted is not None:
+                cls._try({name: converted})
+        except BadRequest as error:
+            return error.message
+        except msgspec.ValidationError:
+            pass
+        return None
+
+    def domain_fields(self) -> dict[str, Any]:
+        """The fields that were given and that a `NewJob` has."""
+        return {
+            name: value
+            for name in self.__struct_fields__
+            if name in self._domain and (value := getattr(self, name)) is not None
+        }
+
+
+class Criteria(JobFields, kw_only=True):
+    """Which jobs are meant; what is not given does not matter. Names that we refuse may be those of other services."""
+
+    _domain: ClassVar[frozenset[str]] = frozenset(field.name for field in attrs.fields(JobFilter))
+
+    queue: QueueName | None = None
+    task: TaskName | None = None
+    status: Annotated[frozenset[Status], Meta(description="One or more of the statuses.")] | None = None
+    lock_key: LockKey | None = None
+    created_from: Instant | None = None
+    created_to: Instant | None = None
+    finished_from: Instant | None = None
+    finished_to: Instant | None = None
+
+    @classmethod
+    def _try(cls, fields: dict[str, Any]) -> None:
+        JobFilter(**fields)
+
+    def job_filter(self) -> JobFilter:
+        """The same for the store."""
+        return JobFilter(**{name: getattr(self, name) for name in Criteria.__struct_fields__})

@@ -1,0 +1,162 @@
+"""Jobs are added (Q2): one, or up to a thousand at once, all or none.
+
+A process that drains takes no new jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Final
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import Draining
+from dataloader.jobs.model import MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob
+from dataloader.jobs.states import Status
+from dataloader.web.api.job_fields import (
+    EXAMPLE_ID,
+    KEY,
+    JobFields,
+    LockKey,
+    Priority,
+    QueueName,
+    QueueStateNow,
+    TaskName,
+    described,
+)
+from dataloader.web.auth import Role
+from dataloader.web.routes import Answer, Call, Routes
+from dataloader.web.services import Services
+
+routes: Final = Routes()
+
+MAX_BATCH: Final = 1_000
+"""Jobs in one batch."""
+
+
+class TriggerRequest(JobFields, kw_only=True):
+    """A job to be run (Q2)."""
+
+    EXAMPLE: ClassVar[Any] = {
+        "queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-11", "args": {"year": 2026},
+        "idempotency_key": "cbr-2026-11-20",
+    }  # fmt: skip
+
+    queue: QueueName
+    task: TaskName
+    lock_key: LockKey
+    args: Annotated[dict[str, Any], described("Any JSON object, handed to the task.", {"year": 2026})] | None = None
+    idempotency_key: (
+        Annotated[str, described("The same key again returns the first job.", "cbr-2026-11-20", **KEY)] | None
+    ) = None
+    partition_key: (
+        Annotated[str, described("What part of the data the job is about.", "2026", maxLength=MAX_KEY)] | None
+    ) = None
+    priority: Priority | None = None
+    available_at: (
+        Annotated[datetime, described("Not before; RFC 3339, now if not given.", format="date-time")] | None
+    ) = None
+    max_attempts: (
+        Annotated[int, described("Runs before the job is failed or lost.", 5, minimum=1, maximum=1_000_000)] | None
+    ) = None
+    lease_ttl_sec: (
+        Annotated[
+            int,
+            described(
+                "Seconds without a heartbeat after which another worker takes over.",
+                60,
+                minimum=MIN_LEASE_S,
+                maximum=MAX_LEASE_S,
+            ),
+        ]
+        | None
+    ) = None
+    producer: Annotated[str, described("Who asks, for people.", "airflow", **KEY)] | None = None
+    consumer_group: Annotated[str, described("For whom, for people.", "dwh", **KEY)] | None = None
+
+
+class BatchRequest(Struct, forbid_unknown_fields=True):
+    """Up to 1,000 jobs, added all or none."""
+
+    EXAMPLE: ClassVar[Any] = {
+        "jobs": [TriggerRequest.EXAMPLE, {"queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-12"}]
+    }
+
+    jobs: Annotated[list[TriggerRequest], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class Triggered(Struct, frozen=True):
+    """The job that stands for a request. `created` is false when an earlier request with the same key made it.
+
+    `queue_state` may be a second old, and is null while the database does not tell.
+    """
+
+    EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "status": "queued", "created": True, "queue_state": None}
+
+    job_id: UUID
+    status: Status
+    created: bool
+    queue_state: QueueStateNow
+
+
+class BatchTriggered(Struct, frozen=True):
+    """The jobs of a batch, in its order."""
+
+    EXAMPLE: ClassVar[Any] = {"jobs": [Triggered.EXAMPLE]}
+
+    jobs: list[Triggered]
+
+
+@routes.add(
+    "POST",
+    "/api/v1/jobs/trigger",
+    role=Role.OPERATE,
+    body=TriggerRequest,
+    answers={201: Triggered, 200: Triggered},
+    conflicts=True,
+)
+async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
+    """Add a job.
+
+    201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
+    another one.
+    """
+    [job] = await _enqueue(call.services, [body])
+    return Answer(
+        value=job,
+        status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
+        headers={"Location": f"/api/v1/jobs/{job.job_id}"},
+    )
+
+
+@routes.add(
+    "POST",
+    "/api/v1/jobs/trigger/batch",
+    role=Role.OPERATE,
+    body=BatchRequest,
+    answers={201: BatchTriggered, 200: BatchTriggered},
+    conflicts=True,
+    large=True,
+)
+async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
+    """Add up to 1,000 jobs, all or none.
+
+    201 when at least one is new; 200 when idempotency keys brought all of them before.
+    """
+    jobs = await _enqueue(call.services, body.jobs)
+    created = any(job.created for job in jobs)
+    return Answer(
+        value=BatchTriggered(jobs),
+        status=HTTPStatus.CREATED if created else HTTPStatus.OK,
+    )
+
+
+async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Triggered]:
+    if services.state().draining:
+        raise Draining("this process takes no new jobs")
+    new = [NewJob(**request.domain_fields()) for request in requests]
+    enqueued = await services.served_queues.enqueue(services.enqueuer, new)
+    return [Triggered(job.job_id, job.status, job.created, job.queue_state) for job in enqueued]
