@@ -24,6 +24,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.messages import Ended, Shown, ToRecord
 from dataloader.jobs.errors import DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
+from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
@@ -32,7 +33,6 @@ from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
-from dataloader.store.queue.job_logs import LEVELS, Level
 from dataloader.store.queue.transaction import Transactions
 
 log = get_logger(__name__)

@@ -141,7 +141,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         ended_until: datetime | None,
         **options: Any,
     ) -> Any:
-        from dataloader.store.queue.reads import JobFilter  # noqa: PLC0415
+        from dataloader.jobs.listings import JobFilter  # noqa: PLC0415
 
         wanted = JobFilter(
             queue=queue,

@@ -16,8 +16,8 @@ from dataloader.cli.entry import report
 from dataloader.cli.output import Column, cell, print_json, print_table, state_of
 from dataloader.cli.target import Target, asks_queue
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
+from dataloader.jobs.listings import AuditRecord, JobFilter
 from dataloader.jobs.model import JobRecord
-from dataloader.store.queue.reads import AuditRecord, JobFilter
 from dataloader.supervisor.client import Client
 
 Action = Literal["cancel", "retry"]

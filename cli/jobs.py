@@ -30,10 +30,9 @@ from dataloader.cli.output import (
 )
 from dataloader.cli.target import Target, asks_queue
 from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import QueueState, Status
-from dataloader.store.queue.job_logs import LEVELS, Level, LogLine, LogPage
-from dataloader.store.queue.reads import MAX_PAGE, JobFilter
 from dataloader.supervisor.client import Client, Patience, job_that_was_added, wait_for_end
 
 FOLLOW_S: Final = 1.0

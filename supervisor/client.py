@@ -14,11 +14,10 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.run_records import FailureLine, LoadPage, LoadRecord
-from dataloader.store.queue.job_logs import Level, LogPage
-from dataloader.store.queue.reads import AuditRecord, JobFilter, JobPage
 
 BULK: Final = 1_000
 """Jobs that one bulk action changes: their rows stay locked until it commits, so more are done in several."""

@@ -19,12 +19,11 @@ import httpx2
 import msgspec
 
 from dataloader.jobs.errors import BadRequest, ConfigError, Conflict, DataloaderError, JobNotFound, StoreUnavailable
+from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.etl.run_records import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
-from dataloader.store.queue.job_logs import Level, LogPage
-from dataloader.store.queue.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.values import is_loopback
 

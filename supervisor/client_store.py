@@ -18,18 +18,18 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.etl import run_records
 from dataloader.store.etl.run_records import FailureLine, LoadPage, LoadRecord
 from dataloader.store.queue import control, reads
-from dataloader.store.queue.control import Actor
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.job_logs import Level, LogPage, list_log
+from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import read_served
-from dataloader.store.queue.reads import AuditRecord, JobFilter, JobPage
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
 from dataloader.supervisor.settings import Settings
 
@@ -40,7 +40,7 @@ READ_AGAIN_S: Final = 0.5
 async def open_store_client(settings: Settings) -> AsyncIterator[Client]:
     """A client of the settings' database for the length of a block. Nothing is connected before the first question."""
     async with open_database(database_options(settings)) as database:
-        yield StoreClient(database, Actor(account()), settings)
+        yield StoreClient(database, Operator(account()), settings)
 
 
 def database_options(settings: Settings) -> DatabaseOptions:
@@ -71,7 +71,7 @@ class StoreClient(Client):
     """A queue, by its tables."""
 
     database: Database
-    actor: Actor
+    actor: Operator
     settings: Settings
 
     async def trigger(self, job: NewJob) -> Enqueued:
@@ -93,7 +93,7 @@ class StoreClient(Client):
         return await reads.list_jobs(self.database, wanted, limit=limit, after=cursor)
 
     async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
-        return await reads.list_events(self.database, job_id, after=after, limit=limit)
+        return (await reads.list_events(self.database, job_id, after=after, limit=limit)).events
 
     async def logs(
         self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
@@ -126,7 +126,7 @@ class StoreClient(Client):
         return await reads.list_workers(self.database)
 
     async def audit(self, *, limit: int, before: int | None) -> list[AuditRecord]:
-        return await reads.list_audit(self.database, limit=limit, before=before)
+        return (await reads.list_audit(self.database, limit=limit, after=before)).audit
 
     async def loads(self, *, limit: int, after: str | None) -> LoadPage:
         return await run_records.list_loads(self.database, limit=limit, after=after or "")

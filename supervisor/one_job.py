@@ -18,13 +18,13 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.queue.control import Actor
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_store import StoreClient, account, database_options
 from dataloader.supervisor.settings import Settings, Worker
@@ -74,7 +74,7 @@ async def run_job(
             # Its lines are kept with it; who watches here is shown how it goes.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
             async with open_supervisor(here, tasks, server=server) as supervisor:
-                client = StoreClient(supervisor.database, Actor(account()), settings)
+                client = StoreClient(supervisor.database, Operator(account()), settings)
                 [enqueued] = await supervisor.trigger_many([new])
                 begun.set()
                 nursery.start_soon(_cancel_when, canceling, client, enqueued.job_id)

@@ -21,9 +21,9 @@ import trio
 from msgspec import Struct
 from quart import Response
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.queue.control import Actor
 from dataloader.web.auth import Role, authorize
 from dataloader.web.decoding import decode_body, decode_query
 from dataloader.web.problems import MEDIA_TYPE, ProblemError, problem_of, too_busy
@@ -58,7 +58,7 @@ class Call:
     """Who calls, and what the view may use."""
 
     services: Services
-    actor: Actor
+    operator: Operator
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +118,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     if route.query is not None:
         parts["query"] = decode_query(dict(request.args.lists()), route.query)
     data = await _body(route, services, request)
-    call = Call(services, Actor(name, request_id))
+    call = Call(services, Operator(name, request_id))
     if route.role is None:
         return await _view(route, call, parts)
     # Probes ask what is open to all, so there is always a connection that can give way to one.

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import attrs
 
+from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
-from dataloader.store.queue.job_logs import LogLine
-from dataloader.store.queue.reads import AuditRecord
 
 DIGEST: Final = "sha256:"
 """How the place of a queue begins whose name is not shown."""

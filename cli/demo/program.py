@@ -20,9 +20,9 @@ import trio
 
 from dataloader.cli.demo.tasks import CHECK, CREATE_TABLE, LOAD, Contents, read_contents
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.states import Status
-from dataloader.store.queue.reads import JobFilter
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_http import open_http_client
 from dataloader.supervisor.settings import Worker

@@ -17,12 +17,13 @@ import asyncpg
 import attrs
 
 from dataloader.jobs.errors import JobNotFound, StoreError
+from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database, set_local
 from dataloader.store.connection.connect import PLANNER_OF_USERS
 from dataloader.store.etl import run_journal
-from dataloader.store.queue.reads import MAX_PAGE, Cursor
+from dataloader.store.queue.reads import Cursor
 from dataloader.store.queue.transaction import told_of_users
 
 MAX_LOADS: Final = 200

@@ -16,16 +16,17 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.errors import Conflict, JobNotFound
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
 from dataloader.jobs.secrets.masking import mask
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.leases import ENDLESS
-from dataloader.store.queue.reads import JobFilter, aio_get_job
+from dataloader.store.queue.reads import aio_get_job
 
-MAX_BULK: Final = 10_000
-"""The most jobs that one bulk action changes: their rows stay locked until it commits."""
 LOCK_TIMEOUT_MS: Final = 2_000
 
 _OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
@@ -87,62 +88,44 @@ _AUDIT: Final = "INSERT INTO dl_audit (actor, action, job_id, detail) VALUES ($1
 
 @attrs.frozen
 class _Action:
-    """Something done to one job: its name in the log, the statuses that allow it, its statement (jobs first)."""
+    """Something done to jobs of some statuses: its name in the audit, its statement (jobs first, then its value).
+
+    `still` says of a job that it would be changed: those that would not are none of many. `{value}` is the value there.
+    """
 
     name: str
     allowed: frozenset[Status]
     sql: str
-
-
-@attrs.frozen
-class _ActionOnMany:
-    """Something done to the queued jobs that a filter means: its name in the log, its statement (jobs first).
-
-    `still` is a condition of SQL: those that fit need the action; {0} stands for the number of its parameter.
-    """
-
-    name: str
-    sql: str
     still: str
 
 
-_SET_MANY_PRIORITIES: Final = _ActionOnMany("set_priority_many", _SET_PRIORITY, "priority <> ${0}")
-_RUN_MANY_NOW: Final = _ActionOnMany("run_now_many", _RUN_NOW, "waits_for = 'time'")
-_SET_PRIORITY_OF_ONE: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY)
-_RUN_ONE_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW)
+_TO_SET_PRIORITY: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY, "priority <> {value}")
+_TO_RUN_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW, "waits_for = 'time'")
 
 
-@attrs.frozen
-class Actor:
-    """Who acts, for the operators' log: the token's or the user's name, and the id of the request if there was one."""
-
-    name: str
-    request_id: str | None = None
-
-
-async def cancel(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
+async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
     """Cancel the job (Q4): at once if it is queued; if it runs, ask for it; if it has ended, leave it as it is.
 
     At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`.
     """
-    job, lock_hashes = await database.write(_aio_cancel, job_id, actor)
+    job, lock_hashes = await database.write(_aio_cancel, job_id, operator)
     await _unpark(database, lock_hashes)
     return job
 
 
-async def cancel_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
+async def cancel_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
     """Cancel at most `limit` queued and running jobs that the filter means; how many there were comes back.
 
     Jobs that were asked before are not counted again, so a caller that wants all repeats until 0. Raises `BadRequest`
     for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
-    count, lock_hashes = await database.write(_aio_cancel_many, job_filter, actor, limit)
+    count, lock_hashes = await database.write(_aio_cancel_many, job_filter, operator, limit)
     await _unpark(database, lock_hashes)
     return count
 
 
-async def retry(database: Database, job_id: UUID, actor: Actor, *, force: bool = False) -> JobRecord:
+async def retry(database: Database, job_id: UUID, operator: Operator, *, force: bool = False) -> JobRecord:
     """Queue a failed, canceled or lost job again as if it were new, but for its progress.
 
     With `force` also a running job whose lease never ends and that nobody has renewed: it is canceled first. If some
@@ -150,72 +133,71 @@ async def retry(database: Database, job_id: UUID, actor: Actor, *, force: bool =
 
     Raises `Conflict` for a job with another status, `JobNotFound`.
     """
-    job, lock_hashes = await database.write(_aio_retry, job_id, actor, force=force)
+    job, lock_hashes = await database.write(_aio_retry, job_id, operator, force=force)
     await _unpark(database, lock_hashes)
     return job
 
 
-async def retry_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
+async def retry_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
     """Queue at most `limit` failed, canceled and lost jobs that the filter means again; how many there were comes back.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
-    return await database.write(_aio_retry_many, job_filter, actor, limit)
+    return await database.write(_aio_retry_many, job_filter, operator, limit)
 
 
-async def set_priority(database: Database, job_id: UUID, priority: int, actor: Actor) -> JobRecord:
+async def set_priority(database: Database, job_id: UUID, priority: int, operator: Operator) -> JobRecord:
     """Give a queued job another priority; the smallest runs first (R1).
 
     Raises `BadRequest` for a priority that is not allowed, `Conflict` for a job that is not queued, `JobNotFound`.
     """
     check_between("priority", priority, 0, MAX_INT)
-    return await database.write(_aio_act, job_id, _SET_PRIORITY_OF_ONE, actor, priority=priority)
+    return await database.write(_aio_act, job_id, _TO_SET_PRIORITY, operator, priority=priority)
 
 
-async def run_now(database: Database, job_id: UUID, actor: Actor) -> JobRecord:
+async def run_now(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
     """Make a queued job due at once. One that waits for its lock_key goes on waiting for that.
 
     Raises `Conflict` for a job that is not queued, `JobNotFound`.
     """
-    return await database.write(_aio_act, job_id, _RUN_ONE_NOW, actor)
+    return await database.write(_aio_act, job_id, _TO_RUN_NOW, operator)
 
 
 async def set_priority_many(
-    database: Database, job_filter: JobFilter, priority: int, actor: Actor, *, limit: int = 1_000
+    database: Database, job_filter: JobFilter, priority: int, operator: Operator, *, limit: int = 1_000
 ) -> int:
     """Give at most `limit` queued jobs that the filter means another priority; how many there were comes back.
 
-    Jobs that have it already are not counted, so a caller that wants all repeats until 0. Raises `BadRequest` for a
-    `priority` or a `limit` that is not allowed.
+    Jobs that have it are not counted. Raises `BadRequest` for a priority or a `limit` that is not allowed.
     """
     check_between("priority", priority, 0, MAX_INT)
     check_between("limit", limit, 1, MAX_BULK)
-    return await database.write(_aio_act_many, job_filter, _SET_MANY_PRIORITIES, actor, limit, priority=priority)
+    return await database.write(_aio_act_many, job_filter, _TO_SET_PRIORITY, operator, limit, priority=priority)
 
 
-async def run_now_many(database: Database, job_filter: JobFilter, actor: Actor, *, limit: int = 1_000) -> int:
-    """Make at most `limit` jobs that the filter means and that wait for their time due; how many there were comes back.
+async def run_now_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
+    """Make at most `limit` jobs due that the filter means and that wait for their time; how many there were comes back.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
-    return await database.write(_aio_act_many, job_filter, _RUN_MANY_NOW, actor, limit)
+    return await database.write(_aio_act_many, job_filter, _TO_RUN_NOW, operator, limit)
 
 
-async def pause(database: Database, queue: str, actor: Actor) -> None:
+async def pause(database: Database, queue: str, operator: Operator) -> None:
     """Let no worker claim from the queue, in any process, until it is resumed. What runs goes on.
 
     Raises `BadRequest` for a name that is not allowed; the queue need not have jobs.
     """
     check_name("queue", queue, MAX_NAME)
-    await database.write(_aio_pause, queue, actor, paused=True)
+    await database.write(_aio_pause, queue, operator, paused=True)
 
 
-async def resume(database: Database, queue: str, actor: Actor) -> None:
+async def resume(database: Database, queue: str, operator: Operator) -> None:
     """End the queue's pause and wake its workers. Raises `BadRequest` for a name that is not allowed."""
     check_name("queue", queue, MAX_NAME)
-    await database.write(_aio_pause, queue, actor, paused=False)
+    await database.write(_aio_pause, queue, operator, paused=False)
 
 
 async def _unpark(database: Database, lock_hashes: Sequence[int]) -> None:
@@ -240,13 +222,13 @@ async def _aio_lock(connection: Any, job_id: UUID) -> Any:
 
 
 async def _aio_lock_many(
-    connection: Any, job_filter: JobFilter, statuses: frozenset[Status], still: str, limit: int, *of_still: object
+    connection: Any, job_filter: JobFilter, statuses: frozenset[Status], still: str, limit: int, *value: object
 ) -> list[Any]:
-    """At most `limit` jobs, locked. `still` is who needs the action; {0} is the number of its parameter `of_still`."""
     wanted = statuses if job_filter.status is None else statuses & job_filter.status
-    where, values = attrs.evolve(job_filter, status=wanted).where()
-    sql = _LOCK_MANY.format(where=where, still=still.format(len(values) + 2), limit=len(values) + 1)
-    return list(await connection.fetch(sql, *values, limit, *of_still))
+    where, values = condition(attrs.evolve(job_filter, status=wanted))
+    still = still.format(value=f"${len(values) + 2}")
+    sql = _LOCK_MANY.format(where=where, still=still, limit=len(values) + 1)
+    return list(await connection.fetch(sql, *values, limit, *value))
 
 
 @asynccontextmanager
@@ -257,22 +239,24 @@ async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
         yield
 
 
-async def _aio_cancel(connection: Any, job_id: UUID, actor: Actor) -> tuple[JobRecord, list[int]]:
+async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tuple[JobRecord, list[int]]:
     async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes = await _aio_end(connection, [row])
-        await _aio_audit(connection, actor, "cancel", job_id, {"was": row["status"]})
+        await _aio_audit(connection, operator, "cancel", job_id, {"was": row["status"]})
         return await aio_get_job(connection, job_id), lock_hashes
 
 
-async def _aio_cancel_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> tuple[int, list[int]]:
+async def _aio_cancel_many(
+    connection: Any, job_filter: JobFilter, operator: Operator, limit: int
+) -> tuple[int, list[int]]:
     still = f"(NOT (status = 'running' AND cancel_requested) OR {ENDLESS})"
     async with _aio_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
         lock_hashes = await _aio_end(connection, rows)
         asked = sum(_is_held(row) for row in rows)
         counts = {"canceled": len(rows) - asked, "cancel_requested": asked}
-        await _aio_audit(connection, actor, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
+        await _aio_audit(connection, operator, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
         return len(rows), lock_hashes
 
 
@@ -292,7 +276,7 @@ def _is_held(row: Any) -> bool:
     return row["status"] == Status.RUNNING and not row["endless"]
 
 
-async def _aio_retry(connection: Any, job_id: UUID, actor: Actor, *, force: bool) -> tuple[JobRecord, list[int]]:
+async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force: bool) -> tuple[JobRecord, list[int]]:
     async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes: list[int] = []
@@ -304,7 +288,7 @@ async def _aio_retry(connection: Any, job_id: UUID, actor: Actor, *, force: bool
             raise _not_allowed("retry", row, _REVIVABLE)
         await connection.execute(_REVIVE, [job_id])
         await _aio_audit(
-            connection, actor, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
+            connection, operator, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
         )
         return await aio_get_job(connection, job_id), lock_hashes
 
@@ -313,54 +297,53 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
     return Conflict(row["job_id"], row["status"], f"{action} is for jobs that are {' or '.join(sorted(allowed))}")
 
 
-async def _aio_retry_many(connection: Any, job_filter: JobFilter, actor: Actor, limit: int) -> int:
+async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
     async with _aio_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, "true", limit)
         await connection.execute(_REVIVE, [row["job_id"] for row in rows])
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
-        await _aio_audit(connection, actor, "retry_many", None, detail)
+        await _aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
 
 
-async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, actor: Actor, **values: Any) -> JobRecord:
+async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: Operator, **values: Any) -> JobRecord:
     """Do one action to one job if its status allows it. `values`, in the statement's order, go into the log by name."""
     async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
         await connection.execute(action.sql, [job_id], *values.values())
-        await _aio_audit(connection, actor, action.name, job_id, {"was": row["status"]} | values)
+        await _aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)
 
 
 async def _aio_act_many(
-    connection: Any, /, job_filter: JobFilter, action: _ActionOnMany, actor: Actor, limit: int, **values: Any
+    connection: Any, /, job_filter: JobFilter, action: _Action, operator: Operator, limit: int, **values: Any
 ) -> int:
-    """Do one action to the queued jobs of a filter that need it; how many there were. `values` go into the log."""
     async with _aio_transaction(connection):
-        rows = await _aio_lock_many(
-            connection, job_filter, frozenset({Status.QUEUED}), action.still, limit, *values.values()
-        )
-        await connection.execute(action.sql, [row["job_id"] for row in rows], *values.values())
+        rows = await _aio_lock_many(connection, job_filter, action.allowed, action.still, limit, *values.values())
+        if rows:
+            await connection.execute(action.sql, [row["job_id"] for row in rows], *values.values())
         detail = _bulk_detail(job_filter, limit) | values | {"changed": len(rows)}
-        await _aio_audit(connection, actor, action.name, None, detail)
+        await _aio_audit(connection, operator, f"{action.name}_many", None, detail)
         return len(rows)
 
 
-async def _aio_pause(connection: Any, queue: str, actor: Actor, *, paused: bool) -> None:
+async def _aio_pause(connection: Any, queue: str, operator: Operator, *, paused: bool) -> None:
     async with _aio_transaction(connection):
         await connection.execute(_PAUSE, queue, paused)
         if not paused:
             await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)
-        await _aio_audit(connection, actor, "pause" if paused else "resume", None, {"queue": queue})
+        await _aio_audit(connection, operator, "pause" if paused else "resume", None, {"queue": queue})
 
 
 def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
-    chosen = {name: value for name, value in attrs.asdict(job_filter, recurse=False).items() if value is not None}
-    return {"filter": chosen, "limit": limit}
+    return {"filter": job_filter.criteria(), "limit": limit}
 
 
-async def _aio_audit(connection: Any, actor: Actor, action: str, job_id: UUID | None, detail: dict[str, Any]) -> None:
-    if actor.request_id is not None:
-        detail = detail | {"request_id": actor.request_id}
-    await connection.execute(_AUDIT, actor.name, action, job_id, mask(detail))
+async def _aio_audit(
+    connection: Any, operator: Operator, action: str, job_id: UUID | None, detail: dict[str, Any]
+) -> None:
+    if operator.request_id is not None:
+        detail = detail | {"request_id": operator.request_id}
+    await connection.execute(_AUDIT, operator.name, action, job_id, mask(detail))

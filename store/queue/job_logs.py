@@ -7,16 +7,13 @@ the journal at most, whatever it is asked for: what a filter does not find there
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
-import attrs
-
+from dataloader.jobs.listings import LEVELS, MAX_PAGE, Level, LogLine, LogPage
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import (
-    MAX_PAGE,
     MAX_PAGE_PAYLOADS,
     MAX_PAYLOAD,
     aio_fetch_page,
@@ -25,9 +22,6 @@ from dataloader.store.queue.reads import (
     shown,
 )
 
-Level = Literal["info", "warning", "error"]
-LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
-"""From the least serious to the most."""
 MAX_SCANNED: Final = 10_000
 """Events of a job that one page looks at."""
 
@@ -53,30 +47,6 @@ WHERE (kind = 'log' AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4
 ORDER BY event_id LIMIT $5
 """
 _LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1"
-
-
-@attrs.frozen(kw_only=True)
-class LogLine:
-    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`.
-
-    `kind` is `log` for what the job has logged. Other kinds are those of the journal: an attempt began (`picked`) or
-    ended, with the event's payload as `fields`.
-    """
-
-    event_id: int
-    ts: datetime
-    level: str | None
-    message: str
-    fields: dict[str, Any]
-    kind: str = "log"
-
-
-@attrs.frozen
-class LogPage:
-    """Lines in their order. `next` is what to go on behind when there is more; None when there is no more yet."""
-
-    lines: list[LogLine]
-    next: int | None
 
 
 async def list_log(

@@ -1,8 +1,6 @@
 """What readers see: one job, pages of jobs, journals, queues, workers, the operators' log. Nothing here writes.
 
-web/, the command line and metrics call it. A list is composed of constant fragments, one for each filter that is set,
-with numbered parameters; values never enter the text. (`$1::text IS NULL OR queue = $1` would be one text for all, and
-no plan could use an index for it.) Lists are paged by key, newest first: an offset would read all it skips.
+Lists are paged by key, newest first: an offset would read all it skips. `job_filters` makes their conditions.
 
 A page filtered by `task` alone walks the index by age until it is full; an index would cost every claim and finish
 more than that rare long walk, which the statement timeout ends, is worth. Jobs of a `lock_key` that have ended have an
@@ -22,24 +20,15 @@ import attrs
 import trio
 
 from dataloader.jobs.errors import BadRequest, JobNotFound, StoreError, StoreUnavailable
-from dataloader.jobs.model import (
-    MAX_INT,
-    JobEvent,
-    JobRecord,
-    QueueRecord,
-    WorkerRecord,
-    check_between,
-    check_instant,
-    check_text,
-)
-from dataloader.jobs.states import FINAL, QueueState, Status, WaitsFor
+from dataloader.jobs.listings import MAX_PAGE, AuditPage, AuditRecord, EventPage, JobFilter, JobPage
+from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
+from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.queue_states import aio_queue_states
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
-MAX_PAGE: Final = 1_000
-"""The most rows that one call lists."""
 MAX_PAGE_TEXT: Final = 1_000_000
 """The most characters that a page's jobs bring with them: args, progress, results, errors. One job always fits."""
 MAX_SHOWN: Final = 2 * MAX_JSON
@@ -79,17 +68,6 @@ _SELECT_JOB_BRIEFLY: Final = f"""
 SELECT {_COLUMNS}, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
 FROM dl_jobs
 """
-
-_FRAGMENTS: Final = {
-    "queue": "queue = ${0}",
-    "task": "task = ${0}",
-    "status": "status = ANY (${0}::dl_status[])",
-    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
-    "created_from": "created_at >= ${0}",
-    "created_to": "created_at < ${0}",
-    "finished_from": "finished_at >= ${0}",
-    "finished_to": "finished_at < ${0}",
-}
 
 _ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
 _NOT_ENDED: Final = "status IN ('queued', 'running')"
@@ -151,50 +129,6 @@ WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
 """
 
 
-@attrs.frozen(kw_only=True)
-class JobFilter:
-    """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
-
-    `finished_…` is when a job ended: those that have not are not meant.
-
-    Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
-    """
-
-    queue: str | None = None
-    task: str | None = None
-    status: frozenset[Status] | None = None
-    lock_key: str | None = None
-    created_from: datetime | None = None
-    created_to: datetime | None = None
-    finished_from: datetime | None = None
-    finished_to: datetime | None = None
-
-    def __attrs_post_init__(self) -> None:
-        """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
-        for name in ("queue", "task", "lock_key"):
-            text = getattr(self, name)
-            if text is not None:
-                check_text(name, text, MAX_INT, empty=True)
-        for name in ("created_from", "created_to", "finished_from", "finished_to"):
-            instant = getattr(self, name)
-            if instant is not None:
-                check_instant(name, instant)
-
-    def where(self) -> tuple[str, list[Any]]:
-        """The condition as SQL with parameters numbered from $1, and their values."""
-        values = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
-        # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and
-        # ix_dl_jobs_status_queue for a queue with few jobs.
-        if "finished_from" in values or "finished_to" in values:
-            values["status"] = values.get("status", FINAL) & FINAL
-        elif "queue" in values:
-            values.setdefault("status", frozenset(Status))
-        if "status" in values:
-            values["status"] = sorted(values["status"])
-        terms = [_FRAGMENTS[name].format(number) for number, name in enumerate(values, 1)]
-        return " AND ".join(terms) or "true", list(values.values())
-
-
 @attrs.frozen
 class Cursor:
     """A place in a list of jobs: behind the job made at `created_at` with `job_id`. Opaque text outside."""
@@ -215,26 +149,6 @@ class Cursor:
             return cls(_EPOCH + timedelta(microseconds=microseconds), UUID(bytes=job_id))
         except (ValueError, struct.error, OverflowError) as error:
             raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
-
-
-@attrs.frozen
-class JobPage:
-    """Some jobs, newest first, and the cursor of the next page as text; None after the last."""
-
-    jobs: list[JobRecord]
-    next: str | None
-
-
-@attrs.frozen
-class AuditRecord:
-    """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
-
-    audit_id: int
-    ts: datetime
-    actor: str
-    action: str
-    job_id: UUID | None
-    detail: dict[str, Any]
 
 
 async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, QueueState]:
@@ -300,7 +214,7 @@ async def list_jobs(
 
 
 def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> tuple[str, list[Any]]:
-    where, values = job_filter.where()
+    where, values = condition(job_filter)
     if after is not None:
         values += (after.created_at, after.job_id)
         where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
@@ -345,7 +259,7 @@ async def aio_fetch_page(
     return records, False
 
 
-async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> list[JobEvent]:
+async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> EventPage:
     """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
 
     A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
@@ -355,21 +269,22 @@ async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit
     """
     check_between("limit", limit, 1, MAX_PAGE)
     events = []
-    for record in await database.run(_aio_events, job_id, after, limit):
+    records, more = await database.run(_aio_events, job_id, after, limit)
+    for record in records:
         events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
         # Each may be long: the loop must turn in between.
         await trio.lowlevel.checkpoint()
-    return events
+    return EventPage(events, events[-1].event_id if more else None)
 
 
-async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> list[Any]:
+async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> tuple[list[Any], bool]:
     async with connection.transaction(readonly=True):
-        records, _ = await aio_fetch_page(
-            connection, _EVENTS, (job_id, after, limit), limit, texts=("payload",), most=MAX_PAGE_PAYLOADS
+        records, more = await aio_fetch_page(
+            connection, _EVENTS, (job_id, after, limit + 1), limit, texts=("payload",), most=MAX_PAGE_PAYLOADS
         )
     if not records:
         await aio_get_job(connection, job_id)
-    return records
+    return records, more
 
 
 def read_payload(record: Mapping[str, Any]) -> Any:
@@ -414,19 +329,20 @@ async def _aio_workers(connection: Any) -> list[WorkerRecord]:
     return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, ALIVE_WITHIN_S)]
 
 
-async def list_audit(database: Database, *, limit: int = 100, before: int | None = None) -> list[AuditRecord]:
-    """What operators did, latest first: at most `limit` (1 to 1,000) rows, older than the audit_id `before`.
+async def list_audit(database: Database, *, limit: int = 100, after: int | None = None) -> AuditPage:
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, older than the audit_id `after`.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    return await database.run(_aio_audit, before, limit)
+    return await database.run(_aio_audit, after, limit)
 
 
-async def _aio_audit(connection: Any, before: int | None, limit: int) -> list[AuditRecord]:
+async def _aio_audit(connection: Any, after: int | None, limit: int) -> AuditPage:
     newest = 2**63 - 1
-    records = await connection.fetch(_AUDIT, newest if before is None else before, limit)
-    return [AuditRecord(**record) for record in records]
+    records = await connection.fetch(_AUDIT, newest if after is None else after, limit + 1)
+    audit = [AuditRecord(**record) for record in records[:limit]]
+    return AuditPage(audit, audit[-1].audit_id if len(records) > limit else None)
 
 
 async def ping(database: Database, timeout_s: float) -> None:

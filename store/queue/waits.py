@@ -60,9 +60,10 @@ class _Watch:
 class Waits:
     """All who wait for jobs in this process. Owner of the watches; used from one Trio thread."""
 
-    def __init__(self, database: Database) -> None:
-        """`database` is read; nothing is open while nobody waits."""
+    def __init__(self, database: Database, *, look_again_s: float = REREAD_S) -> None:
+        """`database` is read, every `look_again_s` seconds at least; nothing is open while nobody waits."""
         self._database = database
+        self._look_again_s = look_again_s
         self._watches: dict[UUID, _Watch] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:
@@ -89,9 +90,9 @@ class Waits:
                 if job.status.is_final or (seen is not None and _differs(job, seen)):
                     return
                 seen = seen or job
-                with trio.move_on_at(watch.read_at + REREAD_S):
+                with trio.move_on_at(watch.read_at + self._look_again_s):
                     await woken.wait()
-                if trio.current_time() >= watch.read_at + REREAD_S:
+                if trio.current_time() >= watch.read_at + self._look_again_s:
                     watch.stale = True
 
     def changed(self, job_id: UUID) -> None:

@@ -12,11 +12,12 @@ from logged import capture_logs
 from roles import a_role
 
 from dataloader import Tasks
-from dataloader.store.queue.control import Actor, cancel
+from dataloader.jobs.contract import Operator
+from dataloader.store.queue.control import cancel
 
 DAY_S = 86_400
 HOUR_S = 3_600
-OPERATOR = Actor("test", None)
+OPERATOR = Operator("test", None)
 
 
 @pytest.mark.requirement("Q4")

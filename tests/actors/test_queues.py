@@ -11,11 +11,12 @@ from conditions import until
 
 from dataloader import ConfigError, NewJob, Tasks
 from dataloader.actors.dispatcher import CHEAP_LOOK_S, LOOK_BACK, LOOK_BACK_S, Place
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.ids import uuid7
-from dataloader.store.queue.control import Actor, pause, resume
+from dataloader.store.queue.control import pause, resume
 from dataloader.store.queue.lock_session import LockSession
 
-OPERATOR = Actor("test", None)
+OPERATOR = Operator("test", None)
 
 
 @pytest.mark.requirement("Q14")

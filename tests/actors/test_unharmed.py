@@ -76,14 +76,14 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
     async with open_worker(tasks) as supervisor:
         job = await supervisor.trigger("q", "t", available_at=None)
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
-        await control.cancel(supervisor.database, job.job_id, control.Actor("test", None))
+        await control.cancel(supervisor.database, job.job_id, control.Operator("test", None))
         assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
         # Word of the cancel comes once more, late, as it does to every process that never ran the job.
         await until(lambda: raw.fetchval("SELECT 1"), lambda _: not supervisor._parts.runs)
         await raw.execute("SELECT pg_notify('dl_cancel', $1::text)", str(job.job_id))
         await raw.execute("SELECT pg_notify('dl_changed', $1::text)", str(job.job_id))
         await until(lambda: raw.fetchval("SELECT 1"), lambda _: bool(supervisor._parts.runs._early_cancels))
-        await control.retry(supervisor.database, job.job_id, control.Actor("test", None))
+        await control.retry(supervisor.database, job.job_id, control.Operator("test", None))
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
         gate.set()
         ended = await supervisor.wait(job.job_id, timeout_s=10)

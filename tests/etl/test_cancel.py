@@ -15,12 +15,13 @@ from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
 from dataloader.flows.etl import CancellationToken, Target, run_load
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import LeaseLost
 from dataloader.store.etl.run_journal import stage_name
-from dataloader.store.queue.control import Actor, cancel
+from dataloader.store.queue.control import cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
-OPERATOR = Actor("test", None)
+OPERATOR = Operator("test", None)
 NEVER_S = 3_600
 AT_ONCE_S = 1e-9
 """Over before anything else is done."""

@@ -15,10 +15,11 @@ from etl.source_app import Answer
 
 from dataloader.flows.etl import Budget, turnstile
 from dataloader.flows.etl.turnstile import Slot
-from dataloader.store.queue.control import Actor, cancel
+from dataloader.jobs.contract import Operator
+from dataloader.store.queue.control import cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E1", "S4")]
-OPERATOR = Actor("test", None)
+OPERATOR = Operator("test", None)
 
 
 def check_budgets(service, budgets):

@@ -135,7 +135,7 @@ async def test_everything_that_is_ready_is_worked_off_and_the_rest_stays(databas
             records = [await get_job(db, job.job_id) for job in jobs]
             assert [record.status for record in records] == ["succeeded", "succeeded", "queued", "queued"]
             assert [record.waits_for for record in records] == [None, None, "time", "task"]
-            kinds = [event.kind for event in await list_events(db, jobs[0].job_id)]
+            kinds = [event.kind for event in (await list_events(db, jobs[0].job_id)).events]
             assert kinds == ["queued", "picked", "done"]
 
 

@@ -33,7 +33,7 @@ async def test_progress_lines_and_time_of_a_job_that_committed_itself(database):
             assert (job.status, job.progress) == (Status.SUCCEEDED, {"rows": 1})
             assert job.finished_at >= datetime.fromisoformat(job.result["at"])
             await supervisor.drain()
-            events = await list_events(supervisor.database, job_id)
+            events = (await list_events(supervisor.database, job_id)).events
             assert [event.payload["message"] for event in events if event.kind == "log"] == ["within", "after"]
             [done] = [event for event in events if event.kind == "done"]
             assert done.ts >= datetime.fromisoformat(job.result["at"])

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from dataloader.jobs.listings import MAX_PAGE, AuditRecord
 from dataloader.store.queue import reads
-from dataloader.store.queue.reads import MAX_PAGE, AuditRecord
 from dataloader.web import shown
 from dataloader.web.api.jobs import MAX_ID
 from dataloader.web.auth import Role
@@ -32,5 +32,5 @@ class AuditList(Struct, frozen=True):
 @routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
 async def list_audit(call: Call, query: AuditQuery) -> Answer:
     """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
-    audit = await reads.list_audit(call.services.database, limit=query.limit, before=query.before)
-    return Answer(value=AuditList(list(map(shown.audit, audit))))
+    page = await reads.list_audit(call.services.database, limit=query.limit, after=query.before)
+    return Answer(value=AuditList(list(map(shown.audit, page.audit))))

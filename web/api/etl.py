@@ -15,6 +15,7 @@ import attrs
 import trio
 from msgspec import Meta, Struct
 
+from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl import run_records
 from dataloader.store.etl.run_records import (
@@ -26,7 +27,7 @@ from dataloader.store.etl.run_records import (
     RunRecord,
     TaskRecord,
 )
-from dataloader.store.queue.reads import MAX_PAGE, Cursor
+from dataloader.store.queue.reads import Cursor
 from dataloader.web import shown
 from dataloader.web.api.job_fields import LoadName
 from dataloader.web.api.jobs import MAX_ID

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import MAX_INT, MAX_KEY, MAX_NAME, NewJob
 from dataloader.jobs.states import QueueState, Status
-from dataloader.store.queue.reads import JobFilter
 
 EXAMPLE_ID: Final = "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"
 

@@ -12,11 +12,10 @@ from uuid import UUID
 import trio
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from dataloader.jobs.listings import MAX_PAGE, Level, LogPage
 from dataloader.jobs.model import JobEvent, JobRecord
 from dataloader.jobs.states import Status, WaitsFor
 from dataloader.store.queue import job_logs, reads
-from dataloader.store.queue.job_logs import Level, LogPage
-from dataloader.store.queue.reads import MAX_PAGE
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
 from dataloader.web.auth import Role
@@ -172,7 +171,8 @@ async def showstatus_of(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
 async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     """Read a job's journal, oldest line first: send the last `event_id` as `after` to read on."""
     events = []
-    for event in await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit):
+    page = await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit)
+    for event in page.events:
         events.append(shown.event(event))
         # Log lines have up to 8 kB each: the loop must turn in between.
         await trio.lowlevel.checkpoint()

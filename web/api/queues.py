@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Final
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, reads
-from dataloader.store.queue.reads import MAX_PAGE
 from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
@@ -81,14 +81,14 @@ async def _queue_at(database: Database, place: str) -> str:
 @routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
 async def pause_queue(call: Call, queue: str) -> Answer:
     """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
-    await control.pause(call.services.database, queue, call.actor)
+    await control.pause(call.services.database, queue, call.operator)
     return Answer(value=QueuePaused(mask_text(queue), paused=True))
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/resume", role=Role.OPERATE, answers={200: QueuePaused})
 async def resume_queue(call: Call, queue: str) -> Answer:
     """Let the jobs of a queue start again, at once."""
-    await control.resume(call.services.database, queue, call.actor)
+    await control.resume(call.services.database, queue, call.operator)
     return Answer(value=QueuePaused(mask_text(queue), paused=False))
 
 

@@ -11,12 +11,13 @@ from queue_workers import BACKOFF_S, LossyConnection
 
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.leases import Beat, reap
 from dataloader.store.queue.make_ready import Staged, ready_due, ready_known
-from dataloader.store.queue.reads import JobFilter, list_jobs
+from dataloader.store.queue.reads import list_jobs
 
 TRY_LOCK = "WHEN pg_try_advisory_lock(h)"
 SECOND_LOOK = "SELECT array_agg(k.h) INTO v_live"

@@ -4,15 +4,15 @@ import pytest
 import trio
 from databases import raw_connection
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, Conflict, JobNotFound
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
 from dataloader.store.queue import control, reads
-from dataloader.store.queue.control import Actor
 from dataloader.store.queue.leases import Beat, find_endless
-from dataloader.store.queue.reads import JobFilter
 
-ALICE = Actor("alice", "req-1")
+ALICE = Operator("alice", "req-1")
 LATER = "now() + interval '1 hour'"
 ACTIONS = {
     "cancel": control.cancel,
@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 async def journal(store, job_id):
-    return [(event.kind, event.payload) for event in await reads.list_events(store, job_id)]
+    return [(event.kind, event.payload) for event in (await reads.list_events(store, job_id)).events]
 
 
 @pytest.mark.requirement("Q4")
@@ -60,7 +60,7 @@ async def test_an_ended_job_is_left_as_it_is_by_a_cancel(store, add_job, status)
 async def test_an_unknown_job_is_refused_and_nothing_is_logged(store, act):
     with pytest.raises(JobNotFound):
         await act(store, uuid7(), ALICE)
-    assert await reads.list_audit(store) == []
+    assert (await reads.list_audit(store)).audit == []
 
 
 @pytest.mark.parametrize("status", list(Status))
@@ -74,11 +74,11 @@ async def test_every_action_follows_the_table_of_transitions(store, add_job, act
     if expected is None and action != "cancel":
         with pytest.raises(Conflict, match=status):
             await ACTIONS[action](store, job_id, ALICE)
-        assert await reads.list_audit(store) == []
+        assert (await reads.list_audit(store)).audit == []
         assert (await reads.get_job(store, job_id)).status is status
         return
     assert (await ACTIONS[action](store, job_id, ALICE)).status is (expected or status)
-    [record] = await reads.list_audit(store)
+    [record] = (await reads.list_audit(store)).audit
     assert (record.actor, record.action, record.job_id) == ("alice", action, job_id)
     assert (record.detail["was"], record.detail["request_id"]) == (status, "req-1")
 
@@ -124,7 +124,7 @@ async def test_a_running_job_with_an_endless_lease_is_canceled_at_once_and_its_k
     assert (job.status, job.lease_expires_at) == ("canceled", None)
     assert (await reads.get_job(store, next_id)).waits_for is None
     assert await journal(store, job_id) == [("canceled", {"reason": "operator"})]
-    assert (await reads.list_audit(store))[0].detail["was"] == "running"
+    assert (await reads.list_audit(store)).audit[0].detail["was"] == "running"
 
 
 @pytest.mark.requirement("Q4")
@@ -136,7 +136,7 @@ async def test_a_running_job_with_an_endless_lease_is_queued_again_by_force_alon
     job = await control.retry(store, job_id, ALICE, force=True)
     assert (job.status, job.waits_for, job.attempt, job.lease_expires_at) == ("queued", None, 0, None)
     assert [kind for kind, _ in await journal(store, job_id)] == ["canceled", "requeue"]
-    [record] = await reads.list_audit(store)
+    [record] = (await reads.list_audit(store)).audit
     assert (record.action, record.detail["was"], record.detail["force"]) == ("retry", "running", True)
     assert [claimed.job_id for claimed in await start_worker().claim()] == [job_id]
 
@@ -173,7 +173,7 @@ async def test_a_bulk_cancel_ends_those_with_endless_leases_and_asks_the_others(
     assert await control.cancel_many(store, JobFilter(queue="q"), ALICE) == 3
     assert await control.cancel_many(store, JobFilter(queue="q"), ALICE) == 0
     assert (await reads.get_job(store, asked)).status is Status.RUNNING
-    assert (await reads.list_audit(store))[1].detail["canceled"] == 2
+    assert (await reads.list_audit(store)).audit[1].detail["canceled"] == 2
 
 
 @pytest.mark.requirement("Q10")
@@ -208,7 +208,7 @@ async def test_a_waiting_jobs_priority_can_be_changed(store, add_job):
     job_id = await add_job(waits_for="'lock'", available_at=LATER)
     job = await control.set_priority(store, job_id, 3, ALICE)
     assert (job.priority, job.waits_for) == (3, WaitsFor.LOCK)
-    assert (await reads.list_audit(store))[0].detail["priority"] == 3
+    assert (await reads.list_audit(store)).audit[0].detail["priority"] == 3
     for priority in (-1, 2**31):
         with pytest.raises(BadRequest, match="priority"):
             await control.set_priority(store, job_id, priority, ALICE)
@@ -286,7 +286,7 @@ async def test_cancels_and_finishes_that_race_leave_each_job_with_one_end(store,
         assert job.status in {Status.CANCELED, Status.SUCCEEDED} or (
             job.status is Status.RUNNING and job.cancel_requested
         )
-    assert len(await reads.list_audit(store)) == 40
+    assert len((await reads.list_audit(store)).audit) == 40
 
 
 @pytest.mark.requirement("Q7")
@@ -321,7 +321,7 @@ async def test_bulk_cancel_ends_the_queued_and_asks_the_running_until_none_is_le
         assert (job.status, job.cancel_requested) == (Status.RUNNING, True)
     assert (await reads.get_job(store, other)).status is Status.QUEUED
     assert (await reads.get_job(store, ended)).status is Status.FAILED
-    log = await reads.list_audit(store)
+    log = (await reads.list_audit(store)).audit
     assert sum(record.detail["canceled"] for record in log) == 3
     assert sum(record.detail["cancel_requested"] for record in log) == 2
     assert log[0].detail["filter"] == {"queue": "a"}
@@ -389,7 +389,7 @@ async def test_bulk_retry_takes_the_failed_canceled_and_lost_and_never_the_succe
     assert [after[status].attempt for status in ("failed", "canceled", "lost")] == [0] * 3
     assert [after[status].status for status in ("running", "succeeded")] == [Status.RUNNING, Status.SUCCEEDED]
     assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 3
-    assert [record.detail["retried"] for record in await reads.list_audit(store)] == [0, 1, 2]
+    assert [record.detail["retried"] for record in (await reads.list_audit(store)).audit] == [0, 1, 2]
 
 
 @pytest.mark.requirement("R1")
@@ -408,7 +408,7 @@ async def test_bulk_changes_of_what_waits_count_those_that_needed_them_and_leave
     assert [await control.run_now_many(store, a_few, ALICE) for _ in range(2)] == [2, 0]
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE waits_for IS NULL AND status = 'queued'") == 3
     assert (await reads.get_job(store, due)).available_at == before
-    log = await reads.list_audit(store)
+    log = (await reads.list_audit(store)).audit
     assert [(record.action, record.detail["changed"]) for record in log][:2] == [("run_now_many", n) for n in (0, 2)]
     assert log[2].detail == {
         "filter": {"queue": "q"}, "limit": 3, "priority": 7, "changed": 0, "request_id": "req-1"
@@ -417,8 +417,8 @@ async def test_bulk_changes_of_what_waits_count_those_that_needed_them_and_leave
 
 async def test_bulk_actions_log_the_whole_filter(store):
     job_filter = JobFilter(status=frozenset({Status.LOST}), lock_key="k", created_to=None)
-    assert await control.retry_many(store, job_filter, Actor("bob")) == 0
-    [record] = await reads.list_audit(store)
+    assert await control.retry_many(store, job_filter, Operator("bob")) == 0
+    [record] = (await reads.list_audit(store)).audit
     assert record.detail == {"filter": {"status": ["lost"], "lock_key": "k"}, "limit": 1000, "retried": 0}
 
 
@@ -439,7 +439,7 @@ async def test_pause_and_resume_are_kept_and_resume_wakes_the_queues_workers(sto
     with trio.fail_after(10):
         assert await receive.receive() == "a"
     assert await reads.list_queues(store) == []
-    log = await reads.list_audit(store)
+    log = (await reads.list_audit(store)).audit
     assert [record.action for record in log] == ["resume", "pause", "pause"]
     assert log[0].detail == {"queue": "a", "request_id": "req-1"}
 

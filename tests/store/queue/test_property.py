@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from journal import step_of
 from queue_workers import LossyConnection, Worker
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import Conflict, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.queue import control
-from dataloader.store.queue.control import Actor
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.leases import Beat, reap
 from dataloader.store.queue.make_ready import ready_due, ready_free, ready_known, unpark
@@ -39,7 +39,7 @@ SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 KEYS = ("k0", "k1", "k2")
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
-OPERATOR = Actor("operator")
+OPERATOR = Operator("operator")
 
 
 @attrs.define(eq=False)

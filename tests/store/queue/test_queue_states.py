@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import QueueState
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue import queue_states, reads
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.queue_states import REMEMBERED_S, ServedQueues
-from dataloader.store.queue.reads import JobFilter
 from dataloader.store.queue.worker_rows import Worker, aio_show
 
 pytestmark = pytest.mark.requirement("Q3")

@@ -10,15 +10,16 @@ from uuid import UUID
 import pytest
 import trio
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, JobNotFound, StoreUnavailable
 from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import EventPage, JobFilter
 from dataloader.jobs.states import Status, Step, WaitsFor
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue import control, job_logs, reads
-from dataloader.store.queue.control import Actor
 from dataloader.store.queue.finish import aio_keep_lines
 from dataloader.store.queue.leases import reap
-from dataloader.store.queue.reads import Cursor, JobFilter
+from dataloader.store.queue.reads import Cursor
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 ENDED = datetime(2021, 1, 1, tzinfo=UTC)
@@ -290,11 +291,11 @@ async def test_a_journal_is_read_in_order_and_in_parts(store, raw, add_job):
         " FROM generate_series(1, 5) i, unnest($1::uuid[]) j ORDER BY i",
         [job_id, other],
     )
-    first = await reads.list_events(store, job_id, limit=3)
-    second = await reads.list_events(store, job_id, after=first[-1].event_id)
+    first = (await reads.list_events(store, job_id, limit=3)).events
+    second = (await reads.list_events(store, job_id, after=first[-1].event_id)).events
     assert [event.payload for event in first + second] == [1, 2, 3, 4, 5]
     assert {event.job_id for event in first + second} == {job_id}
-    assert await reads.list_events(store, job_id, after=second[-1].event_id) == []
+    assert await reads.list_events(store, job_id, after=second[-1].event_id) == EventPage([], None)
 
 
 @pytest.mark.requirement("Q11", "E11")
@@ -311,10 +312,10 @@ async def test_long_events_that_another_service_wrote_are_shown_by_their_beginni
     )
     for module in (reads, job_logs):
         monkeypatch.setattr(module, "MAX_PAGE_PAYLOADS", 250_000)
-    begin, *_, end = events = await reads.list_events(store, job_id)
+    begin, *_, end = events = (await reads.list_events(store, job_id)).events
     assert [event.payload for event in events[1:]] == [float("inf")] * 2
     assert (begin.payload.keys(), begin.payload["bytes"]) == ({"truncated", "bytes"}, 200_006)
-    rest = await reads.list_events(store, job_id, after=end.event_id)
+    rest = (await reads.list_events(store, job_id, after=end.event_id)).events
     assert [len(str(event.payload)) > 1_000 for event in rest] == [False, True]
     lines = await job_logs.list_log(store, job_id)
     assert (len(lines.lines), lines.next) == (3, end.event_id)
@@ -346,7 +347,7 @@ async def test_a_log_has_where_each_attempt_began_and_how_it_ended_between_its_l
     await attempt(Step.SNOOZE, delay_s=60.0)
     await attempt(Step.RETURN)
     await attempt(Step.FAIL, error="gave up")
-    await control.retry(store, job_id, Actor("me"))
+    await control.retry(store, job_id, Operator("me"))
     await attempt(Step.SUCCEED, result="{}")
     lines = (await job_logs.list_log(store, job_id)).lines
     assert [(line.level, line.message) for line in lines if line.kind != "log"] == [
@@ -424,8 +425,8 @@ async def test_the_operators_log_is_read_latest_first_in_parts(store, raw):
     await raw.execute(
         "INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{}' FROM generate_series(1, 3) i"
     )
-    first = await reads.list_audit(store, limit=2)
-    rest = await reads.list_audit(store, limit=2, before=first[-1].audit_id)
+    first = (await reads.list_audit(store, limit=2)).audit
+    rest = (await reads.list_audit(store, limit=2, after=first[-1].audit_id)).audit
     assert [record.action for record in first + rest] == ["x3", "x2", "x1"]
 
 

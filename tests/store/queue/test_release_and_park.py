@@ -8,11 +8,11 @@ import trio
 from databases import raw_connection
 from queue_workers import BACKOFF_S, LossyConnection
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue import control, make_ready
-from dataloader.store.queue.control import Actor
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.make_ready import ready_free, unpark
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S, Worker, aio_show
@@ -257,7 +257,7 @@ async def test_canceling_the_job_that_was_to_follow_wakes_the_one_after(store, h
     await start_worker().claim()
     await worker.end(job)
     assert (await row_of(second, "waits_for"), await row_of(third, "waits_for")) == (None, "lock")
-    await control.cancel(store, second, Actor("test"))
+    await control.cancel(store, second, Operator("test"))
     assert await row_of(third, "waits_for") is None
 
 
@@ -299,7 +299,7 @@ async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_a
     await store.write(aio_show, Worker("dead", "h", 1, "1", {"of the dead": 1}, ()))
     await raw.execute("UPDATE dl_workers SET seen_at = now() - make_interval(secs => $1)", ALIVE_WITHIN_S + 1)
     await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}, ()))
-    await control.pause(store, "paused", Actor("test"))
+    await control.pause(store, "paused", Operator("test"))
     await park(raw, 300)
     await raw.execute("UPDATE dl_jobs SET queue = $1 WHERE priority % 3 > 0", idle)
     assert await ready_free(store) == 201

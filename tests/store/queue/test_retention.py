@@ -4,9 +4,9 @@ import pytest
 import trio
 
 from dataloader.jobs.errors import JobNotFound
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import FINAL, Status
 from dataloader.store.queue import control, reads
-from dataloader.store.queue.reads import JobFilter
 from dataloader.store.queue.retention import prune
 
 OLD = "now() - interval '8 days'"
@@ -74,7 +74,7 @@ async def test_a_retry_and_a_deletion_that_race_leave_a_queued_job_or_none(store
     async def retry_all():
         for job_id in reversed(jobs):
             try:
-                retried.add((await control.retry(store, job_id, control.Actor("a"))).job_id)
+                retried.add((await control.retry(store, job_id, control.Operator("a"))).job_id)
             except JobNotFound:
                 return
 

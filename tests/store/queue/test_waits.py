@@ -272,7 +272,7 @@ async def test_an_operators_cancel_is_heard(store, raw, database, add_job, held,
     async with listening(database, held), trio.open_nursery() as nursery:
         waiter = Waiter(nursery, held, job_id)
         await until_watched(job_id)
-        await control.cancel(store, job_id, control.Actor("a"))
+        await control.cancel(store, job_id, control.Operator("a"))
         assert (await waiter.answer()).status is Status.CANCELED
 
 

@@ -1,0 +1,248 @@
+"""What can be done with the queue: `Jobs`, the one object that programs, commands, handlers and HTTP views use.
+
+`store.queue.jobs.DatabaseJobs` does it over the database, `web.client.HttpJobs` through a running service; one suite of
+tests holds both to this. Errors are the same: `BadRequest` names a field that is not allowed, `JobNotFound` an id that
+no job has, `Conflict` a status that does not allow what was asked, `StoreUnavailable` says that no answer came (a write
+may have happened or not), `AccessDenied` that the address, the password or the token lets nobody in.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Unpack, overload
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.new_job import JobOptions, new_job
+
+MAX_BULK: Final = 10_000
+"""The most jobs that one transaction changes: their rows stay locked until it commits."""
+BATCH: Final = 1_000
+"""Jobs that one transaction changes of a filter without a limit."""
+
+
+@attrs.frozen
+class Operator:
+    """Who acts, for the audit: the token's or the user's name, and the id of the request if there was one."""
+
+    name: str
+    request_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """Something that is done to jobs. `force` belongs to `retry`, `priority` to `set_priority`."""
+
+    action: Literal["cancel", "retry", "run_now", "set_priority"]
+    force: bool = False
+    priority: int = 0
+
+    @property
+    def goes_on_from(self) -> int:
+        """How many of a full batch must have changed for another batch to follow.
+
+        Less than were asked for says nothing: some may have ended meanwhile, or somebody has them locked. What is
+        retried may fail at once and fit the filter again, so that a retry goes on only while half of a batch changes.
+        """
+        return BATCH // 2 if self.action == "retry" else 1
+
+
+class Jobs(abc.ABC):
+    """The queue. Opened by `dataloader.open_jobs`; a supervisor has one as `supervisor.jobs`."""
+
+    async def enqueue(
+        self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add one job.
+
+        Args:
+            task: the name of the task.
+            args: a JSON object for it.
+            options: those of `NewJob`, such as `queue`, `lock_key`, `idempotency_key`.
+
+        Raises:
+            BadRequest: a value is not allowed.
+            IdempotencyConflict: the idempotency key, or the job's id, stands for another request.
+            Draining: the process that was asked is shutting down.
+            StoreUnavailable: whether the job was added is unknown; the same request again, with the same
+                `idempotency_key` or `job_id`, adds it once.
+        """
+        [enqueued] = await self.enqueue_many([new_job(task, args, **options)])
+        return enqueued
+
+    @abc.abstractmethod
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none; the answers come in their order. Raises as `enqueue`."""
+
+    @abc.abstractmethod
+    async def get(self, job_id: UUID) -> JobRecord:
+        """The job as it stands. Raises `JobNotFound`."""
+
+    @abc.abstractmethod
+    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: str | None = None) -> JobPage:
+        """A page of at most `limit` (1 to 1,000) jobs, newest first, behind `after`, the `next` of the page before.
+
+        A page of jobs with megabytes of args or results has fewer. Raises `BadRequest`.
+        """
+
+    @abc.abstractmethod
+    async def events(self, job_id: UUID, *, limit: int = 200, after: int = 0) -> EventPage:
+        """The job's journal, oldest line first: at most `limit` (1 to 1,000) behind the `event_id` `after`.
+
+        Raises `JobNotFound`, `BadRequest`.
+        """
+
+    @abc.abstractmethod
+    async def logs(
+        self, job_id: UUID, *, limit: int = 200, after: int = 0, level: Level | None = None, load: str | None = None
+    ) -> LogPage:
+        """What the job has logged, oldest line first: at most `limit` (1 to 1,000) behind the `event_id` `after`.
+
+        Args:
+            job_id: which job.
+            limit: lines at most.
+            after: the `next` of the page before.
+            level: leaves out lines that are less serious.
+            load: leaves out lines about other loads of a flow.
+
+        Raises `JobNotFound`, `BadRequest`.
+        """
+
+    @abc.abstractmethod
+    async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
+        """The job, as soon as it has ended. The caller's cancel scope says how long to wait at most.
+
+        Args:
+            job_id: which job.
+            on_change: is called with the job as it stands when the wait begins, and with each change that is seen of
+                its status, attempt, progress, or of what it waits for; with its end, too.
+
+        Raises:
+            JobNotFound: there is no such job, or no longer.
+            StoreUnavailable: no answer came; the job goes on, and can be waited for again.
+        """
+
+    @overload
+    async def cancel(self, which: UUID) -> JobRecord: ...
+
+    @overload
+    async def cancel(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def cancel(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
+        """Cancel a job, or all that a filter finds: at once if it is queued; if it runs, ask it to stop.
+
+        A job that has ended is left as it is. Of a filter, `limit` (1 to 10,000) jobs at most are canceled, in one
+        transaction; without a limit all of them, in several. How many there were comes back, jobs that were asked to
+        stop before not counted again. Raises `JobNotFound`, `BadRequest`.
+        """
+        return await self._do(Change(action="cancel"), which, limit)
+
+    @overload
+    async def retry(self, which: UUID, *, force: bool = False) -> JobRecord: ...
+
+    @overload
+    async def retry(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def retry(self, which: UUID | JobFilter, *, force: bool = False, limit: int | None = None) -> JobRecord | int:
+        """Queue a failed, canceled or lost job again, from attempt 0, or all such jobs that a filter finds.
+
+        With `force` also one running job whose lease never ends and that nobody renews. `limit` as for `cancel`.
+        Raises `Conflict` for one job with another status, `JobNotFound`, `BadRequest`.
+        """
+        return await self._do(Change(action="retry", force=force), which, limit)
+
+    @overload
+    async def run_now(self, which: UUID) -> JobRecord: ...
+
+    @overload
+    async def run_now(self, which: JobFilter, *, limit: int | None = None) -> int: ...
+
+    async def run_now(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
+        """Make a queued job due at once, or all that a filter finds which wait for their time.
+
+        One whose lock_key is held goes on waiting for that. `limit` as for `cancel`. Raises `Conflict` for one job that
+        is not queued, `JobNotFound`, `BadRequest`.
+        """
+        return await self._do(Change(action="run_now"), which, limit)
+
+    @overload
+    async def set_priority(self, which: UUID, priority: int) -> JobRecord: ...
+
+    @overload
+    async def set_priority(self, which: JobFilter, priority: int, *, limit: int | None = None) -> int: ...
+
+    async def set_priority(
+        self, which: UUID | JobFilter, priority: int, *, limit: int | None = None
+    ) -> JobRecord | int:
+        """Give a queued job, or all queued jobs that a filter finds, another priority; the smallest runs first.
+
+        `limit` as for `cancel`; jobs that have the priority are not counted. Raises `Conflict` for one job that is not
+        queued, `JobNotFound`, `BadRequest`.
+        """
+        return await self._do(Change(action="set_priority", priority=priority), which, limit)
+
+    @abc.abstractmethod
+    async def queues(self) -> list[QueueRecord]:
+        """Every queue that has jobs that have not ended, is served, or is paused, by name."""
+
+    @abc.abstractmethod
+    async def pause(self, queue: str) -> None:
+        """Let no process start jobs of the queue until it is resumed; what runs goes on. Raises `BadRequest`."""
+
+    @abc.abstractmethod
+    async def resume(self, queue: str) -> None:
+        """End a queue's pause. Raises `BadRequest`."""
+
+    @abc.abstractmethod
+    async def workers(self) -> list[WorkerRecord]:
+        """The processes that have been heard of in the last minute, by name."""
+
+    @abc.abstractmethod
+    async def audit(self, *, limit: int = 100, after: int | None = None) -> AuditPage:
+        """What operators did, latest first: at most `limit` (1 to 1,000) actions before the `audit_id` `after`.
+
+        Raises `BadRequest`.
+        """
+
+    async def _do(self, change: Change, which: UUID | JobFilter, limit: int | None) -> JobRecord | int:
+        if isinstance(which, UUID):
+            return await self._change(change, which)
+        if limit is not None:
+            return await self._change_many(change, which, limit)
+        return await _repeated(partial(self._change_many, change, which, BATCH), change.goes_on_from)
+
+    @abc.abstractmethod
+    async def _change(self, change: Change, job_id: UUID) -> JobRecord:
+        """Do it to one job."""
+
+    @abc.abstractmethod
+    async def _change_many(self, change: Change, wanted: JobFilter, limit: int) -> int:
+        """Do it to at most `limit` jobs in one transaction; how many there were."""
+
+
+def told_of_changes(on_change: Callable[[JobRecord], object] | None) -> Callable[[JobRecord], None]:
+    """What `Jobs.wait` calls with each picture of the job that it gets: `on_change` hears of those that differ."""
+    told: list[object] = [None]
+
+    def tell(job: JobRecord) -> None:
+        now = job.status, job.attempt, job.progress, job.waits_for, job.queue_state
+        if on_change is not None and now != told[0]:
+            told[0] = now
+            on_change(job)
+
+    return tell
+
+
+async def _repeated(change: Callable[[], Any], least: int) -> int:
+    """Do a batch again and again, while it changes `least` jobs or more; how many in all."""
+    count = 0
+    while True:
+        changed: int = await change()
+        count += changed
+        if changed < least:
+            return count

@@ -1,0 +1,119 @@
+"""Lists of the queue as readers get them: the filter that chooses jobs, and the pages of jobs, events, lines, actions.
+
+Every page has `next`: what to send as `after` for the page behind it, None when there is none.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.model import MAX_INT, JobEvent, JobRecord, check_instant, check_text
+from dataloader.jobs.states import Status
+
+MAX_PAGE: Final = 1_000
+"""The most rows that one call lists."""
+
+Level = Literal["info", "warning", "error"]
+LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
+"""The levels of a job's log, from the least serious to the most."""
+
+
+@attrs.frozen(kw_only=True)
+class JobFilter:
+    """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
+
+    `finished_…` is when a job ended: those that have not are not meant.
+
+    Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    status: frozenset[Status] | None = None
+    lock_key: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    finished_from: datetime | None = None
+    finished_to: datetime | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
+        for name in ("queue", "task", "lock_key"):
+            text = getattr(self, name)
+            if text is not None:
+                check_text(name, text, MAX_INT, empty=True)
+        for name in ("created_from", "created_to", "finished_from", "finished_to"):
+            instant = getattr(self, name)
+            if instant is not None:
+                check_instant(name, instant)
+
+    def criteria(self) -> dict[str, Any]:
+        """What is given, by name."""
+        return {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+
+
+EVERY_JOB: Final = JobFilter()
+
+
+@attrs.frozen
+class JobPage:
+    """Some jobs, newest first, and the cursor of the next page as text; None after the last."""
+
+    jobs: list[JobRecord]
+    next: str | None
+
+
+@attrs.frozen
+class EventPage:
+    """Lines of a job's journal, oldest first. `next` is the `event_id` to go on behind, None when there is no more."""
+
+    events: list[JobEvent]
+    next: int | None
+
+
+@attrs.frozen(kw_only=True)
+class LogLine:
+    """A line of a job's log. `level` is None for what is no line of ours, which stands in `fields`.
+
+    `kind` is `log` for what the job has logged. Other kinds are those of the journal: an attempt began (`picked`) or
+    ended, with the event's payload as `fields`.
+    """
+
+    event_id: int
+    ts: datetime
+    level: str | None
+    message: str
+    fields: dict[str, Any]
+    kind: str = "log"
+
+
+@attrs.frozen
+class LogPage:
+    """Lines in their order. `next` is what to go on behind when there is more; None when there is no more yet."""
+
+    lines: list[LogLine]
+    next: int | None
+
+
+@attrs.frozen
+class AuditRecord:
+    """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
+
+    audit_id: int
+    ts: datetime
+    actor: str
+    action: str
+    job_id: UUID | None
+    detail: dict[str, Any]
+
+
+@attrs.frozen
+class AuditPage:
+    """What operators did, latest first. `next` is the `audit_id` to go on behind, None after the first action."""
+
+    audit: list[AuditRecord]
+    next: int | None

@@ -1,0 +1,37 @@
+"""A filter of jobs as SQL: constant fragments, one for each criterion that is given; values never enter the text.
+
+`$1::text IS NULL OR queue = $1` would be one text for all, and no plan could use an index for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dataloader.jobs.listings import JobFilter
+from dataloader.jobs.states import FINAL, Status
+
+_FRAGMENTS: Final = {
+    "queue": "queue = ${0}",
+    "task": "task = ${0}",
+    "status": "status = ANY (${0}::dl_status[])",
+    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
+    "created_from": "created_at >= ${0}",
+    "created_to": "created_at < ${0}",
+    "finished_from": "finished_at >= ${0}",
+    "finished_to": "finished_at < ${0}",
+}
+
+
+def condition(wanted: JobFilter) -> tuple[str, list[Any]]:
+    """The filter as a condition with parameters numbered from $1, and their values."""
+    values = wanted.criteria()
+    # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and ix_dl_jobs_status_queue
+    # for a queue with few jobs.
+    if "finished_from" in values or "finished_to" in values:
+        values["status"] = values.get("status", FINAL) & FINAL
+    elif "queue" in values:
+        values.setdefault("status", frozenset(Status))
+    if "status" in values:
+        values["status"] = sorted(values["status"])
+    terms = [_FRAGMENTS[name].format(number) for number, name in enumerate(values, 1)]
+    return " AND ".join(terms) or "true", list(values.values())

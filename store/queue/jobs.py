@@ -1,0 +1,138 @@
+"""`Jobs` over the database: what programs, HTTP views, commands and handlers do with the queue, by its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.contract import Change, Jobs, Operator, told_of_changes
+from dataloader.jobs.errors import Draining
+from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.states import Status
+from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.queue import control, reads
+from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.job_logs import list_log
+from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.waits import Waits
+
+LOOK_AGAIN_S: Final = 0.5
+"""Between two looks at a job that is waited for where nobody listens: a row by its key costs the database nothing."""
+STATE_S: Final = 5.0
+"""Between two looks at the queue of a queued job, whose state is no change of the job that the database would tell."""
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseJobs(Jobs):
+    """The queue by its tables, on Trio. `operator` signs the audit; `draining` says that no new jobs are taken."""
+
+    database: Database
+    operator: Operator
+    enqueuer: Enqueuer
+    served: ServedQueues
+    waits: Waits
+    draining: Callable[[], bool] = lambda: False
+
+    def signed(self, operator: Operator) -> DatabaseJobs:
+        """The same queue for somebody else."""
+        return attrs.evolve(self, operator=operator)
+
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As in `Jobs`. A cancellation comes before anything is added; the adding itself takes 12 s at the most."""
+        if self.draining():
+            raise Draining("this process is shutting down and takes no new jobs")
+        return await self.served.enqueue(self.enqueuer, jobs)
+
+    async def get(self, job_id: UUID) -> JobRecord:
+        """As in `Jobs`."""
+        return await reads.get_job(self.database, job_id)
+
+    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: str | None = None) -> JobPage:
+        """As in `Jobs`."""
+        cursor = None if after is None else reads.Cursor.decode(after)
+        return await reads.list_jobs(self.database, wanted, limit=limit, after=cursor)
+
+    async def events(self, job_id: UUID, *, limit: int = 200, after: int = 0) -> EventPage:
+        """As in `Jobs`."""
+        return await reads.list_events(self.database, job_id, after=after, limit=limit)
+
+    async def logs(
+        self, job_id: UUID, *, limit: int = 200, after: int = 0, level: Level | None = None, load: str | None = None
+    ) -> LogPage:
+        """As in `Jobs`."""
+        return await list_log(self.database, job_id, after=after, limit=limit, level=level, load=load)
+
+    async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
+        """As in `Jobs`."""
+        job = await self.get(job_id)
+        tell = told_of_changes(on_change)
+        tell(job)
+        while not job.status.is_final:
+            looks_at_queue = on_change is not None and job.status is Status.QUEUED
+            job = await self.waits.wait(job_id, timeout_s=STATE_S if looks_at_queue else math.inf, seen=job)
+            tell(job)
+        return job
+
+    async def queues(self) -> list[QueueRecord]:
+        """As in `Jobs`."""
+        return await reads.list_queues(self.database)
+
+    async def pause(self, queue: str) -> None:
+        """As in `Jobs`."""
+        await control.pause(self.database, queue, self.operator)
+
+    async def resume(self, queue: str) -> None:
+        """As in `Jobs`."""
+        await control.resume(self.database, queue, self.operator)
+
+    async def workers(self) -> list[WorkerRecord]:
+        """As in `Jobs`."""
+        return await reads.list_workers(self.database)
+
+    async def audit(self, *, limit: int = 100, after: int | None = None) -> AuditPage:
+        """As in `Jobs`."""
+        return await reads.list_audit(self.database, limit=limit, after=after)
+
+    async def _change(self, change: Change, job_id: UUID) -> JobRecord:
+        match change.action:
+            case "cancel":
+                return await control.cancel(self.database, job_id, self.operator)
+            case "retry":
+                return await control.retry(self.database, job_id, self.operator, force=change.force)
+            case "run_now":
+                return await control.run_now(self.database, job_id, self.operator)
+            case "set_priority":
+                return await control.set_priority(self.database, job_id, change.priority, self.operator)
+
+    async def _change_many(self, change: Change, wanted: JobFilter, limit: int) -> int:
+        who = self.operator
+        match change.action:
+            case "cancel":
+                return await control.cancel_many(self.database, wanted, who, limit=limit)
+            case "retry":
+                return await control.retry_many(self.database, wanted, who, limit=limit)
+            case "run_now":
+                return await control.run_now_many(self.database, wanted, who, limit=limit)
+            case "set_priority":
+                return await control.set_priority_many(self.database, wanted, change.priority, who, limit=limit)
+
+
+@asynccontextmanager
+async def open_database_jobs(
+    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60
+) -> AsyncIterator[DatabaseJobs]:
+    """The queue of a database for the length of a block, on Trio. Nothing is connected before the first question."""
+    async with open_database(options) as database:
+        yield DatabaseJobs(
+            database=database,
+            operator=operator,
+            enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
+            served=ServedQueues(database),
+            waits=Waits(database, look_again_s=LOOK_AGAIN_S),
+        )
