@@ -78,7 +78,7 @@ async def measure(dsn: str, number: int, concurrency: int) -> dict[str, float]:
         for _ in range(SAMPLES):
             counter.expect(1)
             triggered = time.perf_counter()
-            await supervisor.trigger("bench", "noop")
+            await supervisor.jobs.enqueue("noop", queue="bench")
             await counter.done.wait()
             latencies.append((counter.started_at - triggered) * 1000)
             await trio.sleep(0.01)

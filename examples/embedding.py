@@ -31,10 +31,11 @@ async def main(dsn: str) -> int:
     settings = Settings(db_dsn=dsn, workers=(Worker("text", 4),))
     async with open_supervisor(settings, tasks) as supervisor:
         jobs = [
-            await supervisor.trigger("text", "text.measure", {"text": text})
+            await supervisor.jobs.enqueue("text.measure", {"text": text}, queue="text")
             for text in ("one", "one two", "one two three")
         ]
-        ended = [await supervisor.wait(job.job_id, timeout_s=30) for job in jobs]
+        with trio.fail_after(30):
+            ended = [await supervisor.jobs.wait(job.job_id) for job in jobs]
         total = sum(job.result["words"] for job in ended)
         print(f"{total} words in {len(ended)} jobs")
         report = await supervisor.drain()  # leaving the block does it too; this way one sees what came of it

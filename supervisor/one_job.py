@@ -75,7 +75,7 @@ async def run_job(
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
             async with open_supervisor(here, tasks, server=server) as supervisor:
                 client = StoreClient(supervisor.database, Operator(account()), settings)
-                [enqueued] = await supervisor.trigger_many([new])
+                [enqueued] = await supervisor.jobs.enqueue_many([new])
                 begun.set()
                 nursery.start_soon(_cancel_when, canceling, client, enqueued.job_id)
                 try:

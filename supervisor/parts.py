@@ -34,6 +34,7 @@ from dataloader.actors.runner import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
 from dataloader.jobs.outcomes import StopReason
@@ -43,6 +44,7 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.leases import aio_rehearse
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.queue_states import ServedQueues
@@ -77,8 +79,7 @@ class Parts:
     tasks: Tasks
     worker: Worker
     database: Database
-    enqueuer: Enqueuer
-    served_queues: ServedQueues
+    jobs: DatabaseJobs
     runs: Runs
     outage: Outage
     locks: LockSession
@@ -92,7 +93,6 @@ class Parts:
     releaser: Releaser
     helpers: Mapping[str, Callable[[], Awaitable[None]]]
     listener: Listener
-    waits: Waits
     drain: Drain
     measures: Sequence[Measure]
     reported: Callable[[DrainReport], None] = lambda _report: None
@@ -283,7 +283,15 @@ def _make(
         sweep_s=settings.claim_backoff_s,
         poll_s=settings.poll_s,
     )
-    waits = Waits(database)
+    waits, drain = Waits(database), Drain(runs, settings.drain_timeout_s)
+    jobs = DatabaseJobs(
+        database=database,
+        operator=Operator(name),
+        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
+        served=ServedQueues(database),
+        waits=waits,
+        draining=drain.requested.is_set,
+    )
     listener = Listener(
         database=database,
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
@@ -304,8 +312,7 @@ def _make(
         tasks=tasks,
         worker=worker,
         database=database,
-        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
-        served_queues=ServedQueues(database),
+        jobs=jobs,
         runs=runs,
         outage=outage,
         locks=locks,
@@ -330,8 +337,7 @@ def _make(
             "pruner": Pruner(database=database, outage=outage, days=days).run,
         },
         listener=listener,
-        waits=waits,
-        drain=Drain(runs, settings.drain_timeout_s),
+        drain=drain,
         measures=(*telemetry.measures, *etl_metrics.measures),
     )
 
@@ -341,9 +347,7 @@ def _app(parts: Parts) -> App:
     return create_app(
         Services(
             database=parts.database,
-            enqueuer=parts.enqueuer,
-            served_queues=parts.served_queues,
-            waits=parts.waits,
+            jobs=parts.jobs,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 max_body_bytes=settings.max_body_bytes,

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
-from uuid import UUID
 
 import trio
 
 from dataloader.actors.job_runs import Run
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
@@ -55,34 +53,14 @@ class Supervisor:
         return self._parts.worker.name
 
     @property
+    def jobs(self) -> Jobs:
+        """The queue, over the supervisor's own database. Once a drain has begun `enqueue` raises `Draining`."""
+        return self._parts.jobs
+
+    @property
     def database(self) -> Database:
         """The queue's database, for the functions of `dataloader.store`."""
         return self._parts.database
-
-    async def trigger(self, queue: str, task: str, args: dict[str, Any] | None = None, **fields: Any) -> Enqueued:
-        """Add a job (Q2); `fields` are those of `NewJob`. Without a `lock_key` nothing excludes it.
-
-        Raises `BadRequest`, `IdempotencyConflict`, `StoreUnavailable`, and `Draining` once a drain has begun.
-        """
-        return (await self.trigger_many([NewJob(queue=queue, task=task, args=args or {}, **fields)]))[0]
-
-    async def trigger_many(self, jobs: list[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none, in one statement; each comes back with what keeps its queue from taking it.
-
-        That costs one small read a second, however many are added. Errors as `trigger`. A cancellation comes before
-        anything is added; while jobs are being added it waits for the answer, 12 s at the most.
-        """
-        if self._parts.drain.requested.is_set():
-            raise Draining("this supervisor is draining and takes no new jobs")
-        return await self._parts.served_queues.enqueue(self._parts.enqueuer, jobs)
-
-    async def wait(self, job_id: UUID, *, timeout_s: float) -> JobRecord:
-        """The job as soon as it has ended, or as it stands after `timeout_s`."""
-        deadline = trio.current_time() + timeout_s
-        job: JobRecord | None = None
-        while job is None or not (job.status.is_final or trio.current_time() >= deadline):
-            job = await self._parts.waits.wait(job_id, timeout_s=max(deadline - trio.current_time(), 0), seen=job)
-        return job
 
     async def drain(self) -> DrainReport:
         """Take no new jobs, let the running ones finish within the drain's timeout, give back the rest; then report."""

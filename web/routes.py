@@ -21,7 +21,7 @@ import trio
 from msgspec import Struct
 from quart import Response
 
-from dataloader.jobs.contract import Operator
+from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.auth import Role, authorize
@@ -59,6 +59,11 @@ class Call:
 
     services: Services
     operator: Operator
+
+    @property
+    def jobs(self) -> Jobs:
+        """The queue; what is done to it is signed by who calls."""
+        return self.services.jobs.signed(self.operator)
 
 
 @attrs.frozen(kw_only=True)

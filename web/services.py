@@ -16,9 +16,7 @@ import trio
 
 from dataloader.jobs.measures import Measure
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.enqueue import Enqueuer
-from dataloader.store.queue.queue_states import ServedQueues
-from dataloader.store.queue.waits import Waits
+from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
@@ -89,9 +87,7 @@ class Services:
     """Everything a view may use. `state` is asked at each request; `/metrics` shows `measures` beside its own."""
 
     database: Database
-    enqueuer: Enqueuer
-    served_queues: ServedQueues
-    waits: Waits
+    jobs: DatabaseJobs
     settings: WebSettings
     state: Callable[[], ProcessState]
     measures: Sequence[Measure] = ()
@@ -126,4 +122,4 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        return Waiting(self.waits, self.refusals, self.settings.max_waits)
+        return Waiting(self.jobs.waits, self.refusals, self.settings.max_waits)

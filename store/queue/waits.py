@@ -60,10 +60,10 @@ class _Watch:
 class Waits:
     """All who wait for jobs in this process. Owner of the watches; used from one Trio thread."""
 
-    def __init__(self, database: Database, *, look_again_s: float = REREAD_S) -> None:
-        """`database` is read, every `look_again_s` seconds at least; nothing is open while nobody waits."""
+    def __init__(self, database: Database, *, look_again_s: float | None = None) -> None:
+        """`database` is read every `look_again_s` (`REREAD_S`) seconds at least; nothing is open while none waits."""
         self._database = database
-        self._look_again_s = look_again_s
+        self._look_again_s = REREAD_S if look_again_s is None else look_again_s
         self._watches: dict[UUID, _Watch] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from proxy import open_proxy
 
 from dataloader import Settings, Tasks, Worker, open_supervisor
@@ -63,13 +63,13 @@ def stopped_without(open_worker, database, raw):
             open_proxy(database.dsn) as proxy,
             open_worker(tasks, dsn=proxy.dsn, heartbeat_s=0.5, default_lease_s=4, statement_timeout_s=2) as supervisor,
         ):
-            job = await supervisor.trigger("q", "wait", lock_key="k")
+            job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")
             await started.wait()
             proxy.freeze(role)
             [answer] = await until(answered)
             yield supervisor, answer
             proxy.thaw()
-            assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
 
     return stopped_without
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 from logged import capture_logs
 from roles import a_role
@@ -32,10 +32,10 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
             await settled(supervisor)
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
         assert ended.status == "canceled"
         # The next heartbeat is an hour away, and so is the next poll: the notification has asked for one.
         assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
@@ -52,13 +52,13 @@ async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_ope
 
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             before = (await row_of(job.job_id))["heartbeat_at"]
             supervisor._parts.runs.cancel(job.job_id)
             await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > before)
             end.set()
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
     assert ended.status == "succeeded"
 
 
@@ -74,10 +74,10 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
             await settled(supervisor)
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
-            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
 @pytest.mark.requirement("Q4")
@@ -91,11 +91,11 @@ async def test_a_cancel_without_its_notification_comes_with_the_next_heartbeat(o
 
     async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             await raw.execute("SET session_replication_role = replica")  # no trigger, so no notification
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
-            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
 @pytest.mark.requirement("Q4")
@@ -111,10 +111,10 @@ async def test_a_thread_stops_at_its_next_checkpoint(open_worker):
 
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "loop")
+            job = await supervisor.jobs.enqueue("loop", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
-            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
 @pytest.mark.requirement("Q4")
@@ -128,14 +128,14 @@ async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, jour
 
     async with open_worker(tasks, {"q": 1}) as supervisor:
         with trio.fail_after(20):
-            first = await supervisor.trigger("q", "wait")
+            first = await supervisor.jobs.enqueue("wait", queue="q")
             await until(lambda: _now(ran))
-            second = await supervisor.trigger("q", "wait")
+            second = await supervisor.jobs.enqueue("wait", queue="q")
             assert (await cancel(supervisor.database, second.job_id, OPERATOR)).status == "canceled"
             release.set()
-            await supervisor.wait(first.job_id, timeout_s=10)
-            third = await supervisor.trigger("q", "wait")
-            await supervisor.wait(third.job_id, timeout_s=10)
+            await when_ended(supervisor, first.job_id, within_s=10)
+            third = await supervisor.jobs.enqueue("wait", queue="q")
+            await when_ended(supervisor, third.job_id, within_s=10)
         assert ran == [first.job_id, third.job_id]
         assert await journal_of(second.job_id) == ["queued", "canceled: operator"]
 
@@ -153,8 +153,8 @@ async def test_a_cancel_of_a_finished_job_says_so_and_changes_nothing(open_worke
         return 1
 
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "quick")
-        await supervisor.wait(job.job_id, timeout_s=10)
+        job = await supervisor.jobs.enqueue("quick", queue="q")
+        await when_ended(supervisor, job.job_id, within_s=10)
         answer = await cancel(supervisor.database, job.job_id, OPERATOR)
         assert (answer.status, answer.cancel_requested) == ("succeeded", False)
         assert await journal_of(job.job_id) == ["queued", "picked", "done"]
@@ -176,14 +176,14 @@ async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open
 
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "tidy")
+            job = await supervisor.jobs.enqueue("tidy", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             await cleaning.wait()
             # Not confirmed before the body has left.
             assert (await row_of(job.job_id))["status"] == "running"
             cleaned.set()
-            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
 @pytest.mark.requirement("Q4")
@@ -199,11 +199,11 @@ async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker)
 
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "deaf")
+            job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             release.set()
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
         assert (ended.status, ended.result, ended.cancel_requested) == ("succeeded", "done all the same", True)
 
 
@@ -226,9 +226,9 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps
     with capture_logs() as lines:
         async with open_worker(tasks, heartbeat_s=0.2, default_lease_s=3, cancel_grace_s=0.1) as supervisor:
             with trio.fail_after(30):
-                job = await supervisor.trigger("q", "deaf", lock_key="k")
+                job = await supervisor.jobs.enqueue("deaf", queue="q", lock_key="k")
                 await started.wait()
-                following_job = await supervisor.trigger("q", "next", lock_key="k")
+                following_job = await supervisor.jobs.enqueue("next", queue="q", lock_key="k")
                 await cancel(supervisor.database, job.job_id, OPERATOR)
                 await until(lambda: _now(line for line in lines if "does not stop" in line["event"]))
                 lease = (await row_of(job.job_id))["lease_expires_at"]
@@ -236,7 +236,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps
                 waiting = await row_of(following_job.job_id)
                 assert (waiting["status"], waiting["waits_for"]) == ("queued", "lock")
                 release.set()
-                assert (await supervisor.wait(following_job.job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, following_job.job_id, within_s=10)).status == "succeeded"
     [stuck] = [line for line in lines if "does not stop" in line["event"]]
     assert (stuck["job_id"], stuck["task"], stuck["why"]) == (str(job.job_id), "deaf", "cancel_requested")
 
@@ -254,11 +254,11 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
 
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "fail")
+            job = await supervisor.jobs.enqueue("fail", queue="q")
             await started.wait()
             await cancel(supervisor.database, job.job_id, OPERATOR)
             release.set()
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
         assert ended.status == "canceled"
         assert ended.error.startswith("ValueError: too late")
 
@@ -280,16 +280,16 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
     with a_role(database) as role:
         async with open_worker(tasks) as supervisor, raw_connection(role.dsn) as outsider:
             with trio.fail_after(20):
-                job = await supervisor.trigger("q", "long")
+                job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
                 for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
                     for payload in (str(job.job_id), "nan", "1e999", "\u202e" * 1000, ""):
                         await outsider.execute("SELECT pg_notify($1, $2)", channel, payload)
                 # Polls are an hour apart: it is by the listener that this one runs.
-                other = await supervisor.trigger("q", "quick")
-                assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+                other = await supervisor.jobs.enqueue("quick", queue="q")
+                assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
                 release.set()
-                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q16")
@@ -313,16 +313,16 @@ async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_wo
             raw_connection(role.dsn) as outsider,
         ):
             with trio.fail_after(30):
-                job = await supervisor.trigger("q", "long")
+                job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
                 await outsider.execute(flood)
                 await until(lambda: _now(line for line in lines if "can't do its work" in line["event"]))
                 # Notifications work again: polls are an hour apart, and it is by the listener that this one runs.
                 await until(lambda: _now(line for line in lines if "does its work again" in line["event"]))
-                other = await supervisor.trigger("q", "quick")
-                assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+                other = await supervisor.jobs.enqueue("quick", queue="q")
+                assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
                 release.set()
-                ended = await supervisor.wait(job.job_id, timeout_s=10)
+                ended = await when_ended(supervisor, job.job_id, within_s=10)
     assert (ended.status, ended.attempt) == ("succeeded", 1)
     [told] = [line for line in lines if "can't do its work" in line["event"]]
     assert told["part"] == "listener"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from logged import capture_logs
 from proxy import open_proxy
 
@@ -34,8 +34,8 @@ async def test_with_the_listener_dead_jobs_are_found_by_polling(open_worker, mon
 
     monkeypatch.setattr("dataloader.actors.listener.Listener.run", never)
     async with open_worker(quick_tasks(), poll_s=0.2) as supervisor:
-        job = await supervisor.trigger("q", "quick")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        job = await supervisor.jobs.enqueue("quick", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q6")
@@ -46,8 +46,8 @@ async def test_a_listener_whose_connection_is_ended_comes_back_and_sees_what_it_
         ended = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE '% listener'"
         assert await raw.fetchval(ended)
         # Nobody hears of this one; polls are an hour apart.
-        job = await supervisor.trigger("q", "quick")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        job = await supervisor.jobs.enqueue("quick", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
         await until(lambda: _now(listener.connected))
         assert await raw.fetchval(LISTENERS) == 1
 
@@ -64,8 +64,8 @@ async def test_a_stranger_who_notifies_nonsense_harms_nobody(open_worker, raw):
         for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
             for payload in ("", "no such queue", "NaN", "'; DROP TABLE dl_jobs", "x" * 7_000):
                 await raw.execute("SELECT pg_notify($1, $2)", channel, payload)
-        job = await supervisor.trigger("q", "quick")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        job = await supervisor.jobs.enqueue("quick", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
         assert listener.connected
 
 
@@ -80,7 +80,7 @@ async def test_every_connection_that_is_ended_under_load_costs_no_job(open_worke
     jobs = [NewJob(queue="q", task="work") for _ in range(400)]
     with trio.fail_after(40):
         async with open_worker(tasks, {"q": 8}, poll_s=0.5, heartbeat_s=1, reaper_period_s=1) as supervisor:
-            await supervisor.trigger_many(jobs)
+            await supervisor.jobs.enqueue_many(jobs)
             done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
             while await raw.fetchval(done) < len(jobs):
                 await raw.execute(
@@ -112,8 +112,8 @@ async def test_a_supervisor_that_starts_before_its_database_serves_when_that_com
                 proxy.mend()
                 await supervisor.ready()
                 assert (await client.get("/ready")).status_code == 200
-                job = await supervisor.trigger("q", "quick")
-                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+                job = await supervisor.jobs.enqueue("quick", queue="q")
+                assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q5", "Q15")
@@ -140,7 +140,7 @@ async def test_outcomes_wait_for_a_database_that_is_away_for_a_moment(open_worke
 
     with trio.fail_after(30):
         async with open_proxy(database.dsn) as proxy, open_worker(tasks, dsn=proxy.dsn) as supervisor:
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             proxy.cut()
             release.set()
@@ -174,7 +174,7 @@ async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(op
         pytest.raises(ActorGaveUp, match=f"{name} gave up after .*LookupError: a bug"),
     ):
         async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             assert not (await supervisor.wait_drained()).stuck
     row = await row_of(job.job_id)
     assert (row["status"], row["attempt"]) == ("queued", 0)
@@ -197,7 +197,7 @@ async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_wo
         pytest.raises(ActorGaveUp, match=r"the claims of q gave up .*LookupError: a bug"),
     ):
         async with open_worker(tasks, {"q": 2}) as supervisor:
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
 
             async def broken(*_args, **_more):

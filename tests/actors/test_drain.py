@@ -23,7 +23,7 @@ async def test_running_jobs_finish_and_waiting_ones_are_left_alone(open_worker, 
 
     async with open_worker(tasks, {"q": 1}) as supervisor, trio.open_nursery() as nursery:
         with trio.fail_after(20):
-            running, waiting = [await supervisor.trigger("q", "wait") for _ in range(2)]
+            running, waiting = [await supervisor.jobs.enqueue("wait", queue="q") for _ in range(2)]
             await started.wait()
             nursery.start_soon(_release_when, supervisor._parts.drain.requested, release)
             report = await supervisor.drain()
@@ -49,7 +49,7 @@ async def test_what_the_deadline_stops_goes_back_with_its_attempt_refunded(open_
 
     async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait", lock_key="k")
+            job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")
             await started.wait()
             report = await supervisor.drain()
     assert (report.finished, report.returned, report.is_clean) == (0, 1, True)
@@ -71,7 +71,7 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
         with trio.fail_after(20):
             await raw.execute("BEGIN")
             await raw.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")  # holds up every claim
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await until(lambda: _has_blocked_claim(raw))
             nursery.start_soon(supervisor.drain)
             await supervisor._parts.drain.requested.wait()
@@ -106,7 +106,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
         httpx2.AsyncClient(base_url=supervisor.url, timeout=10, verify=False) as client,
     ):
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             assert (await client.get("/ready")).status_code == 200
             supervisor.request_drain()
@@ -116,7 +116,7 @@ async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(o
             assert refused.status_code == 503
             assert "retry-after" in refused.headers
             with pytest.raises(Draining):
-                await supervisor.trigger("q", "wait")
+                await supervisor.jobs.enqueue("wait", queue="q")
             shown = await client.get(f"/api/v1/jobs/{job.job_id}/status")
             assert shown.json()["status"] == "running"
             assert (await client.post(f"/api/v1/jobs/{job.job_id}/cancel")).status_code in {200, 202}
@@ -138,7 +138,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_by_the_drain(open_
 
     async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "deaf")
+            job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             report = await supervisor.drain()
             assert report.stuck == (str(job.job_id),)
@@ -164,7 +164,7 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
     async with open_proxy(database.dsn) as proxy:
         with trio.fail_after(20) as watchdog:
             async with open_worker(tasks, dsn=proxy.dsn, drain_timeout_s=0.1) as supervisor:
-                await supervisor.trigger("q", "wait")
+                await supervisor.jobs.enqueue("wait", queue="q")
                 await started.wait()
                 await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
                 getattr(proxy, broken)()
@@ -208,7 +208,7 @@ async def test_a_host_that_is_cancelled_gives_its_jobs_back(open_worker, row_of)
 
     async def host():
         async with open_worker(tasks) as supervisor:
-            jobs.append(await supervisor.trigger("q", "wait"))
+            jobs.append(await supervisor.jobs.enqueue("wait", queue="q"))
             await trio.sleep_forever()
 
     with trio.fail_after(20):
@@ -231,7 +231,7 @@ async def test_a_host_that_fails_gets_its_own_error_and_its_jobs_back(open_worke
 
     with trio.fail_after(20), pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with open_worker(tasks) as supervisor:
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             1 / 0  # noqa: B018 - the host's own mistake
     row = await row_of(job.job_id)
@@ -250,7 +250,7 @@ async def test_progress_and_lines_of_a_stopped_job_are_kept(open_worker, raw, ro
         await trio.sleep_forever()
 
     async with open_worker(tasks, drain_timeout_s=0) as supervisor:
-        job = await supervisor.trigger("q", "wait")
+        job = await supervisor.jobs.enqueue("wait", queue="q")
         await started.wait()
     row = await row_of(job.job_id)
     assert (row["status"], row["progress"]) == ("queued", '{"rows": 41}')

@@ -25,8 +25,8 @@ async def fail(job):
 async def main():
     settings = Settings(db_dsn=sys.argv[1], workers=(Worker("q", 2),), port=0)
     async with open_supervisor(settings, tasks, with_web=True) as supervisor:
-        job = await supervisor.trigger("q", "fail")
-        assert (await supervisor.wait(job.job_id, timeout_s=30)).status == "failed"
+        job = await supervisor.jobs.enqueue("fail", queue="q")
+        assert (await supervisor.jobs.wait(job.job_id)).status == "failed"
         for path in ("health", "api/v1/jobs", "nowhere"):
             await trio.to_thread.run_sync(ask, f"{supervisor.url}/{path}")
 

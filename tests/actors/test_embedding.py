@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 import trio_asyncio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 
 from dataloader import NewJob, Tasks
@@ -28,14 +28,14 @@ def greeting_tasks():
 @pytest.mark.requirement("Q12")
 async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
     async with trio_asyncio.open_loop(), open_worker(greeting_tasks()) as supervisor:
-        job = await supervisor.trigger("q", "greet")
+        job = await supervisor.jobs.enqueue("greet", queue="q")
         # The host's loop is as it was, within and after.
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
-        done = await supervisor.wait(job.job_id, timeout_s=10)
+        done = await when_ended(supervisor, job.job_id, within_s=10)
         assert (done.status, done.result) == ("succeeded", "hello")
     async with open_worker(greeting_tasks()) as supervisor, trio_asyncio.open_loop():
-        job = await supervisor.trigger("q", "greet")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).result == "hello"
+        job = await supervisor.jobs.enqueue("greet", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).result == "hello"
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
 
 
@@ -45,15 +45,15 @@ async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one
 ):
     async with open_worker(greeting_tasks()) as supervisor:
         new = NewJob(queue="q", task="greet")
-        [first], [second] = [await supervisor.trigger_many([new]) for _ in range(2)]
+        [first], [second] = [await supervisor.jobs.enqueue_many([new]) for _ in range(2)]
         assert (first.created, second.created, second.job_id) == (True, False, new.job_id)
         # As by HTTP and by the command line.
         names = (("nobody serves it", "greet"), ("q", "greet"), ("q", "geret"))
         other = [NewJob(queue=queue, task=task) for queue, task in names]
-        states = [added.queue_state for added in await supervisor.trigger_many(other)]
+        states = [added.queue_state for added in await supervisor.jobs.enqueue_many(other)]
         assert states == ["no_worker", None, "unknown_task"]
-        assert (await supervisor.wait(new.job_id, timeout_s=10)).status == "succeeded"
-        assert [added.created for added in await supervisor.trigger_many([new])] == [False]
+        assert (await when_ended(supervisor, new.job_id, within_s=10)).status == "succeeded"
+        assert [added.created for added in await supervisor.jobs.enqueue_many([new])] == [False]
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", new.job_id) == 1
 
 
@@ -75,7 +75,7 @@ async def test_a_host_that_is_cancelled_while_its_jobs_are_added_gets_their_ids(
             with trio.CancelScope() as scope:
                 scopes.append(scope)
                 task_status.started()
-                added.append((await supervisor.trigger("q", "greet")).job_id)
+                added.append((await supervisor.jobs.enqueue("greet", queue="q")).job_id)
             assert not scope.cancelled_caught
 
         async def cancel_all():
@@ -114,8 +114,8 @@ async def test_it_is_used_from_tasks_that_were_born_outside_of_it(open_worker):
 
     async def elsewhere():
         supervisor = await answered.receive()
-        job = await supervisor.trigger("q", "greet")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).result == "hello"
+        job = await supervisor.jobs.enqueue("greet", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).result == "hello"
         done.set()
 
     done = trio.Event()
@@ -130,16 +130,16 @@ async def test_two_supervisors_of_one_program_know_nothing_of_each_other(open_wo
     async with open_worker(greeting_tasks(), {"a": 1}) as one:
         async with open_worker(greeting_tasks(), {"b": 1}) as other:
             assert one.worker != other.worker
-            job = await other.trigger("b", "greet")
-            assert (await one.wait(job.job_id, timeout_s=10)).status == "succeeded"
-        job = await one.trigger("a", "greet")
-        assert (await one.wait(job.job_id, timeout_s=10)).status == "succeeded"
+            job = await other.jobs.enqueue("greet", queue="b")
+            assert (await when_ended(one, job.job_id, within_s=10)).status == "succeeded"
+        job = await one.jobs.enqueue("greet", queue="a")
+        assert (await when_ended(one, job.job_id, within_s=10)).status == "succeeded"
 
 
 async def test_it_leaves_no_connection_and_no_worker_behind(open_worker, raw):
     async with open_worker(greeting_tasks()) as supervisor:
-        job = await supervisor.trigger("q", "greet")
-        await supervisor.wait(job.job_id, timeout_s=10)
+        job = await supervisor.jobs.enqueue("greet", queue="q")
+        await when_ended(supervisor, job.job_id, within_s=10)
     ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dataloader%'"
     await until(lambda: raw.fetchval(ours), lambda count: count == 0)
     assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0
@@ -167,9 +167,9 @@ async def test_rows_and_success_commit_together_or_not_at_all(open_worker, raw):
 
     async def outcome(how):
         await raw.execute("TRUNCATE target")
-        job = await supervisor.trigger("q", "fill", {"how": how})
+        job = await supervisor.jobs.enqueue("fill", {"how": how}, queue="q")
         with trio.move_on_after(1 if how == "taken" else 10):
-            await supervisor.wait(job.job_id, timeout_s=10)
+            await when_ended(supervisor, job.job_id, within_s=10)
         status = await raw.fetchval("SELECT status::text FROM dl_jobs WHERE job_id = $1", job.job_id)
         return status, await raw.fetchval("SELECT count(*) FROM target")
 

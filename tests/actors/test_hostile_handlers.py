@@ -7,7 +7,7 @@ import time
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 
 from dataloader import RetryPolicy, Tasks
 from dataloader.actors.runner import error_text
@@ -80,8 +80,8 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
 
     async with open_worker(tasks) as supervisor:
         for what in RAISED:
-            job = await supervisor.trigger("q", kind, {"what": what})
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            job = await supervisor.jobs.enqueue(kind, {"what": what}, queue="q")
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
             assert (what, ended.status) == (what, "failed")
             assert ended.error
             assert len(ended.error) <= 16_400
@@ -94,8 +94,8 @@ async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_cal
     tasks = Tasks()
     tasks.task("no arguments", max_attempts=1)(lambda: None)
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "no arguments")
-        ended = await supervisor.wait(job.job_id, timeout_s=10)
+        job = await supervisor.jobs.enqueue("no arguments", queue="q")
+        ended = await when_ended(supervisor, job.job_id, within_s=10)
     assert "takes 0 positional arguments" in ended.error
     assert "in _call\n" in ended.error
 
@@ -110,8 +110,8 @@ async def test_whatever_is_returned_ends_the_job(open_worker):
 
     async with open_worker(tasks) as supervisor:
         for what in RETURNED:
-            job = await supervisor.trigger("q", "return", {"what": what})
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            job = await supervisor.jobs.enqueue("return", {"what": what}, queue="q")
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
             assert (what, ended.status) == (what, "succeeded"), ended.error
 
 
@@ -129,8 +129,8 @@ async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
         return "done"
 
     async with open_worker(tasks, log_lines_per_job=30) as supervisor:
-        job = await supervisor.trigger("q", "show")
-        ended = await supervisor.wait(job.job_id, timeout_s=20)
+        job = await supervisor.jobs.enqueue("show", queue="q")
+        ended = await when_ended(supervisor, job.job_id, within_s=20)
         assert (ended.status, ended.result) == ("succeeded", "done"), ended.error
         lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log'"
         assert await raw.fetchval(lines) == 31  # and one that says so
@@ -150,10 +150,12 @@ async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others
         return job.args["what"]
 
     async with open_worker(tasks, {"q": 10}) as supervisor:
-        jobs = [await supervisor.trigger("q", "return", {"what": what}) for what in ("good", "poison", "better")]
+        jobs = [
+            await supervisor.jobs.enqueue("return", {"what": what}, queue="q") for what in ("good", "poison", "better")
+        ]
         await until(lambda: raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'"), lambda n: n == 3)
         gate.set()
-        ended = [await supervisor.wait(job.job_id, timeout_s=10) for job in jobs]
+        ended = [await when_ended(supervisor, job.job_id, within_s=10) for job in jobs]
     assert [(job.status, job.result) for job in ended] == [
         ("succeeded", "good"),
         ("succeeded", None),
@@ -176,7 +178,7 @@ async def test_arguments_of_another_service_that_are_no_object_reach_the_handler
                 " VALUES (gen_random_uuid(), 'q', 'any', 'k', $1) RETURNING job_id",
                 args,
             )
-            assert (await supervisor.wait(job_id, timeout_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
     assert seen[:3] == [[1, 2], "text", None]
 
 
@@ -194,7 +196,7 @@ async def test_a_line_or_an_error_of_megabytes_holds_the_others_up_for_no_longer
 
     async with open_worker(tasks, job_log_level="warning") as supervisor:
         for times in (20_000, 2_000_000):
-            job = await supervisor.trigger("q", "say", {"times": times})
-            assert (await supervisor.wait(job.job_id, timeout_s=60)).status == "succeeded"
+            job = await supervisor.jobs.enqueue("say", {"times": times}, queue="q")
+            assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "succeeded"
     # Making 18 MB of text takes its time, too; to mask them takes ten seconds.
     assert took_s[2_000_000] < 10 * took_s[20_000]

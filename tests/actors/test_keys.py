@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from conditions import when_ended
 
 from dataloader import Tasks
 from dataloader.jobs.model import NewJob
@@ -27,14 +28,14 @@ async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(
     await raw.execute("SELECT pg_advisory_lock(4711, 4711), pg_advisory_lock(hashtext('k'))")
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "t", lock_key="k")
+            job = await supervisor.jobs.enqueue("t", queue="q", lock_key="k")
             blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND objsubid = 2)"
             while not await raw.fetchval(blocked):  # noqa: ASYNC110 - the database has no event
                 await trio.sleep(0.01)
             # The holder, a foreign service, ends: it wakes nobody, and the park is not committed yet.
             await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
             await raw.execute("SELECT pg_advisory_unlock(4711, 4711)")
-            assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
         assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'lock_key'") == 1
 
 
@@ -54,10 +55,10 @@ async def test_jobs_of_few_keys_in_two_processes_run_one_by_one_and_none_is_forg
     async with open_worker(tasks, {"q": 8}) as one, open_worker(tasks, {"q": 8}) as other:
         jobs = [NewJob(queue="q", task="t", lock_key=f"k{n % 5}") for n in range(200)]
         with trio.fail_after(40):
-            await one.trigger_many(jobs[:100])
-            await other.trigger_many(jobs[100:])
+            await one.jobs.enqueue_many(jobs[:100])
+            await other.jobs.enqueue_many(jobs[100:])
             for job in jobs:
-                assert (await one.wait(job.job_id, timeout_s=30)).status == "succeeded"
+                assert (await when_ended(one, job.job_id, within_s=30)).status == "succeeded"
         workers = await raw.fetchval(
             "SELECT count(DISTINCT payload ->> 'worker') FROM dl_job_events WHERE kind = 'picked'"
         )

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from logged import capture_logs
 from proxy import open_proxy
 
@@ -35,11 +35,11 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
           FOR EACH STATEMENT EXECUTE FUNCTION beat()""")
     async with open_worker(tasks, {"q": 20, "r": 10}, heartbeat_s=0.3) as supervisor:
         with trio.fail_after(20):
-            jobs = [await supervisor.trigger(queue, "wait") for queue in ["q"] * 20 + ["r"] * 10]
+            jobs = [await supervisor.jobs.enqueue("wait", queue=queue) for queue in ["q"] * 20 + ["r"] * 10]
             await until(lambda: raw.fetch("SELECT changed FROM beats WHERE changed = 30"), lambda rows: len(rows) >= 2)
             release.set()
             for job in jobs:
-                assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q8")
@@ -70,11 +70,13 @@ async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its
         keeper = supervisor._parts.keeper
         await until(partial(_known, keeper))
         monkeypatch.setattr(supervisor._parts.locks, "ping", wait_for_its_turn)
-        long_job = await supervisor.trigger("q", "wait", {"s": 5.5})  # longer than the keys are safe by a ping
+        long_job = await supervisor.jobs.enqueue(
+            "wait", {"s": 5.5}, queue="q"
+        )  # longer than the keys are safe by a ping
         with trio.fail_after(20):
             while (await row_of(long_job.job_id))["status"] != "succeeded":
-                job = await supervisor.trigger("q", "wait", {"s": 0.1})
-                await supervisor.wait(job.job_id, timeout_s=5)
+                job = await supervisor.jobs.enqueue("wait", {"s": 0.1}, queue="q")
+                await when_ended(supervisor, job.job_id, within_s=5)
     assert (await row_of(long_job.job_id))["refunds"] == 0
 
 
@@ -93,13 +95,13 @@ async def test_a_job_is_claimed_kept_alive_by_heartbeats_and_done(open_worker, r
 
     async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             claimed = await until(lambda: row_of(job.job_id), lambda row: row["status"] == "running")
             assert claimed["claimed_by"] == supervisor.worker
             alive = await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > claimed["heartbeat_at"])
             assert alive["lease_expires_at"] > claimed["lease_expires_at"]
             release.set()
-            done = await supervisor.wait(job.job_id, timeout_s=10)
+            done = await when_ended(supervisor, job.job_id, within_s=10)
         assert (done.status, done.result, done.claimed_by, done.attempt) == ("succeeded", {"rows": 3}, None, 1)
         assert await journal_of(job.job_id) == ["queued", "picked", "done"]
 
@@ -116,8 +118,8 @@ async def test_a_lease_shorter_than_the_heartbeats_period_does_not_lapse(open_wo
     async with open_worker(tasks, heartbeat_s=10) as supervisor:
         # Beats have been, and the next one is ten seconds away.
         await settled(supervisor)
-        job = await supervisor.trigger("q", "work", lease_ttl_sec=3)
-        done = await supervisor.wait(job.job_id, timeout_s=15)
+        job = await supervisor.jobs.enqueue("work", queue="q", lease_ttl_sec=3)
+        done = await when_ended(supervisor, job.job_id, within_s=15)
         assert (done.status, done.attempt) == ("succeeded", 1)
 
 
@@ -140,7 +142,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
         async with open_proxy(database.dsn) as proxy:
             cut_off = {"dsn": proxy.dsn, "heartbeat_s": 0.5, "default_lease_s": 4, "statement_timeout_s": 2}
             async with open_worker(tasks, connect_timeout_s=2, drain_timeout_s=0, **cut_off) as supervisor:
-                job = await supervisor.trigger("q", "wait", lock_key="k")
+                job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")
                 await until(lambda: _length(bodies), lambda length: length == 1)
                 proxy.freeze()
                 # What the server believes: from here on the lease is not renewed.
@@ -151,7 +153,7 @@ async def test_a_worker_that_is_cut_off_stops_its_body_before_another_may_start_
                 )
                 assert left > 0, "the body was stopped after its lease had ended"
                 async with open_worker(tasks, reaper_period_s=0.2, heartbeat_s=1, default_lease_s=4) as other:
-                    done = await other.wait(job.job_id, timeout_s=15)
+                    done = await when_ended(other, job.job_id, within_s=15)
                     assert (done.status, done.attempt) == ("succeeded", 2)
                 proxy.thaw()
     assert len(bodies) == 2
@@ -184,7 +186,7 @@ async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_w
 
     async with open_worker(tasks, heartbeat_s=0.3) as supervisor:
         with trio.fail_after(20):
-            locked, free = [(await supervisor.trigger("q", "wait")).job_id for _ in range(2)]
+            locked, free = [(await supervisor.jobs.enqueue("wait", queue="q")).job_id for _ in range(2)]
             for job_id in (locked, free):
                 await until(lambda job_id=job_id: row_of(job_id), lambda row: row["status"] == "running")
             await raw.execute("BEGIN")
@@ -196,7 +198,7 @@ async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_w
             await until(lambda: row_of(locked), lambda row: row["heartbeat_at"] > before["heartbeat_at"])
             release.set()
             for job_id in (locked, free):
-                assert (await supervisor.wait(job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q8", "Q9")
@@ -213,7 +215,7 @@ async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_
 
     async with open_worker(tasks, heartbeat_s=0.2) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "wait")
+            job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             # A foreign worker that runs the document's SQL.
             await raw.execute(
@@ -240,7 +242,7 @@ async def test_a_late_success_changes_nothing(open_worker, raw, row_of, journal_
 
     async with open_worker(tasks, heartbeat_s=50) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "deaf")
+            job = await supervisor.jobs.enqueue("deaf", queue="q")
             await started.wait()
             await raw.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE true")
             before = dict(await row_of(job.job_id))
@@ -266,7 +268,7 @@ async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker,
     async with open_worker(tasks, {"elsewhere": 1}):
         await until(partial(row_of, job_id), lambda row: row["status"] == "queued")
     async with open_worker(tasks) as supervisor:
-        done = await supervisor.wait(job_id, timeout_s=10)
+        done = await when_ended(supervisor, job_id, within_s=10)
         assert (done.status, done.result, done.crashes, done.error) == ("succeeded", 2, 1, None)
         assert await journal_of(job_id) == ["requeue: lease expired", "picked", "done"]
 
@@ -280,7 +282,7 @@ async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_work
         VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, 3, 3, now() - interval '1 second', 'gone:1:a')""")
     job_id = await raw.fetchval("SELECT job_id FROM dl_jobs")
     async with open_worker(tasks) as supervisor:
-        lost = await supervisor.wait(job_id, timeout_s=10)
+        lost = await when_ended(supervisor, job_id, within_s=10)
         assert lost.status == "lost"
         assert lost.error == "worker lost: the lease of gone:1:a ended in attempt 3"
         assert await journal_of(job_id) == ["lost: lease expired"]

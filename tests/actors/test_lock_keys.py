@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 from proxy import open_proxy
 
@@ -46,7 +46,7 @@ async def test_of_two_workers_on_one_key_one_waits_and_starts_when_the_other_end
 
     async with open_worker(tasks) as one, open_worker(tasks) as other:
         with trio.fail_after(20):
-            jobs = [(await one.trigger("q", "hold", lock_key="k")).job_id for _ in range(2)]
+            jobs = [(await one.jobs.enqueue("hold", queue="q", lock_key="k")).job_id for _ in range(2)]
             await until(lambda: _now(started))
             [waiting] = set(jobs) - set(started)
             await until(lambda: row_of(waiting), lambda row: row["waits_for"] == "lock")
@@ -54,7 +54,7 @@ async def test_of_two_workers_on_one_key_one_waits_and_starts_when_the_other_end
             release.set()
             for job_id in jobs:
                 # Polls and backoff are an hour: the holder's end alone can have started it.
-                assert (await other.wait(job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(other, job_id, within_s=10)).status == "succeeded"
     assert ledger.most == {"k": 1}
     assert (await row_of(waiting))["attempt"] == 1
 
@@ -86,8 +86,8 @@ async def test_a_waiting_job_starts_as_soon_as_the_holder_fails_snoozes_or_is_ca
                 NewJob(queue="q", task="hold", lock_key="k", args={"how": how, "n": n})
                 for n, how in enumerate(["fail", "snooze", "cancel", "end"])
             ]
-            await supervisor.trigger_many(jobs)
-            assert (await supervisor.wait(jobs[-1].job_id, timeout_s=10)).status == "succeeded"
+            await supervisor.jobs.enqueue_many(jobs)
+            assert (await when_ended(supervisor, jobs[-1].job_id, within_s=10)).status == "succeeded"
     assert sorted(started) == [0, 1, 2, 3]
 
 
@@ -106,22 +106,22 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
 
     async with open_worker(tasks, {"q": 2}) as supervisor:
         with trio.fail_after(50):
-            await supervisor.trigger("q", "hold", lock_key="hot")
+            await supervisor.jobs.enqueue("hold", queue="q", lock_key="hot")
             await started.wait()
             # Older and more urgent than what comes after them.
             crowd = [NewJob(queue="q", task="quick", lock_key="hot", priority=1) for _ in range(2_000)]
             for first in range(0, 2_000, 500):
-                await supervisor.trigger_many(crowd[first : first + 500])
+                await supervisor.jobs.enqueue_many(crowd[first : first + 500])
             parked = "SELECT count(*) FROM dl_jobs WHERE waits_for = 'lock'"
             began = trio.current_time()
-            job = await supervisor.trigger("q", "quick")
-            await supervisor.wait(job.job_id, timeout_s=20)
+            job = await supervisor.jobs.enqueue("quick", queue="q")
+            await when_ended(supervisor, job.job_id, within_s=20)
             first_s = trio.current_time() - began
             await until(lambda: raw.fetchval(parked), lambda count: count == 2_000)
             began = trio.current_time()
             for _ in range(20):
-                job = await supervisor.trigger("q", "quick")
-                await supervisor.wait(job.job_id, timeout_s=20)
+                job = await supervisor.jobs.enqueue("quick", queue="q")
+                await when_ended(supervisor, job.job_id, within_s=20)
             each_s = (trio.current_time() - began) / 20
             release.set()
     assert first_s < 5
@@ -143,7 +143,7 @@ async def test_a_crowd_of_one_key_is_parked_by_ever_larger_looks(open_worker, ra
 
     monkeypatch.setattr(LockSession, "claim", watched)
     async with open_worker(tasks, {"q": 2}, drain_timeout_s=0.1) as supervisor:
-        await supervisor.trigger("q", "hold", lock_key="hot")
+        await supervisor.jobs.enqueue("hold", queue="q", lock_key="hot")
         await started.wait()
         await raw.execute(
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
@@ -172,14 +172,14 @@ async def test_a_lock_session_that_is_terminated_lets_no_second_job_of_the_key_s
                 await stack.enter_async_context(open_worker(tasks, {"q": 6}, poll_s=1, claim_backoff_s=1))
                 for _ in range(2)
             ]
-            await workers[0].trigger_many(jobs)
+            await workers[0].jobs.enqueue_many(jobs)
             while ledger.done < len(jobs):
                 await raw.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '% locks'"
                 )
                 await trio.sleep(0.3)
             for job in jobs:
-                assert (await workers[1].wait(job.job_id, timeout_s=10)).status == "succeeded"
+                assert (await when_ended(workers[1], job.job_id, within_s=10)).status == "succeeded"
     assert set(ledger.most.values()) == {1}
     assert ledger.done == len(jobs)
 
@@ -195,7 +195,7 @@ async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, ra
 
     async with open_worker(tasks) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "hold", lock_key="k")
+            job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await started.wait()
             held = (
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -206,7 +206,7 @@ async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, ra
             assert await raw.fetchval(ended)
             await until(lambda: raw.fetchval(held), lambda count: count == 1)
             release.set()
-            done = await supervisor.wait(job.job_id, timeout_s=10)
+            done = await when_ended(supervisor, job.job_id, within_s=10)
             assert (done.status, done.attempt) == ("succeeded", 1)
 
 
@@ -224,7 +224,7 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
 
     async with open_worker(tasks, claim_backoff_s=0.2) as supervisor:
         with trio.fail_after(20):
-            job = await supervisor.trigger("q", "hold", lock_key="k")
+            job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await started.wait()
             # Another program that uses the document's advisory lock stands next in line when the session ends.
             async with raw_connection(database.dsn) as administrator, trio.open_nursery() as nursery:
@@ -239,7 +239,7 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
             await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
             with trio.fail_after(5):
                 await again.wait()
-            done = await supervisor.wait(job.job_id, timeout_s=10)
+            done = await when_ended(supervisor, job.job_id, within_s=10)
             assert (done.status, done.attempt) == ("succeeded", 1)
 
 
@@ -278,15 +278,15 @@ async def test_claims_go_on_and_a_process_leaves_while_a_look_at_keys_has_no_ans
             open_worker(tasks, {"held": 1}) as holder,
             open_worker(tasks, dsn=proxy.dsn, statement_timeout_s=600) as worker,
         ):
-            await holder.trigger("held", "hold", lock_key="k")
+            await holder.jobs.enqueue("hold", queue="held", lock_key="k")
             await held.wait()
-            await worker.trigger("q", "begin", lock_key="l")
+            await worker.jobs.enqueue("begin", queue="q", lock_key="l")
             await begun.wait()
             begun = trio.Event()
             proxy.freeze("pool")
             for _ in range(3):
-                parked = await holder.trigger("q", "hold", lock_key="k")
+                parked = await holder.jobs.enqueue("hold", queue="q", lock_key="k")
                 await until(lambda job_id=parked.job_id: row_of(job_id), lambda row: row["waits_for"] == "lock")
-            await holder.trigger("q", "begin")
+            await holder.jobs.enqueue("begin", queue="q")
             await begun.wait()
             release.set()

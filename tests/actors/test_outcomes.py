@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 from logged import capture_logs
 
@@ -49,7 +49,7 @@ async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, r
 
     async with open_worker(tasks) as supervisor:
         await raw.execute("ALTER TABLE dl_jobs ALTER attempt SET DEFAULT " + str(attempt))
-        job = await supervisor.trigger("q", "fail")
+        job = await supervisor.jobs.enqueue("fail", queue="q")
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
     assert (row["status"], row["attempt"], row["waits_for"]) == ("queued", attempt + 1, "time")
     # The first frame is the handler's: those that call it are the same for all.
@@ -67,8 +67,8 @@ async def test_the_last_attempts_error_fails_the_job(open_worker, journal_of):
         raise ValueError(f"attempt {job.attempt}")
 
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "fail")
-        ended = await supervisor.wait(job.job_id, timeout_s=10)
+        job = await supervisor.jobs.enqueue("fail", queue="q")
+        ended = await when_ended(supervisor, job.job_id, within_s=10)
     assert (ended.status, ended.attempt) == ("failed", 3)
     assert ended.error.startswith("ValueError: attempt 3")
     again = ["picked", "requeue: retry"]
@@ -88,8 +88,8 @@ async def test_an_error_that_is_final_fails_at_once_also_in_company_of_its_like(
 
     async with open_worker(tasks) as supervisor:
         for grouped in (False, True):
-            job = await supervisor.trigger("q", "fail", {"grouped": grouped})
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            job = await supervisor.jobs.enqueue("fail", {"grouped": grouped}, queue="q")
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
             assert (ended.status, ended.attempt) == ("failed", 1)
 
 
@@ -106,7 +106,8 @@ async def test_a_handler_may_ask_for_a_retry_snooze_or_give_up(open_worker, raw,
     with capture_logs() as lines:
         async with open_worker(tasks) as supervisor:
             retry, snooze, give_up = [
-                (await supervisor.trigger("q", "say", {"what": what})).job_id for what in ("retry", "snooze", "give up")
+                (await supervisor.jobs.enqueue("say", {"what": what}, queue="q")).job_id
+                for what in ("retry", "snooze", "give up")
             ]
             row = await until(lambda: row_of(retry), lambda row: row["waits_for"] == "time")
             assert (row["attempt"], row["error"]) == (1, "busy")
@@ -114,7 +115,7 @@ async def test_a_handler_may_ask_for_a_retry_snooze_or_give_up(open_worker, raw,
             row = await until(lambda: row_of(snooze), lambda row: row["waits_for"] == "time")
             assert (row["attempt"], row["error"]) == (0, None)
             assert 199 < await delay_of(raw, snooze) < 201
-            ended = await supervisor.wait(give_up, timeout_s=10)
+            ended = await when_ended(supervisor, give_up, within_s=10)
             assert (ended.status, ended.error) == ("failed", "never")
     [failed] = [line for line in lines if line["log_level"] == "warning"]
     assert (failed["event"], failed["error"], failed["next"]) == ("the job failed", "never", "fail")
@@ -140,7 +141,7 @@ async def test_a_run_that_takes_too_long_is_stopped_and_repeated(open_worker, ra
 
     with capture_logs() as lines:
         async with open_worker(tasks) as supervisor:
-            job = await supervisor.trigger("q", "slow")
+            job = await supervisor.jobs.enqueue("slow", queue="q")
             row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
     assert (row["status"], row["attempt"]) == ("queued", 1)
     assert row["error"].startswith("timeout: the run took longer than 0.1 s")
@@ -162,11 +163,11 @@ async def test_the_journal_tells_the_whole_life_of_a_job(open_worker, raw, journ
         await beaten.wait()
 
     async with open_worker(tasks, heartbeat_s=0.1) as supervisor:
-        job = await supervisor.trigger("q", "life")
+        job = await supervisor.jobs.enqueue("life", queue="q")
         beats = "SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'"
         await until(lambda: raw.fetchval(beats), lambda count: count >= 1)
         beaten.set()
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
     kinds = [line for line in await journal_of(job.job_id) if line != PARKED]
     assert kinds[:5] == ["queued", "picked", "log", "requeue: retry", "picked"]
     assert (set(kinds[5:-1]), kinds[-1]) == ({"heartbeat"}, "done")
@@ -186,13 +187,13 @@ async def test_heartbeats_are_journalled_once_a_minute_at_most(open_worker, raw)
         await release.wait()
 
     async with open_worker(tasks, heartbeat_s=0.05) as supervisor:
-        job = await supervisor.trigger("q", "wait")
+        job = await supervisor.jobs.enqueue("wait", queue="q")
         await until(
             lambda: raw.fetchval("SELECT extract(epoch FROM heartbeat_at - started_at)::float8 FROM dl_jobs"),
             lambda beating_s: beating_s is not None and beating_s > 0.5,
         )
         release.set()
-        await supervisor.wait(job.job_id, timeout_s=10)
+        await when_ended(supervisor, job.job_id, within_s=10)
     assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'") == 0
 
 
@@ -215,7 +216,7 @@ async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(
         return len(running) == 2
 
     async with open_worker(tasks) as supervisor:
-        held, other = [(await supervisor.trigger("q", "wait")).job_id for _ in range(2)]
+        held, other = [(await supervisor.jobs.enqueue("wait", queue="q")).job_id for _ in range(2)]
         await until(all_run)
         async with raw_connection(database.dsn) as psql:
             await psql.execute("BEGIN")
@@ -225,10 +226,10 @@ async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(
             await until(partial(row_of, other), lambda row: row["progress"] == '{"locked": true}', within_s=10)
             assert (await row_of(held))["progress"] == "{}"
             release.set()
-            assert (await supervisor.wait(other, timeout_s=5)).status == "succeeded"
+            assert (await when_ended(supervisor, other, within_s=5)).status == "succeeded"
             assert (await row_of(held))["status"] == "running"
             await psql.execute("ROLLBACK")
-        assert (await supervisor.wait(held, timeout_s=5)).status == "succeeded"
+        assert (await when_ended(supervisor, held, within_s=5)).status == "succeeded"
     for job_id in (held, other):
         assert (await row_of(job_id))["progress"] == '{"locked": true}'
         assert sorted(await journal_of(job_id)) == ["done", "log", "picked", "queued"]
@@ -254,8 +255,8 @@ async def test_lines_whose_row_was_locked_for_a_moment_at_the_jobs_end_are_kept(
 
     monkeypatch.setattr("dataloader.actors.recorder.aio_keep_lines", locked_at_first)
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "tell")
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "succeeded"
+        job = await supervisor.jobs.enqueue("tell", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
     assert sorted(await journal_of(job.job_id)) == ["done", "log", "picked", "queued"]
 
 
@@ -274,7 +275,7 @@ async def test_a_handler_that_goes_on_after_its_commit_is_no_reason_to_end_the_p
     settings = {"default_lease_s": 3, "heartbeat_s": 0.5, "cancel_grace_s": 0.2}
     with capture_logs() as logs:
         async with open_worker(tasks, **settings) as supervisor:
-            job = await supervisor.trigger("q", "long")
+            job = await supervisor.jobs.enqueue("long", queue="q")
             with trio.fail_after(20):
                 await ended.wait()
         assert (await row_of(job.job_id))["status"] == "succeeded"
@@ -293,9 +294,9 @@ async def test_a_delayed_job_starts_on_time(open_worker):
     async with open_worker(tasks) as supervisor:
         due = [datetime.now(UTC) + timedelta(seconds=after_s) for after_s in (0.6, 0.9)]
         # The later one first: the stager must learn that the earlier one came.
-        jobs = [await supervisor.trigger("q", "tick", available_at=at) for at in reversed(due)]
+        jobs = [await supervisor.jobs.enqueue("tick", queue="q", available_at=at) for at in reversed(due)]
         for job in jobs:
-            await supervisor.wait(job.job_id, timeout_s=10)
+            await when_ended(supervisor, job.job_id, within_s=10)
     late = [(at - wanted).total_seconds() for at, wanted in zip(started, due, strict=True)]
     assert all(0 <= late_s < 0.05 for late_s in late), late
 
@@ -313,10 +314,10 @@ async def test_progress_is_written_within_a_second_and_the_last_one_always(open_
         await job.progress({"rows": 1000})
 
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "load")
+        job = await supervisor.jobs.enqueue("load", queue="q")
         await shown.wait()
         await until(lambda: row_of(job.job_id), lambda row: row["progress"] == '{"rows": 499}', within_s=3)
         release.set()
-        done = await supervisor.wait(job.job_id, timeout_s=10)
+        done = await when_ended(supervisor, job.job_id, within_s=10)
         assert done.status == "succeeded"
         assert done.progress == {"rows": 1000}

@@ -7,7 +7,7 @@ import json
 import httpx2
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 
 from dataloader import ConfigError, NewJob, Tasks
 from dataloader.actors.dispatcher import CHEAP_LOOK_S, LOOK_BACK, LOOK_BACK_S, Place
@@ -29,9 +29,9 @@ async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
 
     jobs = [NewJob(queue="q", task="work") for _ in range(60)]
     async with open_worker(tasks, {"q": 3}) as one, open_worker(tasks, {"q": 3}) as other:
-        await one.trigger_many(jobs)
+        await one.jobs.enqueue_many(jobs)
         for job in jobs:
-            assert (await other.wait(job.job_id, timeout_s=10)).status == "succeeded"
+            assert (await when_ended(other, job.job_id, within_s=10)).status == "succeeded"
         picked = "SELECT count(*) FROM dl_job_events WHERE kind = 'picked' AND payload->>'worker' = $1"
         shares = [await raw.fetchval(picked, worker.worker) for worker in (one, other)]
     assert sum(shares) == 60
@@ -58,14 +58,14 @@ async def test_a_queue_runs_as_many_jobs_at_once_as_it_has_slots_and_claims_no_m
 
     jobs = [NewJob(queue=queue, task="wait") for queue in "ab" for _ in range(6)]
     async with open_worker(tasks, {"a": 2, "b": 4}) as supervisor:
-        await supervisor.trigger_many(jobs)
+        await supervisor.jobs.enqueue_many(jobs)
         running = "SELECT queue, count(*) FROM dl_jobs WHERE status = 'running' GROUP BY queue ORDER BY queue"
         rows = await until(lambda: raw.fetch(running), lambda rows: sum(row["count"] for row in rows) >= 6)
         assert [tuple(row) for row in rows] == [("a", 2), ("b", 4)]
         assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 6
         release.set()
         for job in jobs:
-            await supervisor.wait(job.job_id, timeout_s=10)
+            await when_ended(supervisor, job.job_id, within_s=10)
 
 
 @pytest.mark.requirement("Q6")
@@ -79,12 +79,15 @@ async def test_more_urgent_jobs_run_first_and_older_ones_before_younger(open_wor
             await release.wait()
 
     async with open_worker(tasks, {"q": 1}) as supervisor:
-        await supervisor.trigger("q", "note", {"n": 0})
+        await supervisor.jobs.enqueue("note", {"n": 0}, queue="q")
         await until(lambda: _now(order))
-        jobs = [await supervisor.trigger("q", "note", {"n": n}, priority=p) for n, p in ((1, 100), (2, 100), (3, 1))]
+        jobs = [
+            await supervisor.jobs.enqueue("note", {"n": n}, queue="q", priority=p)
+            for n, p in ((1, 100), (2, 100), (3, 1))
+        ]
         release.set()
         for job in jobs:
-            await supervisor.wait(job.job_id, timeout_s=10)
+            await when_ended(supervisor, job.job_id, within_s=10)
     assert order == [0, 3, 1, 2]
 
 
@@ -104,14 +107,14 @@ async def test_a_job_that_somebody_had_locked_when_it_became_ready_starts_soon_a
         await settled(supervisor)
         job = NewJob(queue="q", task="quick")
         await raw.execute("INSERT INTO dl_queues VALUES ('q', true)")
-        await supervisor.trigger_many([job])
+        await supervisor.jobs.enqueue_many([job])
         await raw.execute("BEGIN")
         await raw.fetch("SELECT FROM dl_jobs FOR UPDATE")
         await resume(supervisor.database, "q", OPERATOR)
         await raw.execute("SELECT pg_sleep(0.3)")  # the claim that the notification caused has passed it over
         await raw.execute("ROLLBACK")
         # Nobody tells of that, and polls are an hour apart.
-        assert (await supervisor.wait(job.job_id, timeout_s=5)).status == "succeeded"
+        assert (await when_ended(supervisor, job.job_id, within_s=5)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q6")
@@ -124,12 +127,12 @@ async def test_a_paused_queue_starts_nothing_until_it_is_resumed(open_worker, ro
 
     async with open_worker(tasks, {"q": 1, "r": 1}) as supervisor:
         await pause(supervisor.database, "q", OPERATOR)
-        paused = await supervisor.trigger("q", "quick")
-        other = await supervisor.trigger("r", "quick")
-        assert (await supervisor.wait(other.job_id, timeout_s=10)).status == "succeeded"
+        paused = await supervisor.jobs.enqueue("quick", queue="q")
+        other = await supervisor.jobs.enqueue("quick", queue="r")
+        assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
         assert (await row_of(paused.job_id))["status"] == "queued"
         await resume(supervisor.database, "q", OPERATOR)
-        assert (await supervisor.wait(paused.job_id, timeout_s=10)).status == "succeeded"
+        assert (await when_ended(supervisor, paused.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q14")
@@ -145,14 +148,14 @@ async def test_a_job_with_an_unknown_task_waits_for_a_worker_that_knows_it(open_
         return "by the new one"
 
     async with open_worker(old) as without:
-        job = await without.trigger("q", "new")
+        job = await without.jobs.enqueue("new", queue="q")
         row = await until(lambda: row_of(job.job_id), lambda row: row["waits_for"] == "task")
         assert (row["status"], row["attempt"]) == ("queued", 0)
         # It is not in the way of others.
-        other = await without.trigger("q", "old")
-        assert (await without.wait(other.job_id, timeout_s=10)).status == "succeeded"
+        other = await without.jobs.enqueue("old", queue="q")
+        assert (await when_ended(without, other.job_id, within_s=10)).status == "succeeded"
         async with open_worker(new, claim_backoff_s=0.3) as knowing:
-            done = await knowing.wait(job.job_id, timeout_s=10)
+            done = await when_ended(knowing, job.job_id, within_s=10)
             assert (done.status, done.result, done.attempt) == ("succeeded", "by the new one", 1)
 
 
@@ -223,10 +226,10 @@ async def test_an_urgent_job_does_not_wait_for_the_end_of_a_backlog(open_worker,
     monkeypatch.setattr(LockSession, "claim", watched)
     backlog = [NewJob(queue="q", task="work", args={"n": n}) for n in range(5_000)]
     async with open_worker(tasks, {"q": 20}) as supervisor:
-        await supervisor.trigger_many(backlog)
+        await supervisor.jobs.enqueue_many(backlog)
         await begun.wait()
-        [urgent] = await supervisor.trigger_many([NewJob(queue="q", task="work", args={"n": -1}, priority=0)])
-        assert (await supervisor.wait(urgent.job_id, timeout_s=30)).status == "succeeded"
+        [urgent] = await supervisor.jobs.enqueue_many([NewJob(queue="q", task="work", args={"n": -1}, priority=0)])
+        assert (await when_ended(supervisor, urgent.job_id, within_s=30)).status == "succeeded"
         assert len(ran) < 4_000
         await most.wait()
         # Most claims went on behind the last one all the same.

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 from proxy import open_proxy
 
@@ -59,8 +59,8 @@ async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds
         open_worker(holds.tasks, poll_s=0.2, heartbeat_s=1, default_lease_s=60) as supervisor,
     ):
         with trio.fail_after(60):
-            long_job = await supervisor.trigger("q", "hold", lock_key="long")
-            await supervisor.trigger("q", "hold", lock_key="short", lease_ttl_sec=5)
+            long_job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="long")
+            await supervisor.jobs.enqueue("hold", queue="q", lock_key="short", lease_ttl_sec=5)
             await holds.wait(2)
             await other.execute(LOCK)
             await until(lambda: raw.fetchval(WAITING, "locks"))
@@ -70,7 +70,7 @@ async def test_a_claim_that_waits_for_a_table_stops_no_job_whose_own_lease_holds
             assert "long" not in holds.ended
             await other.execute("ROLLBACK")
             holds.release.set()
-            assert (await supervisor.wait(long_job.job_id, timeout_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, long_job.job_id, within_s=20)).status == "succeeded"
     row = await row_of(long_job.job_id)
     assert (row["attempt"], row["refunds"]) == (1, 0)
 
@@ -96,8 +96,8 @@ async def test_a_network_that_goes_while_a_claim_waits_for_a_table_stops_the_bod
         ) as supervisor,
     ):
         with trio.fail_after(60):
-            await supervisor.trigger("q", "hold", lock_key="long")
-            await supervisor.trigger("q", "hold", lock_key="short", lease_ttl_sec=5)
+            await supervisor.jobs.enqueue("hold", queue="q", lock_key="long")
+            await supervisor.jobs.enqueue("hold", queue="q", lock_key="short", lease_ttl_sec=5)
             await holds.wait(2)
             await other.execute(LOCK)
             await until(lambda: raw.fetchval(WAITING, "locks"))
@@ -163,7 +163,7 @@ async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bod
         open_worker(holds.tasks, dsn=proxy.dsn, poll_s=0.1, heartbeat_s=10, default_lease_s=15) as supervisor,
     ):
         with trio.fail_after(60):
-            job = await supervisor.trigger("q", "hold", lock_key="k")
+            job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await holds.wait(1)
             [former] = proxy.links("locks")
             # The next claim is on its way long before the next ping.
@@ -171,7 +171,7 @@ async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bod
             await until(lambda: _links(proxy), lambda links: links - {former})
             await until(lambda: _later(supervisor, trio.current_time() + 5))
             holds.release.set()
-            assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
     row = await row_of(job.job_id)
     assert (row["attempt"], row["refunds"]) == (1, 0)
 
@@ -204,7 +204,7 @@ async def test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_
 
         async with open_worker(tasks, heartbeat_s=1, default_lease_s=4) as supervisor:
             with trio.fail_after(60):
-                job = await supervisor.trigger("q", "fill", max_attempts=3)
+                job = await supervisor.jobs.enqueue("fill", queue="q", max_attempts=3)
                 await entered.wait()
                 await other.execute(LOCK)
                 commit.set()
@@ -213,7 +213,7 @@ async def test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_
                 # Its rows are locked by nobody any more, though the table still is.
                 await until(lambda: raw.fetchval(WAITING, "transaction"), lambda count: count == 0)
                 await other.execute("ROLLBACK")
-                assert (await supervisor.wait(job.job_id, timeout_s=20)).status == "succeeded"
+                assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
     assert left[0] > 0, "the body went on after its lease had ended"
     assert [row["attempt"] for row in await raw.fetch("SELECT attempt FROM target")] == [2]
     assert "no heartbeat got through" in (

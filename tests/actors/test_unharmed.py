@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 
 from dataloader import GiveUp, LeaseLost, Retry, RetryPolicy, Snooze, Tasks
 from dataloader.jobs.states import Step
@@ -22,8 +22,8 @@ async def test_a_plain_function_logs_while_the_recorder_is_idle(open_worker, raw
 
     async with open_worker(tasks) as supervisor:
         for _ in range(3):
-            job = await supervisor.trigger("q", "talks")
-            ended = await supervisor.wait(job.job_id, timeout_s=10)
+            job = await supervisor.jobs.enqueue("talks", queue="q")
+            ended = await when_ended(supervisor, job.job_id, within_s=10)
             assert (ended.status, ended.result) == ("succeeded", "said")
             lines = await raw.fetch("SELECT payload FROM dl_job_events WHERE job_id = $1 AND kind = 'log'", job.job_id)
             assert ["from a thread" in line["payload"] for line in lines] == [True]
@@ -50,11 +50,11 @@ async def test_a_reason_that_is_no_text_ends_this_job_and_no_other(open_worker, 
         await release.wait()
 
     async with open_worker(tasks) as supervisor:
-        beside = await supervisor.trigger("q", "neighbour")
-        job = await supervisor.trigger("q", "odd")
+        beside = await supervisor.jobs.enqueue("neighbour", queue="q")
+        job = await supervisor.jobs.enqueue("odd", queue="q")
         await until(lambda: row_of(job.job_id), lambda row: row["token"] != 0 and row["status"] == status)
         release.set()
-        assert (await supervisor.wait(beside.job_id, timeout_s=10)).status == "succeeded"
+        assert (await when_ended(supervisor, beside.job_id, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q9")
@@ -74,10 +74,10 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
         return "whole"
 
     async with open_worker(tasks) as supervisor:
-        job = await supervisor.trigger("q", "t", available_at=None)
+        job = await supervisor.jobs.enqueue("t", queue="q", available_at=None)
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
         await control.cancel(supervisor.database, job.job_id, control.Operator("test", None))
-        assert (await supervisor.wait(job.job_id, timeout_s=10)).status == "canceled"
+        assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
         # Word of the cancel comes once more, late, as it does to every process that never ran the job.
         await until(lambda: raw.fetchval("SELECT 1"), lambda _: not supervisor._parts.runs)
         await raw.execute("SELECT pg_notify('dl_cancel', $1::text)", str(job.job_id))
@@ -86,7 +86,7 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
         await control.retry(supervisor.database, job.job_id, control.Operator("test", None))
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
         gate.set()
-        ended = await supervisor.wait(job.job_id, timeout_s=10)
+        ended = await when_ended(supervisor, job.job_id, within_s=10)
         assert (ended.status, ended.result) == ("succeeded", "whole")
 
 
@@ -104,9 +104,9 @@ async def test_a_lock_on_the_worker_s_own_row_costs_no_lease(open_worker, raw, r
         await until(lambda: raw.fetchval("SELECT count(*) FROM dl_workers"), lambda count: count == 1)
         await raw.execute("BEGIN")
         await raw.execute("SELECT FROM dl_workers FOR UPDATE")
-        job = await supervisor.trigger("q", "t")
+        job = await supervisor.jobs.enqueue("t", queue="q")
         with trio.fail_after(20):
-            ended = await supervisor.wait(job.job_id, timeout_s=15)
+            ended = await when_ended(supervisor, job.job_id, within_s=15)
         await raw.execute("ROLLBACK")
     assert (ended.status, ended.result, ended.attempt) == ("succeeded", "whole", 1)
 
@@ -134,9 +134,9 @@ async def test_what_a_handler_does_after_its_transaction_is_not_stopped_as_lost(
         went_on.append(True)
 
     async with open_worker(tasks, heartbeat_s=0.5) as supervisor:
-        job = await supervisor.trigger("q", "t")
+        job = await supervisor.jobs.enqueue("t", queue="q")
         await until(lambda: row_of(job.job_id), lambda _: bool(went_on))
-        assert (await supervisor.wait(job.job_id, timeout_s=5)).result == "committed"
+        assert (await when_ended(supervisor, job.job_id, within_s=5)).result == "committed"
         report = await supervisor.drain()
     assert (report.finished, report.is_clean) == (0, True)
     assert supervisor._parts.recorder.tally == {Step.SUCCEED: 1}

@@ -10,7 +10,7 @@ from functools import partial
 from uuid import UUID
 
 import pytest
-from conditions import until
+from conditions import until, when_ended
 from etl.etl_tasks import item, items_load
 
 from dataloader import Tasks
@@ -187,12 +187,12 @@ async def test_a_job_that_is_cancelled_in_a_pause_writes_what_has_come_and_asks_
     items.records = [item(1, 1), item(2, 2)]
     load = items_load(items.service.url, pipeline={"rate_min": NEVER_S, "rate_max": NEVER_S})
     async with supervised(load) as supervisor:
-        job = await supervisor.trigger("q", "items", {"to": "2026-01-03"})
+        job = await supervisor.jobs.enqueue("items", {"to": "2026-01-03"}, queue="q")
 
         progress = await until(progress_of, lambda progress: "waiting" in progress and progress.get("inserted"))
         assert (progress["waiting"]["for"], progress["waiting"]["source"]) == ("pause", "127.0.0.1")
         await cancel(supervisor.database, job.job_id, OPERATOR)
-        ended = await supervisor.wait(job.job_id, timeout_s=20)
+        ended = await when_ended(supervisor, job.job_id, within_s=20)
     assert (ended.status, ended.result["status"]) == ("canceled", "canceled")
     assert ended.result["counts"]["inserted"] == 1
     assert "waiting" not in ended.progress
@@ -216,7 +216,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
     items.service.misbehave("page=3", delay_s=NEVER_S)
     load = items_load(items.service.url, page_size=2, target=DELETING, transform=transform, pipeline={"workers": 2})
     async with supervised(load) as supervisor:
-        job = await supervisor.trigger("q", "items", {"to": "2026-01-03"})
+        job = await supervisor.jobs.enqueue("items", {"to": "2026-01-03"}, queue="q")
 
         async def asked():
             return len(items.service.requests)
@@ -228,7 +228,7 @@ async def test_a_job_that_is_cancelled_in_a_response_with_rows_queued_writes_the
         assert processing.is_set()
         assert await raw.fetchval("SELECT status::text FROM dl_jobs") == "running"
         release.set()
-        ended = await supervisor.wait(job.job_id, timeout_s=20)
+        ended = await when_ended(supervisor, job.job_id, within_s=20)
     assert ended.status == "canceled"
     assert ended.result["counts"].items() >= {"requests": 3, "records": 4, "inserted": 4}.items()
     assert await record() == ([1, 2, 3, 4, 9], None, ("canceled", "canceled"))
@@ -246,14 +246,14 @@ async def test_a_job_that_is_cancelled_in_a_wait_for_a_place_in_the_queue_ends(i
 
     load = items_load(items.service.url, transform=transform, pipeline={"workers": 1, "queue_size": 1})
     async with supervised(load) as supervisor:
-        job = await supervisor.trigger("q", "items", {"to": "2026-01-05"})
+        job = await supervisor.jobs.enqueue("items", {"to": "2026-01-05"}, queue="q")
 
         full = {"for": "a place in the processing queue"}
         await until(progress_of, lambda progress: progress.get("waiting") == full)
         await cancel(supervisor.database, job.job_id, OPERATOR)
         await until(partial(_is_asking, items.service), lambda is_asking: not is_asking)
         release.set()
-        ended = await supervisor.wait(job.job_id, timeout_s=20)
+        ended = await when_ended(supervisor, job.job_id, within_s=20)
     assert (ended.status, ended.result["counts"]["inserted"]) == ("canceled", 2)
     assert len(items.service.requests) == 2
     assert (await record())[:2] == ([1, 2], "03")
@@ -267,13 +267,13 @@ async def test_a_timeout_of_the_task_writes_what_has_come_and_the_next_attempt_g
     items.records = [item(number, number) for number in range(1, 4)]
     items.service.misbehave("from=2026-01-02", delay_s=NEVER_S)
     async with supervised(items_load(items.service.url, timeout_s=1.5), claim_backoff_s=1, poll_s=1) as supervisor:
-        job = await supervisor.trigger("q", "items", {"to": "2026-01-04"})
+        job = await supervisor.jobs.enqueue("items", {"to": "2026-01-04"}, queue="q")
         row = await until(partial(raw.fetchrow, "SELECT status::text, error FROM dl_jobs"), lambda row: row["error"])
         assert row["status"] == "queued"
         assert row["error"].startswith("timeout: the run took longer than 1.5 s")
         assert (await record())[:2] == ([1], "02")
         await raw.execute("UPDATE dl_jobs SET available_at = now()")
-        ended = await supervisor.wait(job.job_id, timeout_s=30)
+        ended = await when_ended(supervisor, job.job_id, within_s=30)
     assert ended.status == "succeeded"
     assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-02", "2026-01-03"]
     assert await record() == ([1, 2, 3], "04", ("succeeded", "succeeded"))
@@ -284,7 +284,7 @@ async def test_a_drain_returns_the_job_and_the_next_attempt_goes_on(items, super
     items.service.misbehave("from=2026-01-02", delay_s=NEVER_S)
     load = items_load(items.service.url)
     async with supervised(load, drain_timeout_s=0.1) as supervisor:
-        job = await supervisor.trigger("q", "items", {"to": "2026-01-04"})
+        job = await supervisor.jobs.enqueue("items", {"to": "2026-01-04"}, queue="q")
         await until(partial(raw.fetchval, "SELECT count(*) FROM dl_etl_segments"))
         report = await supervisor.drain()
     assert (report.finished, report.returned, report.is_clean) == (0, 1, True)
@@ -292,7 +292,7 @@ async def test_a_drain_returns_the_job_and_the_next_attempt_goes_on(items, super
     row = await raw.fetchrow("SELECT status::text, attempt FROM dl_jobs")
     assert tuple(row) == ("queued", 0)
     async with supervised(load) as supervisor:
-        ended = await supervisor.wait(job.job_id, timeout_s=30)
+        ended = await when_ended(supervisor, job.job_id, within_s=30)
     assert (ended.status, ended.result["counts"]["segments"]) == ("succeeded", 3)
     assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-02", "2026-01-03"]
     assert await record() == ([1, 2, 3], "04", ("succeeded", "succeeded"))

@@ -9,6 +9,7 @@ import unicodedata
 from decimal import Decimal
 
 import pytest
+from conditions import when_ended
 from etl.etl_tasks import item, items_load
 from logged import capture_logs
 
@@ -214,8 +215,8 @@ async def test_log_lines_are_kept_by_the_number_for_each_task_of_a_flow(items, s
     tasks = Tasks()
     add_flows(tasks, Flow(name="nightly", layers={"ods": loads}))
     async with supervised(tasks, log_lines_per_job=5) as supervisor:
-        job = await supervisor.trigger("q", "nightly", {"to": "2026-01-11"})
-        assert (await supervisor.wait(job.job_id, timeout_s=30)).status == "succeeded"
+        job = await supervisor.jobs.enqueue("nightly", {"to": "2026-01-11"}, queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "succeeded"
     lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log' AND payload->'fields'->>'load' = $1"
     # And one for each that says that there were more.
     assert [await raw.fetchval(lines, load.name) for load in loads] == [6, 6]

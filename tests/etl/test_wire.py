@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from etl.etl_tasks import item, items_load
 from etl.source_app import Answer
 
@@ -109,12 +109,12 @@ async def test_a_request_that_was_cancelled_keeps_its_turn_until_its_answer_has_
     async with supervised(
         *(items_load(items.service.url, name=name, windows=None) for name in ("first", "second"))
     ) as supervisor:
-        first = await supervisor.trigger("q", "first", {})
+        first = await supervisor.jobs.enqueue("first", {}, queue="q")
         await until_asked(1)
-        second = await supervisor.trigger("q", "second", {})
+        second = await supervisor.jobs.enqueue("second", {}, queue="q")
         await cancel(supervisor.database, first.job_id, OPERATOR)
-        assert (await supervisor.wait(first.job_id, timeout_s=20)).status == "canceled"
-        assert (await supervisor.wait(second.job_id, timeout_s=20)).status == "succeeded"
+        assert (await when_ended(supervisor, first.job_id, within_s=20)).status == "canceled"
+        assert (await when_ended(supervisor, second.job_id, within_s=20)).status == "succeeded"
     assert len(items.service.requests) == 2
     assert items.service.most_at_once() == 1
 

@@ -16,7 +16,7 @@ import httpx2
 import previous_release
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 from databases import raw_connection
 from logged import capture_logs
 from roles import a_role, grant_to_service
@@ -316,8 +316,8 @@ async def test_f42_this_release_works_beside_a_newer_schema_that_allows_it_and_c
         before = [await raw.fetchval(SCHEMA), await raw.fetch("TABLE dl_function_sets")]
         with capture_logs() as lines:
             async with open_supervisor(settings, tasks) as supervisor:
-                job = await supervisor.trigger("q", "quick", lock_key="k")
-                ended = await supervisor.wait(job.job_id, timeout_s=30)
+                job = await supervisor.jobs.enqueue("quick", queue="q", lock_key="k")
+                ended = await when_ended(supervisor, job.job_id, within_s=30)
                 report = await supervisor.drain()
         assert (ended.status, ended.attempt, report.is_clean) == ("succeeded", 1, True)
         assert [await raw.fetchval(SCHEMA), await raw.fetch("TABLE dl_function_sets")] == before

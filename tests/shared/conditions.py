@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
 
 import broken
 import trio
+
+if TYPE_CHECKING:
+    from dataloader import JobRecord, Supervisor
 
 T = TypeVar("T")
 
@@ -25,6 +29,12 @@ With polls an hour apart, no claim is under way then that could be caught in the
 def patience_s() -> float:
     """How long to wait for what will come: long, for a busy machine; briefly for what a broken build never brings."""
     return 15 if broken.VARIABLE in os.environ else 60
+
+
+async def when_ended(supervisor: Supervisor, job_id: UUID, *, within_s: float) -> JobRecord:
+    """The job, as soon as it has ended; fails after `within_s`."""
+    with trio.fail_after(within_s):
+        return await supervisor.jobs.wait(job_id)
 
 
 async def until(

@@ -12,10 +12,12 @@ import attrs
 import httpx2
 import trio
 
+from dataloader.jobs.contract import Operator
 from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.web.app import App, create_app
@@ -80,9 +82,14 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
     async with open_database(options) as database, trio.open_nursery() as nursery:
         services = Services(
             database=database,
-            enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
-            served_queues=ServedQueues(database),
-            waits=Waits(database),
+            jobs=DatabaseJobs(
+                database=database,
+                operator=Operator("the process"),
+                enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
+                served=ServedQueues(database),
+                waits=Waits(database),
+                draining=lambda: state[0].draining,
+            ),
             settings=WebSettings(**settings),
             state=lambda: state[0],
             measures=telemetry.measures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from conditions import when_ended
 
 from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
 
@@ -24,10 +25,10 @@ async def test_a_second_replica_doubles_what_runs_at_once(database):
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 1),))
     with trio.fail_after(30):
         async with open_supervisor(settings, tasks) as first:
-            jobs = [await first.trigger("q", "meet") for _ in range(2)]
+            jobs = [await first.jobs.enqueue("meet", queue="q") for _ in range(2)]
             # One slot, two jobs that wait for each other: nothing ends until there is another replica.
             async with open_supervisor(settings, tasks):
-                ended = [await first.wait(job.job_id, timeout_s=20) for job in jobs]
+                ended = [await when_ended(first, job.job_id, within_s=20) for job in jobs]
     assert [job.status for job in ended] == [Status.SUCCEEDED] * 2
     assert (
         int(database.psql("SELECT count(DISTINCT payload ->> 'worker') FROM dl_job_events WHERE kind = 'picked'")) == 2

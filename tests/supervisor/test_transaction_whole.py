@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 import trio
+from conditions import when_ended
 
 from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
 from dataloader.store.queue.reads import list_events
@@ -28,8 +29,8 @@ async def test_progress_lines_and_time_of_a_job_that_committed_itself(database):
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 1),))
     with trio.fail_after(20):
         async with open_supervisor(settings, tasks) as supervisor:
-            job_id = (await supervisor.trigger("q", "write")).job_id
-            job = await supervisor.wait(job_id, timeout_s=10)
+            job_id = (await supervisor.jobs.enqueue("write", queue="q")).job_id
+            job = await when_ended(supervisor, job_id, within_s=10)
             assert (job.status, job.progress) == (Status.SUCCEEDED, {"rows": 1})
             assert job.finished_at >= datetime.fromisoformat(job.result["at"])
             await supervisor.drain()

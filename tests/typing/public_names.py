@@ -47,9 +47,9 @@ async def embed() -> Status:
     """A registered handler keeps its own type, and a supervisor says what it gives back."""
     settings = Settings(db_dsn="postgresql://localhost/jobs", workers=(Worker("load", 2),))
     async with open_supervisor(settings, tasks) as supervisor:
-        first = await supervisor.trigger("load", "load.rates", {"year": 1999})
+        first = await supervisor.jobs.enqueue("load.rates", {"year": 1999}, queue="load")
         assert_type(first, Enqueued)
-        record = await supervisor.wait(first.job_id, timeout_s=10)
+        record = await supervisor.jobs.wait(first.job_id)
         assert_type(record, JobRecord)
         assert_type(await supervisor.drain(), DrainReport)
     assert_type(crunch(ThreadJob.__new__(ThreadJob)), None)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from dataloader.jobs.errors import Draining
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.model import MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
@@ -29,7 +29,6 @@ from dataloader.web.api.job_fields import (
 )
 from dataloader.web.auth import Role
 from dataloader.web.routes import Answer, Call, Routes
-from dataloader.web.services import Services
 
 routes: Final = Routes()
 
@@ -124,7 +123,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
     another one.
     """
-    [job] = await _enqueue(call.services, [body])
+    [job] = await _enqueue(call.jobs, [body])
     return Answer(
         value=job,
         status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
@@ -146,7 +145,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 
     201 when at least one is new; 200 when idempotency keys brought all of them before.
     """
-    jobs = await _enqueue(call.services, body.jobs)
+    jobs = await _enqueue(call.jobs, body.jobs)
     created = any(job.created for job in jobs)
     return Answer(
         value=BatchTriggered(jobs),
@@ -154,9 +153,6 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     )
 
 
-async def _enqueue(services: Services, requests: Sequence[TriggerRequest]) -> list[Triggered]:
-    if services.state().draining:
-        raise Draining("this process takes no new jobs")
-    new = [NewJob(**request.domain_fields()) for request in requests]
-    enqueued = await services.served_queues.enqueue(services.enqueuer, new)
+async def _enqueue(jobs: Jobs, requests: Sequence[TriggerRequest]) -> list[Triggered]:
+    enqueued = await jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
     return [Triggered(job.job_id, job.status, job.created, job.queue_state) for job in enqueued]

@@ -54,24 +54,24 @@ async def enqueue(supervisor: Supervisor) -> None:
     match options.command:
         case "load":
             for numbers in chunks(options.first, options.count):
-                await supervisor.trigger_many([job(number) for number in numbers])
+                await supervisor.jobs.enqueue_many([job(number) for number in numbers])
         case "enqueue-one":
-            await supervisor.trigger_many([job(-1)])
+            await supervisor.jobs.enqueue_many([job(-1)])
             began = now()
             for number in range(options.count):
-                await supervisor.trigger_many([job(number)])
+                await supervisor.jobs.enqueue_many([job(number)])
             emit(ev="enqueued", seconds=(now() - began) / 1e9)
         case "enqueue-bulk":
-            await supervisor.trigger_many([job(-1)])
+            await supervisor.jobs.enqueue_many([job(-1)])
             began = now()
             for numbers in chunks(0, options.count):
-                await supervisor.trigger_many([job(number) for number in numbers])
+                await supervisor.jobs.enqueue_many([job(number) for number in numbers])
             emit(ev="enqueued", seconds=(now() - began) / 1e9)
         case "feed":
             emit(ev="ready")
             while line := await trio.to_thread.run_sync(sys.stdin.readline):
                 began = now()
-                await supervisor.trigger_many([job(int(line))])
+                await supervisor.jobs.enqueue_many([job(int(line))])
                 emit(ev="q", n=int(line), t=began)
 
 

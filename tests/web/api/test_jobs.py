@@ -459,7 +459,7 @@ async def test_a_waiting_reader_hears_of_a_change_at_once(open_web, database, mo
                 while await trio.to_thread.run_sync(database.psql, "SELECT watched FROM dl_jobs") != "t":
                     await trio.lowlevel.checkpoint()
                 await trio.to_thread.run_sync(database.psql, """UPDATE dl_jobs SET progress = '{"rows": 1}'""")
-                web.services.waits.changed(uuid.UUID(job_id))
+                web.services.jobs.waits.changed(uuid.UUID(job_id))
         assert answers[0].json()["progress"] == {"rows": 1}
 
 

@@ -227,7 +227,7 @@ async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_
 @pytest.mark.parametrize(("length", "most"), [(100, 8), (100 * KIB, 2), (1_100 * KIB, 1)])
 async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one(open_web, monkeypatch, length, most):
     async with open_web() as web:
-        at_once, seen, enqueue = 0, [], web.services.enqueuer.enqueue
+        at_once, seen, enqueue = 0, [], web.services.jobs.enqueuer.enqueue
 
         async def counting(jobs):
             nonlocal at_once
@@ -240,7 +240,7 @@ async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one
             finally:
                 at_once -= 1
 
-        monkeypatch.setattr(web.services.enqueuer, "enqueue", counting)
+        monkeypatch.setattr(web.services.jobs.enqueuer, "enqueue", counting)
         batch = {"jobs": [BODY | {"args": {"text": "x" * length}}]}
 
         async def post():
@@ -299,7 +299,7 @@ async def test_a_bounded_number_of_readers_waits(open_web):
                 assert refused.headers["Retry-After"] == "5"
                 assert (await web.client.get(f"/api/v1/jobs/{job_id}/status")).status_code == 200
                 await web.client.post(f"/api/v1/jobs/{job_id}/cancel")
-                web.services.waits.all_changed()
+                web.services.jobs.waits.all_changed()
         assert [answer.json()["status"] for answer in answers] == ["canceled"] * 2
         assert web.services.refusals.counts[Refusal.WAITS] == 1
         assert await waiting() == 0
