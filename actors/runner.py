@@ -22,7 +22,7 @@ import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.actors.messages import Ended, Shown, ToRecord
-from dataloader.jobs.errors import DataloaderError, StoreUnavailable
+from dataloader.jobs.errors import BadRequest, DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
@@ -128,7 +128,10 @@ async def _run_body(
 
 async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter) -> object:
     claimed = run.job
-    args = read_json(claimed.args)
+    try:
+        args = read_json(claimed.args) if task.args is None else task.args.decode(claimed.args)
+    except BadRequest as misfit:
+        return GiveUp(str(misfit))  # they would not fit the next time either
     make: Callable[..., Job | ThreadJob] = Job if task.is_async else ThreadJob
     job = make(
         job_id=claimed.job_id,

@@ -196,7 +196,7 @@ async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, clie
 
 async def _why_never(client: Client, new: NewJob) -> str | None:
     """Why nobody would take the job, None if somebody would."""
-    queue = new.queue
+    queue = new.queue or QUEUE
     served = await served_instead(client, queue)
     if served is None:
         return None if await knows_task(client, queue, new.task) else unknown_task(queue, new.task)

@@ -343,7 +343,7 @@ class _Changes:
 
     def show_reason(self, new: NewJob, state: QueueState | None) -> None:
         """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""
-        self._tell("" if state is None else why_not_taken(new.queue, new.task, state))
+        self._tell("" if state is None else why_not_taken(new.queue or "", new.task, state))
 
     def _tell(self, reason: str) -> None:
         if reason and reason != self._reason:

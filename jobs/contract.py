@@ -16,9 +16,11 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.job import A
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
-from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
-from dataloader.jobs.new_job import JobOptions, new_job
+from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.new_job import new_job
+from dataloader.jobs.tasks import Task
 
 MAX_BULK: Final = 10_000
 """The most jobs that one transaction changes: their rows stay locked until it commits."""
@@ -56,13 +58,13 @@ class Jobs(abc.ABC):
     """The queue. Opened by `dataloader.open_jobs`; a supervisor has one as `supervisor.jobs`."""
 
     async def enqueue(
-        self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add one job.
 
         Args:
-            task: the name of the task.
-            args: a JSON object for it.
+            task: the task, or its name.
+            args: an instance of the task's own type, or a JSON object.
             options: those of `NewJob`, such as `queue`, `lock_key`, `idempotency_key`.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 from uuid import UUID
 
 import attrs
@@ -17,6 +17,15 @@ import trio
 
 from dataloader.jobs.outcomes import StopReason
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # A bare `Job` is that of a task without a type of args.
+    A = TypeVar("A", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -89,13 +98,13 @@ class JobLog:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class _Facts:
+class _Facts(Generic[A]):
     """What both kinds of handle know: the row as claimed. Nothing here changes while the run lasts."""
 
     job_id: UUID
     queue: str
     task: str
-    args: dict[str, Any]
+    args: A
     lock_key: str
     partition_key: str
     attempt: int
@@ -118,7 +127,7 @@ class _Facts:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Job(_Facts):
+class Job(_Facts[A]):
     """The handle of an async handler.
 
     Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped.
@@ -163,7 +172,7 @@ class Job(_Facts):
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class ThreadJob(_Facts):
+class ThreadJob(_Facts[A]):
     """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks."""
 
     @property

@@ -7,7 +7,7 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 from uuid import UUID
 
 import attrs
@@ -79,17 +79,18 @@ def check_instant(name: str, value: datetime) -> None:
 class NewJob:
     """A job as requested (Q2). `BadRequest` names the field when a value is not allowed.
 
-    `args` is any JSON object. `lock_key` None means the job's own id, so that nothing else excludes it; likewise
-    `max_attempts` and `lease_ttl_sec` None mean the task's or the settings' default. `available_at` None means now.
+    `args` is any JSON object. `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` None mean the task's
+    own, which the database knows, or else: no queue (`BadRequest`), 100, the job's own id, so that nothing excludes it,
+    5, and the settings' lease. `available_at` None means now.
     """
 
-    queue: str
     task: str
+    queue: str | None = None
     args: dict[str, Any] = attrs.field(factory=dict)
     idempotency_key: str | None = None
     lock_key: str | None = None
     partition_key: str = ""
-    priority: int = DEFAULT_PRIORITY
+    priority: int | None = None
     available_at: datetime | None = None
     max_attempts: int | None = None
     lease_ttl_sec: int | None = None
@@ -99,20 +100,38 @@ class NewJob:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the table can't hold or the workers can't serve."""
-        check_name("queue", self.queue, MAX_NAME)
+        if self.queue is not None:
+            check_name("queue", self.queue, MAX_NAME)
         check_name("task", self.task, MAX_NAME)
         for name in ("idempotency_key", "lock_key", "producer", "consumer_group"):
             value = getattr(self, name)
             if value is not None:
                 check_name(name, value, MAX_KEY)
         check_name("partition_key", self.partition_key, MAX_KEY, empty=True)
-        check_between("priority", self.priority, 0, MAX_INT)
+        if self.priority is not None:
+            check_between("priority", self.priority, 0, MAX_INT)
         if self.max_attempts is not None:
             check_between("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         if self.lease_ttl_sec is not None:
             check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
         if self.available_at is not None:
             check_instant("available_at", self.available_at)
+
+
+class JobOptions(TypedDict, total=False):
+    """What a request for a job may say besides its task and arguments; see `NewJob` for each."""
+
+    queue: str | None
+    priority: int | None
+    lock_key: str | None
+    partition_key: str
+    idempotency_key: str | None
+    available_at: datetime | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    producer: str | None
+    consumer_group: str | None
+    job_id: UUID
 
 
 @attrs.frozen

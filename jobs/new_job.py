@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, TypedDict, Unpack
-from uuid import UUID
+from typing import Any, Unpack
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import NewJob
+from dataloader.jobs.job import A
+from dataloader.jobs.model import JobOptions, NewJob
+from dataloader.jobs.tasks import Task
 
 
-class JobOptions(TypedDict, total=False):
-    """What a request for a job may say besides its task and arguments; see `NewJob` for each."""
+def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]) -> NewJob:
+    """A request for a job of `task` with `args`: an instance of the task's own type, or a JSON object.
 
-    queue: str
-    priority: int
-    lock_key: str
-    partition_key: str
-    idempotency_key: str
-    available_at: datetime
-    max_attempts: int
-    lease_ttl_sec: int
-    producer: str
-    consumer_group: str
-    job_id: UUID
-
-
-def new_job(task: str, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]) -> NewJob:
-    """A request for a job of `task` with `args`. Raises `BadRequest`, which names the field that is not allowed."""
-    if "queue" not in options:
-        raise BadRequest("queue", "is missing")
-    return NewJob(task=task, args=dict(args or {}), **options)
+    A task that has a type is asked whether the object fits; of a task given by its name nothing is known.
+    Raises `BadRequest`, which names the field that is not allowed.
+    """
+    if isinstance(task, Task) and task.args is not None:
+        return NewJob(task=task.name, args=task.args.encode({} if args is None else args), **options)
+    if args is not None and not isinstance(args, Mapping):
+        name = task.name if isinstance(task, Task) else task
+        raise BadRequest("args", f"must be a mapping, as task {name!r} has no type of args here, not {args!r:.200}")
+    return NewJob(task=task.name if isinstance(task, Task) else task, args=dict(args or {}), **options)

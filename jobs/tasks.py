@@ -8,25 +8,51 @@ tests and embedded supervisors can hold several.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final, Generic, Protocol, Unpack, overload
 
 import attrs
 
-from dataloader.jobs.model import MAX_ATTEMPTS, MAX_LEASE_S, MAX_NAME, MIN_LEASE_S, check_name
+from dataloader.jobs.args import ArgsType
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.job import A, Job, ThreadJob
+from dataloader.jobs.keys import KeySpec, check_key_spec
+from dataloader.jobs.model import (
+    MAX_ATTEMPTS,
+    MAX_INT,
+    MAX_LEASE_S,
+    MAX_NAME,
+    MIN_LEASE_S,
+    Enqueued,
+    JobOptions,
+    check_between,
+    check_name,
+)
 from dataloader.jobs.retry import RetryPolicy
 
-H = TypeVar("H", bound=Callable[..., Any])
-
 DEFAULT_RETRY: Final = RetryPolicy()
+BUILT_IN: Final = ("process.*", "notify.*", "migrate")
+"""Tasks that are our own: nobody else registers them, and `dl_enqueue` refuses them (it has the same list)."""
+
+
+class Enqueues(Protocol):
+    """What a job can be added to: a `Jobs`, a job's handle, or a transaction."""
+
+    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Any) -> Enqueued:
+        """Add a job."""
 
 
 @attrs.frozen(kw_only=True)
-class Task:
+class Task(Generic[A]):
     """One kind of job: what to call and how.
 
-    `timeout_s` bounds one run (None: only the lease's renewal does). `max_attempts` and `lease_ttl_sec` serve requests
-    that name none. `is_async` tells a Trio function from a plain one, which runs in a thread.
+    `timeout_s` bounds one run, in seconds (None: only the lease's renewal does). `is_async` tells a Trio function from
+    a plain one, which runs in a thread. `args` reads a job's arguments (None: they are a dictionary).
+
+    `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
+    however a job is enqueued: a process keeps them in the database. `lock_key` is a template, `"rates:{year}"`, or
+    names of fields, `("source", "year")`.
     """
 
     name: str
@@ -34,59 +60,135 @@ class Task:
     is_async: bool
     retry: RetryPolicy = DEFAULT_RETRY
     timeout_s: float | None = None
+    args: ArgsType[A] | None = attrs.field(default=None, eq=False)
+    queue: str | None = None
+    priority: int | None = None
+    lock_key: KeySpec | None = None
     max_attempts: int | None = None
     lease_ttl_sec: int | None = None
     description: str = ""
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse settings that are out of range."""
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise BadRequest("timeout_s", f"must be a number of seconds greater than 0, not {self.timeout_s!r}")
+        if self.queue is not None:
+            check_name("queue", self.queue, MAX_NAME)
+        for name, value, low, high in (
+            ("priority", self.priority, 0, MAX_INT),
+            ("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS),
+            ("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S),
+        ):
+            if value is not None:
+                check_between(name, value, low, high)
+        if self.lock_key is not None:
+            check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
 
-class Tasks(Mapping[str, Task]):
+    def __call__(self, job: Any) -> Any:
+        """Call the function as if it were not decorated."""
+        return self.handler(job)
+
+    async def enqueue(self, jobs: Enqueues, args: A | None = None, **options: Unpack[JobOptions]) -> Enqueued:
+        """Add a job of this task by a `Jobs`, or by a job's handle or transaction; `options` are those of `new_job`.
+
+        Raises `BadRequest` for args that are not of the task's type, and what `jobs.enqueue` raises.
+        """
+        return await jobs.enqueue(self, args, **options)
+
+
+class _Typed(Protocol[A]):
+    """The decorator for a task with `args=`."""
+
+    def __call__(
+        self, handler: Callable[[Job[A]], Any] | Callable[[ThreadJob[A]], Any], /
+    ) -> Task[A]: ...  # pragma: no cover
+
+
+class Tasks(Mapping[str, Task[Any]]):
     """The tasks a process knows, by name."""
 
     def __init__(self) -> None:
         """An empty registry."""
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, Task[Any]] = {}
+
+    @overload
+    def task(
+        self,
+        name: str,
+        *,
+        args: type[A],
+        retry: RetryPolicy = ...,
+        timeout_s: float | None = ...,
+        queue: str | None = ...,
+        priority: int | None = ...,
+        lock_key: str | Sequence[str] | None = ...,
+        max_attempts: int | None = ...,
+        lease_ttl_sec: int | None = ...,
+    ) -> _Typed[A]: ...
+
+    @overload
+    def task(
+        self,
+        name: str,
+        *,
+        args: None = ...,
+        retry: RetryPolicy = ...,
+        timeout_s: float | None = ...,
+        queue: str | None = ...,
+        priority: int | None = ...,
+        lock_key: str | Sequence[str] | None = ...,
+        max_attempts: int | None = ...,
+        lease_ttl_sec: int | None = ...,
+    ) -> _Typed[dict[str, Any]]: ...
 
     def task(
         self,
         name: str,
         *,
+        args: type[Any] | None = None,
         retry: RetryPolicy = DEFAULT_RETRY,
         timeout_s: float | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        lock_key: str | Sequence[str] | None = None,
         max_attempts: int | None = None,
         lease_ttl_sec: int | None = None,
-    ) -> Callable[[H], H]:
-        """Register the decorated function as `name` and give it back unchanged.
+    ) -> Callable[[Callable[..., Any]], Task[Any]]:
+        """Register the decorated function as `name`; a `Task` comes back, which can be called as the function can.
 
-        An async function is called with a `Job`, a plain one, in a thread of its own, with a `ThreadJob`.
-        Raises `ValueError` for a name that is taken or that the queue can't carry, and for settings out of range.
+        An async function is called with a `Job`, a plain one, in a thread of its own, with a `ThreadJob`. What
+        the arguments mean is said at `Task`; `args` is a class: an attrs class, a dataclass, a msgspec struct or a
+        TypedDict.
+
+        Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
+        range.
         """
         check_name("task", name, MAX_NAME)
         if name in self._tasks:
             message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} has the name already"
             raise ValueError(message)
-        if timeout_s is not None and not timeout_s > 0:
-            message = f"task {name!r}: timeout_s must be a number of seconds greater than 0, not {timeout_s!r}"
-            raise ValueError(message)
-        if max_attempts is not None and not 1 <= max_attempts <= MAX_ATTEMPTS:
-            message = f"task {name!r}: max_attempts must be an integer from 1 to {MAX_ATTEMPTS:,}, not {max_attempts!r}"
-            raise ValueError(message)
-        if lease_ttl_sec is not None and not MIN_LEASE_S <= lease_ttl_sec <= MAX_LEASE_S:
-            allowed = f"an integer from {MIN_LEASE_S} to {MAX_LEASE_S:,}"
-            message = f"task {name!r}: lease_ttl_sec must be {allowed}, not {lease_ttl_sec!r}"
-            raise ValueError(message)
+        if any(fnmatchcase(name, own) for own in BUILT_IN):
+            raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
 
-        def register(handler: H) -> H:
-            self._tasks[name] = Task(
-                name=name,
-                handler=handler,
-                is_async=inspect.iscoroutinefunction(handler),
-                retry=retry,
-                timeout_s=timeout_s,
-                max_attempts=max_attempts,
-                lease_ttl_sec=lease_ttl_sec,
-                description=(inspect.getdoc(handler) or "").partition("\n")[0],
-            )
-            return handler
+        def register(handler: Callable[..., Any]) -> Task[Any]:
+            try:
+                task = self._tasks[name] = Task(
+                    name=name,
+                    handler=handler,
+                    is_async=inspect.iscoroutinefunction(handler),
+                    retry=retry,
+                    timeout_s=timeout_s,
+                    args=None if args is None else ArgsType(args),
+                    queue=queue,
+                    priority=priority,
+                    lock_key=lock_key if lock_key is None or isinstance(lock_key, str) else tuple(lock_key),
+                    max_attempts=max_attempts,
+                    lease_ttl_sec=lease_ttl_sec,
+                    description=(inspect.getdoc(handler) or "").partition("\n")[0],
+                )
+            except ValueError as error:
+                raise ValueError(f"task {name!r}: {error}") from error
+            return task
 
         return register
 
@@ -98,7 +200,7 @@ class Tasks(Mapping[str, Task]):
             raise ValueError(message)
         self._tasks.update(other._tasks)
 
-    def __getitem__(self, name: str) -> Task:
+    def __getitem__(self, name: str) -> Task[Any]:
         """The task called `name`; `KeyError` when there is none."""
         return self._tasks[name]
 

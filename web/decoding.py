@@ -17,9 +17,9 @@ import msgspec
 import trio
 from msgspec import NODEFAULT, Struct
 
+from dataloader.jobs.fault_texts import in_our_words
 from dataloader.jobs.text import JSON_TEXT
 from dataloader.web.api.job_fields import JobFields
-from dataloader.web.fault_texts import in_our_words
 from dataloader.web.problems import FieldError, ProblemError, unprocessable
 from dataloader.web.server.bodies import NOT_COUNTED
 from dataloader.web.server.refusals import Refusal, Refusals

@@ -25,6 +25,7 @@ from dataloader.jobs.errors import (
 )
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
+from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Canceled, GiveUp, Retry, Snooze
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.states import Status
@@ -73,6 +74,7 @@ __all__ = [
     "configure_logging",
     "embedded_postgres",
     "load_settings",
+    "new_job",
     "open_supervisor",
 ]
 

@@ -251,7 +251,7 @@ def _claimed(task: Task, args: dict[str, Any], attempt: int) -> ClaimedJob:
     return ClaimedJob(
         job_id=new.job_id,
         token=1,
-        queue=new.queue,
+        queue=_QUEUE,
         task=new.task,
         args=msgspec.json.encode(args).decode(),
         lock_key=str(new.job_id),

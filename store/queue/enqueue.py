@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
@@ -194,6 +194,8 @@ class _Group:
 
 
 def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
+    if job.queue is None:
+        raise BadRequest("queue", "is missing")
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
@@ -214,7 +216,7 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
         job.idempotency_key,
         job.lock_key if job.lock_key is not None else str(job.job_id),
         job.partition_key,
-        job.priority,
+        DEFAULT_PRIORITY if job.priority is None else job.priority,
         job.available_at,
         job.max_attempts or (task and task.max_attempts) or DEFAULT_MAX_ATTEMPTS,
         job.lease_ttl_sec or (task and task.lease_ttl_sec) or default_lease_s,
@@ -232,7 +234,7 @@ def _request_hash(job: NewJob) -> bytes:
         job.args,
         job.lock_key,
         job.partition_key,
-        job.priority,
+        DEFAULT_PRIORITY if job.priority is None else job.priority,
         job.available_at.timestamp() if job.available_at is not None else None,
         job.max_attempts,
         job.lease_ttl_sec,

@@ -140,7 +140,7 @@ class ServedQueues:
                     self._known = await read_served(self._database)
                     self._read_at = trio.current_time()
         known = self._known
-        return [None if known is None else known.state_of(job.queue, job.task) for job in jobs]
+        return [None if known is None else known.state_of(job.queue or "", job.task) for job in jobs]
 
     @property
     def _is_old(self) -> bool:

@@ -1,7 +1,9 @@
 """Never run, only type-checked: what a user's program may expect of the public names."""
 
-from typing import assert_type
+from typing import Any, assert_type
 from uuid import UUID
+
+import attrs
 
 from dataloader import (
     DrainReport,
@@ -14,6 +16,7 @@ from dataloader import (
     Settings,
     Snooze,
     Status,
+    Task,
     Tasks,
     ThreadJob,
     Worker,
@@ -43,8 +46,28 @@ def crunch(job: ThreadJob) -> None:
     job.progress({"rows": 1})
 
 
+@attrs.frozen
+class Year:
+    """Arguments with types."""
+
+    year: int
+
+
+@tasks.task("load.year", args=Year, queue="load", lock_key=("year",))
+async def load_year(job: Job[Year]) -> int:
+    """A handler of a task with a type finds an instance of it."""
+    assert_type(job.args, Year)
+    return job.args.year
+
+
+@tasks.task("load.year.of_another", args=Year)  # type: ignore[arg-type]  # the handler takes other args
+async def load_another(job: Job[str]) -> None:
+    """A handler of a task with a type takes that type."""
+    assert_type(job.args, str)
+
+
 async def embed() -> Status:
-    """A registered handler keeps its own type, and a supervisor says what it gives back."""
+    """A registered handler is a task of its args' type, and a supervisor says what it gives back."""
     settings = Settings(db_dsn="postgresql://localhost/jobs", workers=(Worker("load", 2),))
     async with open_supervisor(settings, tasks) as supervisor:
         first = await supervisor.jobs.enqueue("load.rates", {"year": 1999}, queue="load")
@@ -52,5 +75,6 @@ async def embed() -> Status:
         record = await supervisor.jobs.wait(first.job_id)
         assert_type(record, JobRecord)
         assert_type(await supervisor.drain(), DrainReport)
-    assert_type(crunch(ThreadJob.__new__(ThreadJob)), None)
+    assert_type(crunch, Task[dict[str, Any]])
+    assert_type(load_year, Task[Year])
     return record.status

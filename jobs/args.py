@@ -1,0 +1,137 @@
+"""What a task's `args=` says: JSON becomes an instance of the user's class before the body runs, and JSON again.
+
+What can't come back from JSON as it went is refused when the task is declared (mirrors.py), or when an instance is
+enqueued: it is decoded again, and must be equal. Where JSON does not fit, `BadRequest` names the path and the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin, is_typeddict
+
+import msgspec
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.fault_texts import in_our_words, parts_of
+from dataloader.jobs.mirrors import COLLECTIONS, Misfit, Reading, is_shape
+from dataloader.jobs.secrets.secret_names import names_a_secret
+from dataloader.jobs.text import read_json
+
+A = TypeVar("A")
+
+_AT: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_OF_A_KIND: Final = re.compile(r"(must be .*), not .*", re.DOTALL)
+_SHOWN: Final = 60
+"""Characters of a wrong value that are shown."""
+
+
+class ArgsType(Generic[A]):
+    """A class of arguments: an attrs class, a dataclass, a msgspec struct or a TypedDict."""
+
+    def __init__(self, kind: type[A]) -> None:
+        """Raises `ValueError`, which names the field, for a class whose instances JSON can't carry."""
+        self.name: Final[str] = getattr(kind, "__name__", repr(kind))
+        if not is_shape(kind):
+            allowed = "an attrs class, a dataclass, a msgspec.Struct or a TypedDict"
+            raise ValueError(f"args must be {allowed}, not {self.name}")
+        self._shape = Reading().shape(kind, self.name)
+        self._instances: type = dict if is_typeddict(kind) else kind
+        self._has_equality = self._instances.__eq__ is not object.__eq__
+        self._decoder = msgspec.json.Decoder(self._shape.mirror)
+        self.fields: Final = tuple(field.key for field in self._shape.fields)
+        """The names of its fields, as JSON has them."""
+
+    def decode(self, text: str | bytes) -> A:
+        """The instance that JSON stands for. Raises `BadRequest` with the path of what does not fit."""
+        try:
+            instance: A = self._shape.built(self._decoder.decode(text))
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), text) from None
+        except RecursionError:
+            raise BadRequest("args", "must not be nested so deeply") from None
+        except Misfit as misfit:
+            raise BadRequest(f"args{misfit.path}", misfit.message) from misfit.__cause__
+        return instance
+
+    def encode(self, value: object) -> dict[str, Any]:
+        """The JSON object of an instance, or of a mapping that is one already.
+
+        Raises `BadRequest` for a mapping that does not fit, and for an instance that JSON would give back unequal.
+        """
+        if type(value) is not self._instances:
+            if not isinstance(value, Mapping):
+                raise BadRequest("args", f"must be of {self.name}, not of {type(value).__name__}")
+            given = dict(value)
+            self.decode(_json(given))
+            return given
+        try:
+            encoded = self._encoded(value)
+        except (TypeError, ValueError, AttributeError, RecursionError, Misfit) as error:
+            raise BadRequest("args", f"must be of {self.name}, which can be written as JSON: {error}") from error
+        again = self.decode(_json(encoded))
+        if not (again == value if self._has_equality else self._encoded(again) == encoded):
+            raise BadRequest("args", f"must be equal to itself after JSON: {value!r:.200} comes back as {again!r:.200}")
+        return encoded
+
+    def _encoded(self, value: object) -> dict[str, Any]:
+        encoded: dict[str, Any] = msgspec.to_builtins(self._shape.mirrored(value), str_keys=True, order="deterministic")
+        return encoded
+
+    def _refusal(self, error: str, text: str | bytes) -> BadRequest:
+        """What msgspec says, in our words: the path, what must stand there, and what does."""
+        match = _AT.fullmatch(error)
+        message, path = (match[1], match[2] or "") if match else (error, "")
+        if named := _NAMED.fullmatch(message):
+            path = f"{path}.{named[2]}"
+            if named[1] == "missing required":
+                return BadRequest(f"args{path}", "is missing")
+            known = "" if path.count(".") > 1 else f"; {self.name} has {', '.join(self.fields)}"
+            return BadRequest(f"args{path}", f"is not known{known}")
+        words = in_our_words(message, _hint_at(path, self._shape.mirror))
+        if (shown := _shown(path, text)) is not None:
+            kind = _OF_A_KIND.fullmatch(words)
+            words = f"{kind[1] if kind else words}, not {shown}"
+        return BadRequest(f"args{path}", words)
+
+
+def _json(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest("args", f"is no JSON: {error}") from error
+
+
+def _shown(path: str, text: str | bytes) -> str | None:
+    """The value at a path, if it is short, no secret, and can be found."""
+    value = read_json(text if isinstance(text, str) else text.decode())
+    steps = list(_STEP.finditer(path))
+    if "".join(step[0] for step in steps) != path or any(step[1] and names_a_secret(step[1]) for step in steps):
+        return None
+    try:
+        for step in steps:
+            value = value[step[1]] if step[1] is not None else value[int(step[2])]
+    except (LookupError, TypeError, ValueError):
+        return None  # among others, msgspec's [...] for any key
+    if isinstance(value, dict | list):
+        return None
+    encoded = msgspec.json.encode(value).decode()
+    return encoded if len(encoded) <= _SHOWN else f"{encoded[:_SHOWN]}…"
+
+
+def _hint_at(path: str, hint: Any) -> Any:
+    """The type of what stands at a path below a mirror, None if that can't be told."""
+    for step in _STEP.finditer(path):
+        parts = list(parts_of(hint))
+        if step[1] is None:
+            inner = [get_args(part) for part in parts if get_origin(part) in COLLECTIONS]
+        else:
+            mirrors = [part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)]
+            fields = [field for mirror in mirrors[:1] for field in msgspec.structs.fields(mirror)]
+            inner = [(field.type,) for field in fields if field.encode_name == step[1]]
+        if not inner:
+            return None
+        hint = inner[0][1 if len(inner[0]) == 2 and inner[0][1] is not ... else 0]
+    return hint

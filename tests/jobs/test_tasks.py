@@ -1,0 +1,91 @@
+"""The registry: what a task may be declared with, and what a request made of it says."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from dataloader import BadRequest, Job, Task, Tasks, new_job
+from dataloader.testing import run_task
+
+
+@attrs.frozen
+class Year:
+    year: int
+    source: str = "ecb"
+
+
+tasks = Tasks()
+
+
+@tasks.task("load.year", args=Year, queue="load", priority=7, lock_key="rates:{source}:{year}", max_attempts=1)
+async def load_year(job: Job[Year]) -> int:
+    """Load one year."""
+    return job.args.year
+
+
+@tasks.task("plain")
+async def plain(job: Job) -> object:
+    return job.args["year"]
+
+
+def test_the_decorator_gives_back_the_task_which_can_be_called_as_the_function():
+    assert isinstance(load_year, Task)
+    assert load_year is tasks["load.year"]
+    assert (load_year.queue, load_year.priority, load_year.lock_key) == ("load", 7, "rates:{source}:{year}")
+    assert (load_year.is_async, load_year.description) == (True, "Load one year.")
+    assert [load_year(None).close(), tasks["plain"].args] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"queue": ""}, "task 't': queue: must have 1 to 200 characters"),
+        ({"priority": -1}, "task 't': priority: must be an integer from 0 to"),
+        ({"max_attempts": 0}, "task 't': max_attempts: must be an integer from 1 to 1,000,000, not 0"),
+        ({"lease_ttl_sec": 1}, "task 't': lease_ttl_sec: must be an integer from 3 to 86,400, not 1"),
+        ({"timeout_s": 0}, "task 't': timeout_s: must be a number of seconds greater than 0, not 0"),
+        ({"lock_key": "a{b"}, "task 't': lock_key: must name fields as {year}, and have no other braces, not 'a{b'"),
+        ({"lock_key": "a{}"}, "task 't': lock_key: must name fields as {year}, and have no other braces, not 'a{}'"),
+        ({"lock_key": ()}, "task 't': lock_key: must have one or more names of fields"),
+        ({"args": Year, "lock_key": "r:{yaer}"}, "task 't': lock_key: names the field 'yaer', which args does not"),
+        ({"args": Year, "lock_key": ("yaer",)}, "task 't': lock_key: names the field 'yaer', which args does not"),
+        ({"args": int}, "task 't': args must be an attrs class"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_that_is_out_of_range_is_refused_at_the_declaration(given, refusal):
+    with pytest.raises(ValueError, match="task") as raised:
+        Tasks().task("t", **given)(print)
+    assert str(raised.value).startswith(refusal)
+
+
+@pytest.mark.parametrize("name", ["process.start", "notify.webhook", "migrate"])
+def test_the_names_of_built_in_tasks_are_refused(name):
+    with pytest.raises(ValueError, match=r"the names process\.\*, notify\.\*, migrate are those of built-in tasks"):
+        Tasks().task(name)
+
+
+def test_a_request_of_a_task_has_its_args_as_json_and_leaves_the_defaults_to_the_database():
+    new = new_job(load_year, Year(1999), priority=3)
+    assert (new.task, new.args) == ("load.year", {"year": 1999, "source": "ecb"})
+    assert (new.queue, new.priority, new.lock_key, new.max_attempts) == (None, 3, None, None)
+    assert new_job(load_year, {"year": 1999}).args == {"year": 1999}
+    assert new_job("load.year", {"year": "x"}).args == {"year": "x"}, "a name has no type"
+    with pytest.raises(BadRequest, match=r"^args\.year: is missing"):
+        new_job(load_year)
+    with pytest.raises(BadRequest, match=r"^args: must be a mapping, as task 'plain' has no type of args here"):
+        new_job(tasks["plain"], Year(1))
+
+
+async def test_a_handler_with_a_type_of_args_finds_an_instance_and_what_does_not_fit_fails_for_good():
+    assert (await run_task(tasks, "load.year", {"year": 1999})).result == 1999
+    outcome = await run_task(tasks, "load.year", {"year": "x"})
+    assert (outcome.status, outcome.error) == ("failed", 'args.year: must be an integer, not "x"')
+    assert (await run_task(tasks, "plain", {"year": 1999})).result == 1999
+
+
+async def test_what_does_not_fit_uses_no_further_attempt():
+    several = Tasks()
+    several.task("t", args=Year, max_attempts=5)(plain)
+    assert (await run_task(several, "t", {"year": 1, "other": 2})).status == "failed"
