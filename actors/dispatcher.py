@@ -8,7 +8,6 @@ and lets the jobs finish; the jobs' own scopes end them.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -24,6 +23,7 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.runner import RunServices
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.pauses import Pauses, jittered
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.lock_session import Claim, LockSession
@@ -136,7 +136,8 @@ class Dispatcher:
         self, start_test: Callable[[], None], jobs: trio.Nursery, limiter: trio.CapacityLimiter
     ) -> None:
         names = list(self.tasks)
-        limit, pause_s, look_again_s = MAX_CLAIM, 0.1, math.inf
+        limit, look_again_s = MAX_CLAIM, math.inf
+        pauses, locked_pauses = Pauses(0.1, MAX_PAUSE_S), Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S)
         more, look = True, 0
         while True:
             free = min(self.concurrency - self.running, limit)
@@ -145,7 +146,7 @@ class Dispatcher:
                 continue
             if not more:
                 # Jittered, so that replicas which were started together don't ask together.
-                await self.wake.wait(min(self.poll_s * random.uniform(0.8, 1.2), look_again_s))  # noqa: S311
+                await self.wake.wait(min(jittered(self.poll_s), look_again_s))
                 free = min(self.concurrency - self.running, limit)
             try:
                 claim = await self._claim(free, look, names)
@@ -153,22 +154,24 @@ class Dispatcher:
                 # Unstorable: a row of somebody else can't be claimed; whoever mends it need not start us again.
                 # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
                 limit = max(limit // 2, 1)
-                self.outage.failed(self._part, error, again_in_s=pause_s)
-                await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311
-                pause_s = min(pause_s * 2, MAX_PAUSE_S)
+                pause_s = pauses.next()
+                self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
+                await trio.sleep(pause_s)
                 more, look = True, 0
                 continue
             self.outage.worked(self._part)
-            limit, pause_s = min(limit * 2, MAX_CLAIM), 0.1
+            limit = min(limit * 2, MAX_CLAIM)
+            pauses.reset()
             self._take(claim, jobs, limiter)
             more = claim.more
             # While slots stay free behind a crowd that can't run, jobs of one key mostly, look further and further.
             look = min(max(look, free) * 4, MAX_LOOK) if more and len(claim.jobs) < free else 0
             # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
-            if not claim.passed_over:
-                look_again_s = math.inf
+            if claim.passed_over:
+                look_again_s = locked_pauses.next()
             else:
-                look_again_s = min(look_again_s * 2, MAX_LOCKED_PAUSE_S) if look_again_s < math.inf else LOCKED_PAUSE_S
+                locked_pauses.reset()
+                look_again_s = math.inf
             self._to_test.update(claim.to_test)
             if self._to_test and not self._testing:
                 self._testing = True

@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -26,6 +27,7 @@ from dataloader.actors.outage import Outage
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome
+from dataloader.jobs.pauses import Pauses
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
@@ -64,7 +66,7 @@ class Recorder:
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
     _show_at: float = attrs.field(default=math.inf, init=False)
     _locked: list[Ended] = attrs.field(factory=list, init=False)
-    _locked_pause_s: float = attrs.field(default=LOCKED_PAUSE_S, init=False)
+    _locked_pauses: Pauses = attrs.field(factory=partial(Pauses, LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S), init=False)
     _again_at: float = attrs.field(default=math.inf, init=False)
 
     async def run(
@@ -161,17 +163,17 @@ class Recorder:
             locked = []
         self._locked = [message for message in batch if message.run.job.token in locked]
         if not locked:
-            self._locked_pause_s, self._again_at = LOCKED_PAUSE_S, math.inf
+            self._locked_pauses.reset()
+            self._again_at = math.inf
             return batch
-        self._again_at = trio.current_time() + self._locked_pause_s
-        self._locked_pause_s = min(self._locked_pause_s * 2, MAX_LOCKED_PAUSE_S)
+        self._again_at = trio.current_time() + self._locked_pauses.next()
         return [message for message in batch if message.run.job.token not in locked]
 
     async def _insist(self, outcomes: list[Outcome]) -> Finished:
         """Write `outcomes`, again and again while the database is away: their tokens make that harmless."""
         if not outcomes:
             return Finished({}, [])
-        pause_s = 0.05
+        pauses = Pauses(0.05, MAX_PAUSE_S)
         while True:
             try:
                 finished = await self.session.write(aio_finish, outcomes)
@@ -183,9 +185,9 @@ class Recorder:
                         "outcomes could not be written: the jobs are left to their leases", jobs=len(outcomes)
                     )
                     return Finished({}, [])
-                self.outage.failed("recorder", error, jobs=len(outcomes), again_in_s=pause_s)
+                pause_s = pauses.next()
+                self.outage.failed("recorder", error, jobs=len(outcomes), again_in_s=round(pause_s, 2))
                 await trio.sleep(pause_s)
-                pause_s = min(pause_s * 2, MAX_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one outcome, the others are written
                 return await self._without_the_unstorable(outcomes, error)
             else:

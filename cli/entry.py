@@ -11,12 +11,13 @@ import contextlib
 import difflib
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 import click
 
+from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, JobNotFound
 from dataloader.jobs.visible import visible
 
@@ -123,13 +124,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
         # Trio's nurseries wrap what is raised within them, and so do both clients.
-        errors = list(leaves(error))
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in errors):
+        errors = list(single_errors(error))
+        if any(isinstance(single, KeyboardInterrupt) for single in errors):
             return INTERRUPTED
-        if not all(isinstance(leaf, DataloaderError) for leaf in errors):
+        if not all(isinstance(single, DataloaderError) for single in errors):
             raise
-        code = max(report(leaf) for leaf in errors)
-        if any(isinstance(leaf, ConfigError) for leaf in errors):
+        code = max(report(single) for single in errors)
+        if any(isinstance(single, ConfigError) for single in errors):
             _point_out_unknown_variables()
         return code
     return code if isinstance(code, int) else 0
@@ -155,12 +156,3 @@ def _point_out_unknown_variables() -> None:
     with contextlib.suppress(ConfigError):  # a file that can't be read has been told of
         for sentence in unknown_variables():
             click.echo(sentence, err=True)
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The single errors of a group, or of a group of groups; an error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from leaves(member)
-    else:
-        yield error

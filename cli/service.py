@@ -10,11 +10,12 @@ from typing import Any, Final
 import attrs
 import click
 
-from dataloader.cli.entry import FAILED, leaves
+from dataloader.cli.entry import FAILED
 from dataloader.cli.output import Column, print_json, print_table
 from dataloader.cli.pipeline_options import as_variables, pipeline_options
 from dataloader.cli.target import data_dir_option, json_option, provide_server
 from dataloader.cli.task_module import load_tasks
+from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.secrets.masking import mask_address
@@ -76,7 +77,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
             try:
                 return trio.run(partial(serve_until_drained, server=server), provided, tasks)
             except (Exception, BaseExceptionGroup) as error:
-                if all(isinstance(leaf, DataloaderError | KeyboardInterrupt) for leaf in leaves(error)):
+                if all(isinstance(single, DataloaderError | KeyboardInterrupt) for single in single_errors(error)):
                     raise
                 log.critical(UNEXPECTED, exc_info=error)
                 return FAILED

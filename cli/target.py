@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -17,10 +17,11 @@ import attrs
 import click
 import trio
 
-from dataloader.cli.entry import leaves
+from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.client import Client
 from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings, load_settings
+from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:
     from dataloader.store.embedded.postgres import EmbeddedPostgres
@@ -64,7 +65,7 @@ def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     try:
         results = trio.run(_until_interrupted, operation, *args)
     except BaseExceptionGroup as group:
-        for error in leaves(group):
+        for error in single_errors(group):
             if isinstance(error, BrokenPipeError):  # who read our output has left: click knows it by this error alone
                 raise error from None
         raise
@@ -77,15 +78,10 @@ async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *T
     results = []
     with trio.open_signal_receiver(signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_signal, signals, nursery.cancel_scope)
+            nursery.start_soon(obey, signals, lambda _name: nursery.cancel_scope.cancel())
             results.append(await operation(*args))
             nursery.cancel_scope.cancel()
     return results
-
-
-async def _cancel_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        scope.cancel()
 
 
 async def _ask(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -28,6 +28,7 @@ from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.client import Client, wait_for_end
 from dataloader.supervisor.client_store import StoreClient, account, database_options
 from dataloader.supervisor.settings import Settings, Worker
+from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import open_supervisor
 
 LAST_WORD_S: Final = 5.0
@@ -70,7 +71,17 @@ async def run_job(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             canceling = trio.Event()
-            nursery.start_soon(_obey, signals, outcome, begun, canceling, nursery.cancel_scope)
+
+            def cancel_job(_name: str) -> None:
+                outcome.interrupted = True
+                canceling.set()
+                if not begun.is_set():
+                    stop(_name)
+
+            def stop(_name: str) -> None:
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(obey, signals, cancel_job, stop)
             # Its lines are kept with it; who watches here is shown how it goes.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
             async with open_supervisor(here, tasks, server=server) as supervisor:
@@ -95,16 +106,6 @@ async def _ask_database(settings: Settings) -> None:
     """Raise `StoreUnavailable` unless the database answers."""
     async with open_database(database_options(settings)) as database:
         await Session(database, "command").open()
-
-
-async def _obey(
-    signals: AsyncIterator[int], outcome: OneJob, begun: trio.Event, canceling: trio.Event, all_of_it: trio.CancelScope
-) -> None:
-    async for _ in signals:
-        if outcome.interrupted or not begun.is_set():
-            all_of_it.cancel()
-        outcome.interrupted = True
-        canceling.set()
 
 
 async def _cancel_when(canceling: trio.Event, client: Client, job_id: UUID) -> None:

@@ -7,7 +7,6 @@ running jobs.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -15,8 +14,10 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, EmbeddedDatabaseError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.pauses import Pauses
 
 log = get_logger(__name__)
 
@@ -41,19 +42,20 @@ async def keep_running(
 ) -> None:
     """Run `part` until it returns or is cancelled; after an error start it again, until `budget` is used up."""
     failures: deque[float] = deque()
-    pause_s = FIRST_PAUSE_S
+    pauses = Pauses(FIRST_PAUSE_S, MAX_PAUSE_S)
     while True:
         began = trio.current_time()
         error: Exception | None = None
         try:
             await part()
         except* StoreUnavailable as group:
-            error = leaf(group)
+            error = first_error(group)
             log.debug("a part waits for the database", part=name, error=str(error))
         except* EmbeddedDatabaseError as group:
             error = group
             # What has ended it is all that matters; where we learned of it does not.
-            log.error("a part failed and is started again", part=name, budget=str(budget), cause=str(leaf(group)))  # noqa: TRY400
+            cause = str(first_error(group))
+            log.error("a part failed and is started again", part=name, budget=str(budget), cause=cause)  # noqa: TRY400
         except* Exception as group:
             error = group
             log.exception("a part failed and is started again", part=name, budget=str(budget))
@@ -61,23 +63,13 @@ async def keep_running(
             return
         now = trio.current_time()
         if now - began > MAX_PAUSE_S * 2:
-            pause_s = FIRST_PAUSE_S
+            pauses.reset()
         if isinstance(error, ExceptionGroup):
             failures.append(now)
             while failures[0] < now - budget.within_s:
                 failures.popleft()
             if len(failures) > budget.restarts:
-                cause = leaf(error)
-                gave_up(
-                    ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(cause).__name__}: {cause}")
-                )
+                last = first_error(error)
+                gave_up(ActorGaveUp(f"{name} gave up after {budget}; the last cause was {type(last).__name__}: {last}"))
                 return
-        await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
-        pause_s = min(pause_s * 2, MAX_PAUSE_S)
-
-
-def leaf(error: Exception) -> Exception:
-    """The first exception that is no group."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        await trio.sleep(pauses.next())

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Final, NoReturn
@@ -32,6 +32,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import Supervisor, open_starting
 
 log = get_logger(__name__)
@@ -78,7 +79,7 @@ async def serve(
                 ) as supervisor,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(_obey, signals, supervisor)
+                nursery.start_soon(obey, signals, *_steps(supervisor))
                 nursery.start_soon(bound.watch, supervisor)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
@@ -118,19 +119,21 @@ async def _serve_until_drained(
     return report
 
 
-async def _obey(signals: AsyncIterator[int], supervisor: Supervisor) -> None:
-    count = 0
-    async for number in signals:
-        count += 1
-        name = signal.Signals(number).name
-        if count == 1:
-            log.info("signal: draining; another one stops the jobs at once", signal=name)
-            supervisor.request_drain()
-        elif count == 2:
-            log.warning("second signal: the running jobs are stopped now", signal=name)
-            supervisor.hurry()
-        else:
-            _leave(1, "third signal: leaving at once", signal=name)
+def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
+    """What the first signal does, what the second does, and what each further one does."""
+
+    def drain(name: str) -> None:
+        log.info("signal: draining; another one stops the jobs at once", signal=name)
+        supervisor.request_drain()
+
+    def hurry(name: str) -> None:
+        log.warning("second signal: the running jobs are stopped now", signal=name)
+        supervisor.hurry()
+
+    def leave(name: str) -> None:
+        _leave(1, "third signal: leaving at once", signal=name)
+
+    return drain, hurry, leave
 
 
 def _open_as_many_files_as_allowed() -> None:

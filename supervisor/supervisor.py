@@ -16,6 +16,7 @@ import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.jobs.contract import Jobs
+from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
@@ -23,7 +24,6 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
-from dataloader.supervisor.restarts import leaf
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
 
@@ -103,7 +103,7 @@ class Supervisor:
                 await nursery.start(partial(live, self._parts, migrate=migrate, gave_up=self._gave_up))
                 self._started.set()
         except* (SchemaError, ConfigError) as group:
-            self._impossible = leaf(group)
+            self._impossible = first_error(group)
         finally:
             self._started.set()
             self._drained.set()

@@ -19,7 +19,6 @@ each nursery is ended by us, when what needs it has left.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -28,6 +27,7 @@ import trio
 
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.pauses import Pauses
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
@@ -140,7 +140,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     """Wait for the database, bring its schema up to date, check what it can carry; False when a drain came first."""
     prepared = False
     version: int | None = None
-    pause_s = 0.2
+    pauses = Pauses(0.2, 5.0)
     async with trio.open_nursery() as nursery:
 
         async def stop_waiting() -> None:
@@ -165,9 +165,9 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 parts.outage.worked("start")
                 prepared = True
             except StoreUnavailable as error:
+                pause_s = pauses.next()
                 parts.outage.failed("start", error, again_in_s=round(pause_s, 1))
-                await trio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads load, guards nothing
-                pause_s = min(pause_s * 2, 5.0)
+                await trio.sleep(pause_s)
         nursery.cancel_scope.cancel()
     if version is not None and version > TESTED:
         log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)

@@ -19,9 +19,10 @@ import click
 
 from dataloader.cli.demo.program import WORKERS, Load, Watcher, count_of, load, queue_of, year_of
 from dataloader.cli.demo.tasks import Contents, tasks
-from dataloader.cli.entry import FAILED, leaves
+from dataloader.cli.entry import FAILED
 from dataloader.cli.output import Column, cell, print_json, print_table
 from dataloader.cli.target import data_dir_option, json_option, provide_server
+from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
@@ -72,7 +73,7 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
                     await load(url, run, screen)
                     nursery.cancel_scope.cancel()
             except* StoreUnavailable as group:  # after ^C the service takes no new jobs
-                click.echo(str(next(leaves(group))), err=True)
+                click.echo(str(first_error(group)), err=True)
             if keep and run.is_over:
                 screen.stop()
                 configure_logging("console", "info")

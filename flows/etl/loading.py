@@ -27,6 +27,7 @@ from dataloader.flows.etl.segments import MOST_RETRIED, Asked, Kept, check_failu
 from dataloader.flows.etl.sender import Sender
 from dataloader.flows.etl.turnstile import LEASE_MARGIN_S, LINGER_S, Turnstile
 from dataloader.flows.etl.verdict import Verdict, give_up, judge
+from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
 from dataloader.store.etl.run_journal import RunState, aio_cursor, aio_next_failures, aio_open_failures, stage_name
@@ -51,7 +52,7 @@ async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked,
             if not run.cancel.is_cancelled:
                 verdict = await _Loading(run, load, config, asked, report).run(state)
         except BaseExceptionGroup as group:
-            raise _alone(group) from None
+            raise only_error(group) from None
         else:
             noted.status = verdict.end
         finally:
@@ -268,11 +269,3 @@ def loaded_columns(info: TableInfo, target: Target) -> list[str]:
     if target.history is not None:
         ours |= {target.history.valid_from, target.history.valid_to, target.history.is_current}
     return [column.name for column in info.columns if not column.generated and column.name not in ours]
-
-
-def _alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error in the groups of nurseries; the group if there are several."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

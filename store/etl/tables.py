@@ -23,6 +23,7 @@ import attrs
 from dataloader.jobs.errors import TargetError, Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
+from dataloader.store.connection.command_tag import row_count
 
 METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
 """Columns that say where a row came from: what differs in these alone is unchanged (E6)."""
@@ -268,7 +269,7 @@ async def aio_stage(connection: Any, segment: Segment, pieces: Iterable[tuple[in
                     format="text",
                     encoding="UTF8",
                 )
-                number += int(tag.rpartition(" ")[2])
+                number += row_count(tag)
     except _OF_A_ROW as error:
         raise Unstorable(_of_line(error)) from error
     return number

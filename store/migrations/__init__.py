@@ -32,6 +32,7 @@ import attrs
 from dataloader.jobs.errors import SchemaError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import connect
 from dataloader.store.connection.driver_errors import missing_right, said
 from dataloader.store.migrations import function_set
@@ -355,7 +356,7 @@ async def _aio_apply(connection: asyncpg.Connection[Any], state: _State, begin: 
 async def _aio_one_by_one(connection: asyncpg.Connection[Any], migration: Migration) -> None:
     for statement, repeated in migration.statements():
         tag = await _aio_patiently(connection, statement)
-        while repeated and not tag.endswith(" 0"):
+        while repeated and row_count(tag):
             tag = await _aio_patiently(connection, statement)
     await connection.execute(migration.note)
 

@@ -9,7 +9,7 @@ renews (`ENDLESS`) is nobody's, and is ended here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
@@ -25,6 +25,7 @@ from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.leases import ENDLESS
+from dataloader.store.queue.make_ready import unpark
 from dataloader.store.queue.reads import aio_get_job
 
 LOCK_TIMEOUT_MS: Final = 2_000
@@ -109,7 +110,7 @@ async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRec
     At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`.
     """
     job, lock_hashes = await database.write(_aio_cancel, job_id, operator)
-    await _unpark(database, lock_hashes)
+    await unpark(database, lock_hashes)
     return job
 
 
@@ -121,7 +122,7 @@ async def cancel_many(database: Database, job_filter: JobFilter, operator: Opera
     """
     check_between("limit", limit, 1, MAX_BULK)
     count, lock_hashes = await database.write(_aio_cancel_many, job_filter, operator, limit)
-    await _unpark(database, lock_hashes)
+    await unpark(database, lock_hashes)
     return count
 
 
@@ -134,7 +135,7 @@ async def retry(database: Database, job_id: UUID, operator: Operator, *, force: 
     Raises `Conflict` for a job with another status, `JobNotFound`.
     """
     job, lock_hashes = await database.write(_aio_retry, job_id, operator, force=force)
-    await _unpark(database, lock_hashes)
+    await unpark(database, lock_hashes)
     return job
 
 
@@ -198,20 +199,6 @@ async def resume(database: Database, queue: str, operator: Operator) -> None:
     """End the queue's pause and wake its workers. Raises `BadRequest` for a name that is not allowed."""
     check_name("queue", queue, MAX_NAME)
     await database.write(_aio_pause, queue, operator, paused=False)
-
-
-async def _unpark(database: Database, lock_hashes: Sequence[int]) -> None:
-    """Wake the next job of each key whose ready job was canceled: the holder's end had chosen that one to follow.
-
-    After the commit, because the key has to be looked at in a new snapshot (protocol), and as an operation of its own,
-    because a repetition after a deadlock must not cancel twice.
-    """
-    if lock_hashes:
-        await database.write(_aio_unpark, lock_hashes)
-
-
-async def _aio_unpark(connection: Any, lock_hashes: Sequence[int]) -> None:
-    await connection.execute("SELECT dl_unpark($1::int[])", lock_hashes)
 
 
 async def _aio_lock(connection: Any, job_id: UUID) -> Any:

@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.make_ready import aio_unpark
 
 # No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
 _BEAT: Final = """
@@ -185,7 +186,7 @@ async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, j
     took_s = trio.current_time() - sent_at
     hashes = record["hashes"]
     if hashes:
-        await connection.fetchval("SELECT dl_unpark($1)", sorted(set(hashes)))
+        await aio_unpark(connection, sorted(set(hashes)))
     became = list(zip(record["queues"], record["statuses"], strict=True))
     return Reaped(hashes, record["now"] - sent_at, record["jumped"], became, took_s)
 

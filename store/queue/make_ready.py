@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.command_tag import row_count
 
 BATCH: Final = 2_000
 KEYS: Final = 500
@@ -80,7 +81,7 @@ async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence
 
 
 async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str]) -> int:
-    return _count(await connection.execute(_KNOWN, queues, tasks, BATCH))
+    return row_count(await connection.execute(_KNOWN, queues, tasks, BATCH))
 
 
 async def ready_free(database: Database) -> int:
@@ -105,13 +106,13 @@ async def _aio_ready_free(connection: Any) -> int:
 
 
 async def unpark(database: Database, hashes: Sequence[int]) -> int:
-    """Look again, after a park was committed, whether its key has become free meanwhile; how many jobs were woken."""
-    return await database.write(_aio_unpark, list(hashes))
+    """Wake the next job of each of these keys that nobody holds; how many jobs were woken.
+
+    After the commit of what may have freed a key or parked a job for it: the key has to be looked at in a new snapshot.
+    """
+    return await database.write(aio_unpark, hashes) if hashes else 0
 
 
-async def _aio_unpark(connection: Any, hashes: list[int]) -> int:
-    return int(await connection.fetchval("SELECT dl_unpark($1)", hashes))
-
-
-def _count(tag: str) -> int:
-    return int(tag.rpartition(" ")[2])
+async def aio_unpark(connection: Any, hashes: Sequence[int]) -> int:
+    """As `unpark` (asyncio-flavoured), in no transaction."""
+    return int(await connection.fetchval("SELECT dl_unpark($1::int[])", hashes))

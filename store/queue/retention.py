@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.command_tag import row_count
 
 # What failed in a load stays until it is solved: it tells which rows are missing, and how to ask for them again.
 # The array makes the planner fetch the chosen rows by the primary key; the status is judged again on the locked row.
@@ -45,4 +46,4 @@ async def prune(database: Database, days: Mapping[Status, int], *, batch: int = 
 async def _aio_prune(connection: Any, days: Mapping[Status, int], batch: int) -> int:
     tags = [await connection.execute(_DELETE_JOBS, status, limit, batch) for status, limit in days.items()]
     tags.append(await connection.execute(_DELETE_WORKERS))
-    return sum(int(tag.removeprefix("DELETE ")) for tag in tags)
+    return sum(map(row_count, tags))

@@ -22,6 +22,7 @@ import trio
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.outcomes import Outcome
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
+from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import LOST_STATEMENTS, PLANNER_OF_USERS, connect
 from dataloader.store.connection.driver_errors import MISSING, said
 from dataloader.store.queue.finish import aio_finish
@@ -59,7 +60,7 @@ class JobTransaction:
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table` in binary form; their number comes back."""
         tag: str = await self._run(self._connection.copy_records_to_table, table, columns=columns, records=rows)
-        return int(tag.rpartition(" ")[2])
+        return row_count(tag)
 
     async def _run(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         async def aio_told() -> T:

@@ -186,7 +186,7 @@ async def release(connection, measuring):
 
 async def unpark(connection, measuring):
     hashes = await connection.fetchval("SELECT array_agg(hashtext('parked ' || i)) FROM generate_series(1, 10) AS i")
-    await make_ready._aio_unpark(measuring, hashes)
+    await make_ready.aio_unpark(measuring, hashes)
 
 
 async def sweep(_connection, measuring):
