@@ -16,8 +16,8 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Run, Runs, margin_s
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason

@@ -15,8 +15,8 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Runs
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database

@@ -15,8 +15,8 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.telemetry import Telemetry

@@ -22,8 +22,9 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.messages import Ended, Shown, ToRecord, Wake
 from dataloader.actors.outage import Outage
+from dataloader.actors.to_record import Ended, Shown, ToRecord
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome

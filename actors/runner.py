@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from dataloader.actors.job_runs import Run
-from dataloader.actors.messages import Ended, Shown, ToRecord
+from dataloader.actors.to_record import Ended, Shown, ToRecord
 from dataloader.jobs.errors import BadRequest, DataloaderError, StoreUnavailable
 from dataloader.jobs.job import Job, ThreadJob, Transaction
 from dataloader.jobs.listings import LEVELS, Level

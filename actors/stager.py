@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 import trio
 
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks

@@ -24,7 +24,6 @@ from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.keeper import Keeper
 from dataloader.actors.listener import Listener
-from dataloader.actors.messages import ToRecord
 from dataloader.actors.outage import Outage
 from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
@@ -32,6 +31,7 @@ from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.releaser import Releaser
 from dataloader.actors.runner import RunServices
 from dataloader.actors.stager import Stager
+from dataloader.actors.to_record import ToRecord
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.contract import Operator

@@ -24,8 +24,8 @@ import trio
 
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
-from dataloader.actors.messages import Ended, ToRecord
 from dataloader.actors.runner import RunServices
+from dataloader.actors.to_record import Ended, ToRecord
 from dataloader.flows.etl.config import PipelineSettings
 from dataloader.flows.etl.metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError

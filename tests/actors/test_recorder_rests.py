@@ -9,9 +9,10 @@ import trio.testing
 from logged import capture_logs
 
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.messages import Ended, Shown, Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
+from dataloader.actors.to_record import Ended, Shown
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob

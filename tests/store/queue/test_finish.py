@@ -9,9 +9,9 @@ import trio
 from databases import raw_connection
 
 from dataloader.actors.job_runs import Runs
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import UNSTORABLE, Recorder
+from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step

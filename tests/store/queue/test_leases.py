@@ -8,9 +8,9 @@ from databases import raw_connection
 from logged import capture_logs
 
 from dataloader.actors import reaper as reaper_module
-from dataloader.actors.messages import Wake
 from dataloader.actors.outage import Outage
 from dataloader.actors.reaper import Reaper
+from dataloader.actors.wake import Wake
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step

@@ -1,35 +1,11 @@
-"""All that flows between actors, and the flag that wakes one.
+"""The flag that wakes an actor.
 
-    listener ── Wake ──► dispatcher ── start ──► runner ── Ended | Shown ──► recorder ── freed ──► dispatcher
-
-A wake-up is a flag and not a message in a queue: ten notifications mean one look at the database.
+No message in a queue: ten notifications mean one look at the database.
 """
 
 from __future__ import annotations
 
-import attrs
 import trio
-
-from dataloader.actors.job_runs import Run
-from dataloader.jobs.outcomes import Outcome
-
-
-@attrs.frozen(eq=False)
-class Ended:
-    """A run has ended and this is to be written; None: nothing, the job is somebody else's or recorded already."""
-
-    run: Run
-    outcome: Outcome | None
-
-
-@attrs.frozen(eq=False)
-class Shown:
-    """A run has progress or log lines to be written; sent once until they are."""
-
-    run: Run
-
-
-ToRecord = Ended | Shown
 
 
 class Wake:
