@@ -60,7 +60,7 @@ faults *args:
 
 # the loads, in full, with the real data sets where they are at hand
 loads *args: _servers
-    {{ bin }}/pytest tests/etl tests/store tests/cli/test_etl.py tests/web/api/test_etl.py tests/examples -k "etl or earth" \
+    {{ bin }}/pytest tests/flows tests/store tests/cli/test_etl.py tests/web/api/test_etl.py tests/examples -k "etl or earth" \
         -n 2 --dist worksteal --pg {{ versions }} {{ args }}
 
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.

@@ -28,10 +28,10 @@ from dataloader.store.etl.run_records import LoadNotFound
 from dataloader.supervisor.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from dataloader.flows.etl.config import PipelineConfig
-    from dataloader.flows.etl.load import Load
-    from dataloader.flows.etl.run import Asked
-    from dataloader.flows.etl.sources.base import Request, Window
+    from dataloader.flows.etl.declare.load import Load
+    from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+    from dataloader.flows.etl.run.load_task import Asked
+    from dataloader.flows.etl.sources.source import Request, Window
 
 MAX_SHOWN: Final = 50
 """Windows that the table has."""
@@ -58,7 +58,7 @@ def plan(
     The windows and their first requests, and how long the pauses alone will take. From where the load has come to by
     the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
     """
-    from dataloader.flows.etl.run import read_args  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.run.load_task import read_args  # noqa: PLC0415 - not for --help
     from dataloader.store.embedded.cluster import versions_in  # noqa: PLC0415
 
     declared = _declared(load, where)
@@ -79,7 +79,7 @@ def plan(
 
 
 def _declared(name: str, where: str) -> Load:
-    from dataloader.flows.etl.run import load_of  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.run.load_task import load_of  # noqa: PLC0415 - not for --help
 
     tasks = load_tasks(where)
     check_known(name, tasks, where)
@@ -145,7 +145,7 @@ class Plan:
 
 
 async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Settings) -> Plan:
-    from dataloader.flows.etl.sources.base import SourceError, Window  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.sources.source import SourceError, Window  # noqa: PLC0415 - not for --help
 
     upto, is_first = None, False
     windows = [Window()]
@@ -161,7 +161,7 @@ async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Sett
 
 
 async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
-    from dataloader.flows.etl.segments import single_walks  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.plan.planner import single_walks  # noqa: PLC0415 - not for --help
 
     if not load.source.walks_are_segments:
         return [(window, [request async for request in load.source.requests(window)]) for window in windows]

@@ -36,7 +36,7 @@ def pipeline_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(given: Mapping[str, Any]) -> None:
     """Refuse what no load could have, whatever else is set where it runs."""
-    from dataloader.flows.etl.config import PipelineConfig  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.declare.pipeline_config import PipelineConfig  # noqa: PLC0415 - not for --help
 
     pauses = {"rate_min": 0.0, "rate_max": given.get("rate_min", 0.0)}
     try:
@@ -47,6 +47,6 @@ def _check(given: Mapping[str, Any]) -> None:
 
 def as_variables(pipeline: Mapping[str, Any]) -> dict[str, str]:
     """What was given as the variables that say the same, for `load_settings`."""
-    from dataloader.flows.etl.config import PREFIX  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.declare.pipeline_config import PREFIX  # noqa: PLC0415 - not for --help
 
     return {PREFIX + name.upper(): str(value) for name, value in pipeline.items()}

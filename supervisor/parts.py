@@ -32,8 +32,8 @@ from dataloader.actors.releaser import Releaser
 from dataloader.actors.runner import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.actors.to_record import ToRecord
-from dataloader.flows.etl.config import PipelineSettings
-from dataloader.flows.etl.metrics import EtlMetrics
+from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
+from dataloader.flows.etl.run.load_metrics import EtlMetrics
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure

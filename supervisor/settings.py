@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import attrs
 from dotenv.parser import parse_stream
 
-from dataloader.flows.etl.config import PREFIX, PipelineSettings
+from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSettings
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import values

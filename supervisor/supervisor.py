@@ -165,7 +165,7 @@ async def open_starting(
 
 def _point_out_unknown_loads(settings: Settings, tasks: Tasks) -> None:
     """A load whose name is misspelt in a variable would run with the settings of all. Without loads none is meant."""
-    from dataloader.flows.etl.flow import loads_of  # noqa: PLC0415 - only those who have such settings need it
+    from dataloader.flows.etl.flow.flow import loads_of  # noqa: PLC0415 - only those who have such settings need it
 
     if loads := loads_of(tasks):
         for sentence in settings.pipeline.of_no_load(loads):

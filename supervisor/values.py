@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import attrs
 import msgspec
 
-from dataloader.flows.etl.config import PREFIX, PipelineSettings, read_settings
+from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_NAME, NAME_RULE, check_name
 from dataloader.jobs.secrets.masking import MASKED, mask_address

@@ -10,24 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dataloader.flows.etl.config import PipelineConfig, PipelineSettings
-    from dataloader.flows.etl.dimensions import Dimension, Dimensions
-    from dataloader.flows.etl.flow import Flow, add_dimensions, add_flows
-    from dataloader.flows.etl.load import Detail, History, Load, Target
-    from dataloader.flows.etl.reader import Reader
-    from dataloader.flows.etl.run import add_loads, run_load
-    from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
+    from dataloader.flows.etl.declare.load import Detail, History, Load, Target
+    from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
+    from dataloader.flows.etl.declare.windows import Windows
+    from dataloader.flows.etl.flow.dimensions import Dimension, Dimensions
+    from dataloader.flows.etl.flow.flow import Flow, add_dimensions, add_flows
+    from dataloader.flows.etl.formats.csv_format import Csv
+    from dataloader.flows.etl.formats.json_format import Json, JsonLines
+    from dataloader.flows.etl.formats.packed_format import Compressed, Zip
+    from dataloader.flows.etl.formats.xml_format import Xml
+    from dataloader.flows.etl.parse.database_reader import Reader
+    from dataloader.flows.etl.run.cancellation_token import CancellationToken
+    from dataloader.flows.etl.run.load_task import add_loads, run_load
+    from dataloader.flows.etl.sources.credentials import Auth
     from dataloader.flows.etl.sources.files import Files
-    from dataloader.flows.etl.sources.formats import Csv, Json, JsonLines
     from dataloader.flows.etl.sources.http import Http
-    from dataloader.flows.etl.sources.markup import Xml
-    from dataloader.flows.etl.sources.packed import Compressed, Zip
-    from dataloader.flows.etl.sources.pages import Cursor, LinkHeader, NextUrl, Offset, PageNumber
+    from dataloader.flows.etl.sources.pagination import Cursor, LinkHeader, NextUrl, Offset, PageNumber
     from dataloader.flows.etl.sources.routing import Routing
     from dataloader.flows.etl.sources.s3 import S3
-    from dataloader.flows.etl.sources.secrets import Auth
-    from dataloader.flows.etl.token import CancellationToken
-    from dataloader.flows.etl.windows import Windows
+    from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
     from dataloader.store.etl.suppliers import Budget
 
 __all__ = [
@@ -74,24 +75,25 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "flows.etl.config": "PipelineConfig PipelineSettings",
-    "flows.etl.dimensions": "Dimension Dimensions",
-    "flows.etl.flow": "Flow add_dimensions add_flows",
-    "flows.etl.load": "Detail History Load Target",
-    "flows.etl.reader": "Reader",
-    "flows.etl.run": "add_loads run_load",
-    "flows.etl.sources.base": "Page Record Request Response Source SourceError Window",
+    "flows.etl.declare.load": "Detail History Load Target",
+    "flows.etl.declare.pipeline_config": "PipelineConfig PipelineSettings",
+    "flows.etl.declare.windows": "Windows",
+    "flows.etl.flow.dimensions": "Dimension Dimensions",
+    "flows.etl.flow.flow": "Flow add_dimensions add_flows",
+    "flows.etl.formats.csv_format": "Csv",
+    "flows.etl.formats.json_format": "Json JsonLines",
+    "flows.etl.formats.packed_format": "Compressed Zip",
+    "flows.etl.formats.xml_format": "Xml",
+    "flows.etl.parse.database_reader": "Reader",
+    "flows.etl.run.cancellation_token": "CancellationToken",
+    "flows.etl.run.load_task": "add_loads run_load",
+    "flows.etl.sources.credentials": "Auth",
     "flows.etl.sources.files": "Files",
-    "flows.etl.sources.formats": "Csv Json JsonLines",
     "flows.etl.sources.http": "Http",
-    "flows.etl.sources.markup": "Xml",
-    "flows.etl.sources.packed": "Compressed Zip",
-    "flows.etl.sources.pages": "Cursor LinkHeader NextUrl Offset PageNumber",
+    "flows.etl.sources.pagination": "Cursor LinkHeader NextUrl Offset PageNumber",
     "flows.etl.sources.routing": "Routing",
     "flows.etl.sources.s3": "S3",
-    "flows.etl.sources.secrets": "Auth",
-    "flows.etl.token": "CancellationToken",
-    "flows.etl.windows": "Windows",
+    "flows.etl.sources.source": "Page Record Request Response Source SourceError Window",
     "store.etl.suppliers": "Budget",
 }
 _WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}

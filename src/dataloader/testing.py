@@ -26,8 +26,8 @@ from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
 from dataloader.actors.runner import RunServices
 from dataloader.actors.to_record import Ended, ToRecord
-from dataloader.flows.etl.config import PipelineSettings
-from dataloader.flows.etl.metrics import EtlMetrics
+from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
+from dataloader.flows.etl.run.load_metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob, NewJob

@@ -1,8 +1,9 @@
 """A load's target as the catalogue has it, and the stage in front of it, where the rows of a segment wait.
 
-Rows come in batches as lines of COPY's text format (dataloader.flows.etl.rows) and the database's own input functions
-read them, so that a value that does not fit shows in its batch: the stage has the target's types, NOT NULLs, checks and
-defaults. A segment ends with a merge (merge.py, history_merge.py) of what is staged under its token and number.
+Rows come in batches as lines of COPY's text format (flows/etl/parse/copy_lines.py), and the database's own input
+functions read them, so that a value that does not fit shows in its batch: the stage has the target's types, NOT NULLs,
+checks and defaults. A segment ends with a merge (merge.py, history_merge.py) of what is staged under its token
+and number.
 
 A stage is a table of its own and unlogged: a temporary one would belong to one connection, and batches come over
 several. A crash of the server empties it, which the merge notices by the number of rows.

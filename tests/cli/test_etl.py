@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from etl.source_app import Answer, open_source_app
 from services import Service
+from source_app import Answer, open_source_app
 
 from dataloader.cli.etl import etl
 
@@ -25,13 +25,14 @@ LOADS = """
 import os
 from datetime import date
 from dataloader import Tasks
-from dataloader.flows.etl.flow import Flow, add_flows
-from dataloader.flows.etl.load import Load, Target
-from dataloader.flows.etl.run import add_loads
+from dataloader.flows.etl.flow.flow import Flow, add_flows
+from dataloader.flows.etl.declare.load import Load, Target
+from dataloader.flows.etl.run.load_task import add_loads
 from dataloader.flows.etl.sources.files import Files
-from dataloader.flows.etl.sources.formats import Csv, Json
+from dataloader.flows.etl.formats.csv_format import Csv
+from dataloader.flows.etl.formats.json_format import Json
 from dataloader.flows.etl.sources.http import Http
-from dataloader.flows.etl.windows import Windows
+from dataloader.flows.etl.declare.windows import Windows
 
 tasks = Tasks()
 

@@ -10,7 +10,7 @@ import attrs
 import etl_reference
 import pytest
 
-from dataloader.flows.etl.config import PREFIX, PipelineConfig
+from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
 from dataloader.store.connection import connect
 from dataloader.supervisor import tree

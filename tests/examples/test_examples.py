@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio_asyncio
-from etl.source_app import Answer, open_source_app
+from source_app import Answer, open_source_app
 
 from dataloader.testing import run_task
 

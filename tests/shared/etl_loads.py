@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from dataloader.flows.etl.rows import LineEncoder
+from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
 from dataloader.store.etl.merge import Counts, Merge, aio_merge
 from dataloader.store.etl.tables import Lines, Segment, TableInfo, aio_describe, aio_prepare, aio_stage

@@ -10,7 +10,7 @@ import attrs
 import pytest
 from dotenv import dotenv_values
 
-from dataloader.flows.etl.config import PREFIX, PipelineConfig
+from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.parts import options_of
 from dataloader.supervisor.settings import (

@@ -19,9 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Final, Self, cast
 
-from dataloader.flows.etl.sources.base import SourceError
-from dataloader.flows.etl.sources.content import bounded
-from dataloader.flows.etl.sources.packed import DAMAGED, XZ, decompressor, members_of, words
+from dataloader.flows.etl.formats.content import bounded
+from dataloader.flows.etl.formats.packed_format import DAMAGED, XZ, decompressor, members_of, words
+from dataloader.flows.etl.sources.source import SourceError
 
 _ZIP: Final = b"PK"
 _BROKEN: Final = (*DAMAGED, tarfile.TarError)

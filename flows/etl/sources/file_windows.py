@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 
-from dataloader.flows.etl.sources import checks
-from dataloader.flows.etl.sources.base import SourceError, Window
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.sources.source import SourceError, Window
 
 WindowOf = str | Callable[[str], Window | None]
 """A regular expression, such as `yob(?P<year>[0-9]{4})`, or a function from a name to its window.
@@ -31,9 +31,9 @@ def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: Wind
     try:
         groups = set(re.compile(value).groupindex)
     except (re.error, TypeError):
-        raise checks.refuse(attribute.name, value, allowed) from None
+        raise option_checks.refuse(attribute.name, value, allowed) from None
     if groups not in ({"year"}, {"year", "month"}, {"year", "month", "day"}):
-        raise checks.refuse(attribute.name, value, allowed)
+        raise option_checks.refuse(attribute.name, value, allowed)
 
 
 def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:

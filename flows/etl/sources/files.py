@@ -19,11 +19,11 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 import trio
 
-from dataloader.flows.etl.sources import checks
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import GIB, Format
 from dataloader.flows.etl.sources.archives import Archive, list_members
-from dataloader.flows.etl.sources.base import Page, Record, Request, Response, Source, SourceError, Window
-from dataloader.flows.etl.sources.content import GIB, Format
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
+from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
 
 T = TypeVar("T")
 
@@ -42,7 +42,9 @@ def _as_patterns(value: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
 
 def _check_patterns(_instance: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     if not value or not all(value):
-        raise checks.refuse(attribute.name, list(value), "a path, a pattern such as /data/*.csv, or a list of them")
+        raise option_checks.refuse(
+            attribute.name, list(value), "a path, a pattern such as /data/*.csv, or a list of them"
+        )
 
 
 @attrs.frozen
@@ -62,11 +64,11 @@ class Files(Source):
 
     paths: tuple[str, ...] = attrs.field(converter=_as_patterns, validator=_check_patterns)
     format: Format = attrs.field(kw_only=True)
-    members: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
+    members: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
     window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
     record_source: bool = attrs.field(default=True, kw_only=True)
-    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
-    max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=checks.whole(1))
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
+    max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=option_checks.whole(1))
 
     @property
     def walks_are_segments(self) -> bool:

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal
 import attrs
 import httpx2
 
-from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import SAMPLE, Page, Request, Response, Source, SourceError, Window
-from dataloader.flows.etl.sources.content import Format
-from dataloader.flows.etl.sources.formats import Json
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import Format
+from dataloader.flows.etl.formats.json_format import Json
+from dataloader.flows.etl.sources import retry_after
+from dataloader.flows.etl.sources.credentials import Auth
 from dataloader.flows.etl.sources.http_client import (
     NO_CONTENT,
     Hop,
@@ -30,9 +31,9 @@ from dataloader.flows.etl.sources.http_client import (
     is_same_place,
     open_connection,
 )
-from dataloader.flows.etl.sources.pages import Pages
+from dataloader.flows.etl.sources.pagination import Pages
 from dataloader.flows.etl.sources.routing import Routing
-from dataloader.flows.etl.sources.secrets import Auth
+from dataloader.flows.etl.sources.source import SAMPLE, Page, Request, Response, Source, SourceError, Window
 
 MIB: Final = 2**20
 
@@ -46,11 +47,13 @@ def _check_url(_instance: Any, attribute: attrs.Attribute[str], value: str) -> N
     try:
         url = httpx2.URL(value)
     except (httpx2.InvalidURL, TypeError):
-        raise checks.refuse(attribute.name, value, allowed) from None
+        raise option_checks.refuse(attribute.name, value, allowed) from None
     if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
-        raise checks.refuse(attribute.name, value, allowed)
+        raise option_checks.refuse(attribute.name, value, allowed)
     if url.userinfo:
-        raise checks.refuse(attribute.name, value, f"{allowed} (the user belongs in auth=Auth.basic(user, password))")
+        raise option_checks.refuse(
+            attribute.name, value, f"{allowed} (the user belongs in auth=Auth.basic(user, password))"
+        )
 
 
 def _as_hosts(value: str | Iterable[str]) -> frozenset[str]:
@@ -60,14 +63,14 @@ def _as_hosts(value: str | Iterable[str]) -> frozenset[str]:
 def _check_headers(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
     for name in value:
         if name.lower() in {"authorization", "proxy-authorization", "cookie"}:
-            raise checks.refuse(attribute.name, name, "headers without secrets, which belong in auth=")
+            raise option_checks.refuse(attribute.name, name, "headers without secrets, which belong in auth=")
 
 
 def _check_statuses(_instance: Any, attribute: attrs.Attribute[Any], value: Mapping[int, Meaning]) -> None:
     for status, meaning in value.items():
         if type(status) is not int or not 201 <= status <= 599 or meaning not in _MEANINGS:
             allowed = 'statuses from 201 to 599 that mean "empty", "retry" or "fail"'
-            raise checks.refuse(attribute.name, {status: meaning}, allowed)
+            raise option_checks.refuse(attribute.name, {status: meaning}, allowed)
 
 
 @attrs.frozen
@@ -108,13 +111,13 @@ class Http(Source):
         factory=dict, kw_only=True, repr=lambda headers: str(list(headers)), validator=_check_headers
     )
     auth: Auth = attrs.field(factory=Auth, kw_only=True)
-    name: str = attrs.field(kw_only=True, validator=checks.text)
+    name: str = attrs.field(kw_only=True, validator=option_checks.text)
     method: str = attrs.field(default="GET", kw_only=True, validator=attrs.validators.in_(("GET", "POST")))
     statuses: Mapping[int, Meaning] = attrs.field(factory=dict, kw_only=True, validator=_check_statuses)
     timeout_s: float | None = attrs.field(
-        default=None, kw_only=True, validator=attrs.validators.optional(checks.seconds)
+        default=None, kw_only=True, validator=attrs.validators.optional(option_checks.seconds)
     )
-    max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=checks.whole(1))
+    max_body_bytes: int = attrs.field(default=256 * MIB, kw_only=True, validator=option_checks.whole(1))
     allowed_hosts: frozenset[str] = attrs.field(default=frozenset(), converter=_as_hosts, kw_only=True)
     ends_with_connection: bool = attrs.field(default=False, kw_only=True)
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)
@@ -182,7 +185,7 @@ class Http(Source):
 
     def hint_s(self, response: Response) -> float:
         """Seconds until there is a quota again, if the answer says that none is left; at most a day."""
-        return hints.rest_s(response.headers, now=datetime.now(UTC))
+        return retry_after.rest_s(response.headers, now=datetime.now(UTC))
 
     def resolve(self, endpoint: str) -> httpx2.URL:
         """The URL of an endpoint, or of a link from an answer. Raises `SourceError` if it may not be asked."""
@@ -217,5 +220,7 @@ def _query(params: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         several = value if isinstance(value, (list, tuple)) else [value]
         if not all(part is None or isinstance(part, (str, int, float)) for part in several):
-            raise checks.refuse(f"params.{name}", value, "a text, a number, true or false, a list of them, or None")
+            raise option_checks.refuse(
+                f"params.{name}", value, "a text, a number, true or false, a list of them, or None"
+            )
     return {name: value for name, value in params.items() if value is not None}

@@ -19,9 +19,10 @@ import httpx2
 import msgspec
 import trio
 
-from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import SAMPLE, Request, Response, SourceError
-from dataloader.flows.etl.sources.bodies import Body
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.sources import retry_after
+from dataloader.flows.etl.sources.http_body import Body
+from dataloader.flows.etl.sources.source import SAMPLE, Request, Response, SourceError
 
 if TYPE_CHECKING:
     from dataloader.flows.etl.sources.http import Http
@@ -149,7 +150,7 @@ class HttpConnection:
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code
         sample = body.decode(charset_of(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
-        rest_s = hints.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
+        rest_s = retry_after.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
         # Some services, GitHub for one, say so of a quota that is used up.
         is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
         is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
@@ -215,7 +216,7 @@ def charset_of(content_type: str) -> str | None:
     message = Message()
     message["content-type"] = content_type
     charset = message.get_param("charset")
-    return charset if isinstance(charset, str) and checks.is_charset(charset) else None
+    return charset if isinstance(charset, str) and option_checks.is_charset(charset) else None
 
 
 def _words(error: BaseException) -> str:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import attrs
 
-from dataloader.flows.etl.sources import checks
-from dataloader.flows.etl.sources.base import Window
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.sources.source import Window
 
 
 @attrs.frozen(kw_only=True)
@@ -23,15 +23,15 @@ class Routing:
         now: the clock, for tests.
     """
 
-    recent: str = attrs.field(validator=checks.text)
-    former: str = attrs.field(validator=checks.text)
+    recent: str = attrs.field(validator=option_checks.text)
+    former: str = attrs.field(validator=option_checks.text)
     recent_for: timedelta = attrs.field()
     now: Callable[[], datetime] = attrs.field(default=lambda: datetime.now(UTC), repr=False)
 
     @recent_for.validator
     def _check_recent_for(self, attribute: attrs.Attribute[timedelta], value: timedelta) -> None:
         if not isinstance(value, timedelta) or value <= timedelta(0):
-            raise checks.refuse(attribute.name, value, "a length of time above 0, such as timedelta(days=30)")
+            raise option_checks.refuse(attribute.name, value, "a length of time above 0, such as timedelta(days=30)")
 
     def walks(self, window: Window) -> list[tuple[str, Window]]:
         """Each endpoint that the window needs, with its part of it."""

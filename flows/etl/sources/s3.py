@@ -22,8 +22,12 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from dataloader.flows.etl.sources import checks, hints
-from dataloader.flows.etl.sources.base import (
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import GIB, Format
+from dataloader.flows.etl.sources import retry_after
+from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
+from dataloader.flows.etl.sources.files import page_of
+from dataloader.flows.etl.sources.source import (
     AskForList,
     Page,
     Request,
@@ -33,9 +37,6 @@ from dataloader.flows.etl.sources.base import (
     Window,
     ask_at_once,
 )
-from dataloader.flows.etl.sources.content import GIB, Format
-from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
-from dataloader.flows.etl.sources.files import page_of
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.secrets.masking import MASKED, mask_text, names_a_secret
 
@@ -81,14 +82,14 @@ class S3(Source):
             where boto3 looks for it: environment, files, the machine's role.
     """
 
-    bucket: str = attrs.field(validator=checks.text)
+    bucket: str = attrs.field(validator=option_checks.text)
     prefix: str = ""
     format: Format = attrs.field(kw_only=True)
-    pattern: str = attrs.field(default="*", kw_only=True, validator=checks.text)
+    pattern: str = attrs.field(default="*", kw_only=True, validator=option_checks.text)
     window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
     record_source: bool = attrs.field(default=True, kw_only=True)
-    name: str | None = attrs.field(default=None, kw_only=True, validator=checks.text_or_none)
-    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=checks.whole(1))
+    name: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
+    max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
     options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, repr=False)
 
     @property
@@ -207,7 +208,7 @@ class S3Connection:
         return SourceError(
             self._hide(f"{what}: {reason.get('Message', '')} ({reason.get('Code', '')})"),
             is_passing=is_busy or reason.get("Code") in _PASSING_CODES,
-            retry_after_s=hints.retry_after_s(headers, now=datetime.now(UTC)),
+            retry_after_s=retry_after.retry_after_s(headers, now=datetime.now(UTC)),
             status=status,
         )
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from etl_loads import STAGE, open_load
 
-from dataloader.flows.etl.rows import LineEncoder
+from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.merge import Counts, Merge, Mode, Scope
 from dataloader.store.etl.tables import SEQUENCE, quote

@@ -15,7 +15,7 @@ from etl_loads import STAGE, open_load
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from dataloader.flows.etl.rows import LineEncoder
+from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.jobs.errors import TargetError, Unstorable
 from dataloader.store.etl.tables import (
     REQUEST,

@@ -1,0 +1,1 @@
+"""What a data engineer declares: a load, its windows, its pipeline's settings."""

@@ -1,0 +1,188 @@
+"""Asks the source, one request after the other, and hands the responses on (E1, E7, E10).
+
+It runs in the job's scope: whatever stops the job stops it at once, in a pause or in a response. A place in the
+processing queue is taken before a request is sent, so a full queue holds up the next request and never a response; and
+a response is handed on before its source's pause begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from typing import Final
+
+import attrs
+
+from dataloader.flows.etl.declare.load import Detail
+from dataloader.flows.etl.fetch.rate_limiter import Slot
+from dataloader.flows.etl.fetch.request_sender import Sender
+from dataloader.flows.etl.plan.segment import Part, Segment
+from dataloader.flows.etl.run.pipeline_state import Fetched, Shared
+from dataloader.flows.etl.sources.source import Connection, Request, Response, SourceError
+
+MAX_REDIRECTS: Final = 5
+"""How many a request may go through, each of them a request in a turn of its own."""
+
+
+@attrs.define(eq=False)
+class Asker:
+    """Asks what the segments take, in their order."""
+
+    shared: Shared
+    sender: Sender
+    _connections: dict[int, Connection] = attrs.field(init=False, factory=dict)
+    _was_full: bool = attrs.field(init=False, default=False)
+
+    async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
+        """Ask for everything; the last response may still be on its way to the writer then."""
+        async with aclosing(segments), AsyncExitStack() as stack:
+            async for segment in segments:
+                self.shared.report.segment = segment.name
+                self.shared.report.segments_planned = segment.planned
+                for table in segment.tables:
+                    if id(table.source) not in self._connections:
+                        self._connections[id(table.source)] = await stack.enter_async_context(table.source.open())
+                await self._ask_segment(segment)
+            await self._until(lambda: not any(part.open for part in self.shared.parts))
+
+    async def _ask_segment(self, segment: Segment) -> None:
+        ids: list[tuple[str | int, str]] = []
+        for table in segment.tables:
+            part = Part(segment=segment, table=table, ends_segment=table is segment.tables[-1])
+            self.shared.parts.append(part)
+            if table.detail is None:
+                async with aclosing(segment.requests()) as requests:
+                    async for first in requests:
+                        await self._walk(part, first)
+            else:
+                for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
+                    await self._walk(part, request)
+                    part.arrivals.asked(request.key)
+            part.is_asked = True
+            await self.shared.close_if_done(part)
+            if not part.ends_segment:
+                await self._until(part.committed.is_set)
+                ids = part.ids
+
+    def _requests_of(self, part: Part, detail: Detail, ids: Sequence[tuple[str | int, str]]) -> Iterator[Request]:
+        """The details' requests, one for each id that is not in yet. Ids of one text, such as 1 and "1", are one.
+
+        That one can't be made is that id's own affair.
+        """
+        known = set(part.segment.done)
+        for given, segment in ids:
+            if str(given) in known:
+                continue
+            known.add(str(given))
+            try:
+                request = detail.of(given)
+            except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
+                told = f"its request can't be made: {type(error).__name__}: {error}"
+                self.shared.report.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
+            else:
+                yield attrs.evolve(request, segment=segment) if segment else request
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until it is so. What turns out to be unreadable meanwhile is asked for again."""
+        await self._ask_again()
+        while not is_so():
+            await self.shared.again.stirred()
+            await self._ask_again()
+
+    async def _ask_again(self) -> None:
+        """Ask again for what can't be read, though nobody waited for it when it came."""
+        while self.shared.again.unread:
+            unread = self.shared.again.unread.popleft()
+            try:
+                await self.sender.tried(partial(self._once, unread.part, unread.request), after=unread.tries)
+            except SourceError as error:
+                self.shared.request_failed(unread.part, unread.request, error)
+            await self.shared.drop_answer(unread.part, unread.request)
+
+    async def _walk(self, part: Part, first: Request) -> None:
+        # Where the next page was known the run that failed has gone on with it; else its walk ended here, and goes on.
+        is_alone = part.segment.is_retry and part.table.source.after_failure(first) is not None
+        request: Request | None = first
+        while request is not None:
+            await self._ask_again()
+            following = await self._ask(part, request)
+            request = None if is_alone else following
+
+    async def _ask(self, part: Part, request: Request) -> Request | None:
+        """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
+        try:
+            fetched = await self.sender.tried(partial(self._once, part, request))
+        except SourceError as error:
+            self.shared.request_failed(part, request, error)
+            return None if error.ends_walk else part.table.source.after_failure(request)
+        return fetched.page.following if fetched.page is not None else None
+
+    async def _once(self, part: Part, request: Request, tries: int) -> Fetched:
+        """Ask for the `tries`th time, and hand the response on; it has been read if the source needs that."""
+        fetched = await self._try(part, request, tries)
+        if part.table.source.needs_answer:
+            await fetched.is_read.wait()
+            # An error in its records, which may have shown by now, is the worker's to tell of.
+            if fetched.page is None and fetched.error is not None:
+                raise fetched.error
+        return fetched
+
+    async def _try(self, part: Part, request: Request, tries: int) -> Fetched:
+        """Ask, for the `tries`th time, and go where the source redirects to, when there is a place for the answer."""
+        await self._take_place()
+        is_handed_on = False
+        asked = request
+        try:
+            for _ in range(MAX_REDIRECTS + 1):
+                async with self.sender.turnstile.turn(part.table.source.name) as slot:
+                    response = await self._fetch(slot, part, asked)
+                    hop = part.table.source.redirected(response)
+                    if hop is None:
+                        part.answers += 1
+                        fetched = Fetched(part, request, attrs.evolve(response, request=request), part.answers, tries)
+                        part.open += 1
+                        part.arrivals.answered(request.key)
+                        self.shared.room.hold(len(response.body))
+                        self.shared.to_workers.send_nowait(fetched)
+                        is_handed_on = True
+                        self.shared.report.queued += 1
+                    self.sender.answered(asked.endpoint, response.status, response.took_s)
+                    if hop is None:
+                        return fetched
+                    asked = hop
+            raise SourceError(f"{request.endpoint}: more than {MAX_REDIRECTS} redirects", is_passing=False)
+        finally:
+            if not is_handed_on:
+                self.shared.room.give_place()
+
+    async def _fetch(self, slot: Slot, part: Part, request: Request) -> Response:
+        """Send one request in its turn, and have the answer."""
+        source = part.table.source
+        connection = self._connections[id(source)]
+
+        async def ask(timeout_s: float) -> Response:
+            part.sent += 1
+            return await connection.fetch(request, timeout_s=timeout_s)
+
+        response = await self.sender.send(slot, request.endpoint, ask)
+        slot.hint_s = source.hint_s(response)
+        return response
+
+    async def _take_place(self) -> None:
+        room = self.shared.room
+        if room.is_full:
+            if not self._was_full:
+                self.shared.log.warning(
+                    "the processing queue is full: the next request waits",
+                    phase="requests",
+                    queue_size=self.shared.config.queue_size,
+                    held_bytes=room.bytes,
+                )
+            self.shared.report.waiting = {"for": "a place in the processing queue"}
+        # Told of once, until a request need not wait.
+        self._was_full = room.is_full
+        try:
+            await room.take_place()
+        finally:
+            self.shared.report.waiting = None

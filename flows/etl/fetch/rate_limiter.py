@@ -1,0 +1,145 @@
+"""Lets one request at a time through to a source, over all processes, with the pauses between them (E1, S4).
+
+Whose turn it is stands in the database (store/etl/suppliers.py); here is the waiting, and what a run says meanwhile. A
+turn lasts until its request is over: its answer has been read, or its connection is closed. The pause counts from
+there, and begins when the response has been handed on. A request that is cancelled is at work in its source all the
+same: its answer is waited for a little, and only then its connection closed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final, Generic, TypeVar
+
+import attrs
+import trio
+
+from dataloader.flows.etl.run.load_progress import Report
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.suppliers import Budget, aio_give, aio_take
+
+T = TypeVar("T")
+
+LEASE_MARGIN_S: Final = 15.0
+"""How much longer than its own deadline a request may hold its source: for the database."""
+LINGER_S: Final = 2.0
+"""How long the answer to a request that was cancelled is waited for before its connection is closed."""
+LOOK_S: Final = (0.1, 1.0)
+"""How soon to look again, and how late, when another run's request is under way: nobody knows when it ends."""
+
+
+@attrs.define(kw_only=True)
+class Slot:
+    """A turn. `hint_s`: for how long the source wants to be left alone, by its own words.
+
+    `ends_at`: when the turn ends at the latest, by Trio's clock.
+    """
+
+    linger_s: Callable[[], float]
+    ends_at: float = math.inf
+    hint_s: float = 0.0
+
+    def within(self, timeout_s: float) -> float:
+        """So many seconds for the request, or the fewer that are left of the turn: a process may have stood still."""
+        return max(0.0, min(timeout_s, self.ends_at - trio.current_time()))
+
+    async def send(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Await the turn's request, to its end or for `linger_s()` after a cancellation. Raises what `ask` raises."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        sent = _Sent[T]()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sent.run, ask)
+                try:
+                    await sent.ended.wait()
+                finally:
+                    sent.scope.deadline = trio.current_time() + self.linger_s()
+        except BaseExceptionGroup:
+            # Of this task alone, which was cancelled: the other one raises nothing. Who cancelled it sees no group.
+            await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC120 - that is the exception
+            raise
+        return sent.answer()
+
+
+@attrs.define
+class _Sent(Generic[T]):
+    """A request that goes on when those who wait for it are cancelled, until the deadline of its `scope`."""
+
+    scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    _answer: list[T] = attrs.field(factory=list)
+    _error: Exception | None = None
+
+    async def run(self, ask: Callable[[], Awaitable[T]]) -> None:
+        with self.scope:
+            try:
+                self._answer.append(await ask())
+            except Exception as error:  # noqa: BLE001 - whatever a source raises goes to who waits
+                self._error = error
+        self.ended.set()
+
+    def answer(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._answer[0]
+
+
+@attrs.frozen(kw_only=True)
+class Turnstile:
+    """The turns of one run, whose token is `holder`. Times in seconds.
+
+    `linger_s` tells how long the answer to a cancelled request may be waited for.
+    """
+
+    database: Database
+    holder: int
+    report: Report
+    rate_min: float
+    rate_max: float
+    lease_s: float
+    linger_s: Callable[[], float] = lambda: LINGER_S
+    budgets: tuple[Budget, ...] = ()
+    draw: random.Random = attrs.field(factory=random.Random)
+
+    @asynccontextmanager
+    async def turn(self, source: str | None) -> AsyncIterator[Slot]:
+        """Wait for the turn at `source`, and have it for the length of a block; None need not be waited for."""
+        slot = Slot(linger_s=self.linger_s)
+        if source is None:
+            yield slot
+            return
+        slot.ends_at = await self._wait(source)
+        try:
+            yield slot
+        finally:
+            pause_s = self.draw.uniform(self.rate_min, self.rate_max)
+            waits_for = "pause" if slot.hint_s <= pause_s else "retry-after"
+            # Shielded, with the store's deadline: else nobody could ask until the lease has ended.
+            await self.database.write(  # noqa: ASYNC102
+                aio_give, source, self.holder, max(pause_s, slot.hint_s), waits_for
+            )
+
+    async def _wait(self, source: str) -> float:
+        """Wait for the turn; when it ends at the latest, by Trio's clock."""
+        look_s = LOOK_S[0]
+        try:
+            while True:
+                asked_at = trio.current_time()
+                turn = await self.database.write(aio_take, source, self.holder, self.lease_s, self.budgets)
+                if turn.waits_for is None:
+                    return asked_at + self.lease_s
+                wait_s = turn.wait_s
+                if turn.waits_for == "request":
+                    wait_s, look_s = min(wait_s, look_s * self.draw.uniform(0.8, 1.2)), min(look_s * 2, LOOK_S[1])
+                self.report.waiting = {
+                    "for": turn.waits_for,
+                    "source": source,
+                    "until": (datetime.now(UTC) + timedelta(seconds=turn.wait_s)).isoformat(timespec="seconds"),
+                }
+                await trio.sleep(wait_s)
+        finally:
+            self.report.waiting = None

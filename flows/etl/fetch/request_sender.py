@@ -1,0 +1,100 @@
+"""Sends requests to a source, each in its turn, and counts and logs them (E1).
+
+All that a run asks of a source goes through here, a list of objects too: so `requests` is the number of requests that
+were sent, each try and each hop of a redirect for itself, as budgets count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import attrs
+import trio
+
+from dataloader.flows.etl.fetch.rate_limiter import Slot, Turnstile
+from dataloader.flows.etl.run.pipeline_state import Shared
+from dataloader.flows.etl.sources.source import Source, SourceError
+
+T = TypeVar("T")
+
+RETRY_S: Final = (1.0, 30.0)
+"""The first wait between two tries of a request, which doubles, and the longest."""
+
+
+def wait_s(tries: int) -> float:
+    """How many seconds to wait when so many tries have failed."""
+    return min(RETRY_S[0] * 2.0 ** (tries - 1), RETRY_S[1])
+
+
+@attrs.frozen(eq=False)
+class Sender:
+    """Sends the requests of one run."""
+
+    shared: Shared
+    turnstile: Turnstile
+
+    async def tried(self, ask: Callable[[int], Awaitable[T]], *, after: int = 0) -> T:
+        """Await `ask`, which is told the number of the try, again as long as that may help.
+
+        `after` so many tries that have failed already. Raises the `SourceError` of the last one.
+        """
+        tries = after
+        while True:
+            if tries:
+                await trio.sleep(wait_s(tries))
+            tries += 1
+            try:
+                return await ask(tries)
+            except SourceError as error:
+                if not self.shared.is_to_be_tried_again(error, tries):
+                    raise
+
+    async def send(self, slot: Slot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Send a request in its turn by `ask`, which is told how many seconds there are, and have the answer.
+
+        Raises what `ask` raises.
+        """
+        report, began = self.shared.report, trio.current_time()
+
+        async def sent() -> T:
+            report.count(requests=1)
+            return await ask(slot.within(self.shared.config.request_timeout))
+
+        try:
+            return await slot.send(sent)
+        except SourceError as error:
+            slot.hint_s = error.retry_after_s or 0.0
+            self.shared.log.warning(
+                "request failed", phase="requests", endpoint=_shown(endpoint), status=error.status, error=str(error)
+            )
+            raise
+        finally:
+            report.phases["requests"].add(trio.current_time() - began)
+
+    def answered(self, endpoint: str, status: int, took_s: float) -> None:
+        """Log that a request was answered."""
+        self.shared.log.info(
+            "request", phase="requests", endpoint=_shown(endpoint), status=status, took_s=round(took_s, 3)
+        )
+
+    async def listed(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Send a request for a list of what there is to ask for, again if it may help.
+
+        Raises `SourceError` when it failed for good: without the list nobody knows what the run has to do.
+        """
+
+        async def once(_try: int) -> T:
+            async with self.turnstile.turn(source.name) as slot:
+                began = trio.current_time()
+                answer = await self.send(slot, endpoint, ask)
+                self.answered(endpoint, HTTPStatus.OK, trio.current_time() - began)
+                return answer
+
+        return await self.tried(once)
+
+
+def _shown(endpoint: str) -> str:
+    """What the log says was asked for: the address of a redirect may be signed."""
+    return endpoint.partition("?")[0]

@@ -1,0 +1,1 @@
+"""Several loads and dimensions as one run."""

@@ -1,0 +1,187 @@
+"""Dimension and fact tables that are made of tables of the same database, several at a time (E8).
+
+    stars = Dimensions(
+        name="dwd",
+        tables=(
+            Dimension(
+                table="dim_country",
+                query="SELECT code, region, document->>'name' AS name FROM country JOIN profile USING (code)",
+                key=("code",),
+                history=History(tracked=("region", "name")),
+            ),
+            Dimension(table="fact_rate", query="SELECT day, currency, rate FROM ecb_rate", key=("day", "currency")),
+        ),
+    )
+
+Each table is merged in a transaction of its own. One that fails does not stop the others; the run has failed then, and
+when it is tried again only what failed is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from dataloader.flows.etl.declare.load import History
+from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
+from dataloader.flows.etl.parse.transform import brief
+from dataloader.flows.etl.run.etl_run import JobRun
+from dataloader.flows.etl.run.load_log import RunLog
+from dataloader.jobs.errors import DataloaderError, LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.model import MAX_NAME
+from dataloader.store.etl.dimension_load import DimensionLoad, aio_load_dimension
+from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.merge import Merge
+from dataloader.store.etl.run_journal import stage_name
+from dataloader.store.etl.tables import Segment, TableInfo, as_names
+
+
+class TablesFailed(DataloaderError):  # noqa: N818 - says what has
+    """Some of the tables of a set of dimensions could not be merged; the others are."""
+
+
+@attrs.frozen(kw_only=True)
+class Dimension:
+    """A table, and the SELECT that gives its rows; a column of the query goes to the table's column of its name.
+
+    `$1` in the query, if it is there, is the date as of which it is asked. With `history` each version of a row is
+    kept; without, rows are brought up to date by the key, and those that the query does not give stay as they are. With
+    `history` a query that gives no row at all has failed, or every version would be closed, unless `allow_empty`.
+    """
+
+    table: str
+    query: str
+    key: tuple[str, ...] = attrs.field(converter=as_names)
+    history: History | None = None
+    allow_empty: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not self.key:
+            raise ValueError(f"table {self.table}: key: is missing; the names of columns, such as ('code',)")
+
+
+@attrs.frozen(kw_only=True)
+class Dimensions:
+    """Tables that are merged together, `parallel` at a time, or as many as the setting DL_DWD__PARALLEL_WORKERS says.
+
+    Each takes a connection of the transactions' pool.
+
+    Raises `ValueError`, which names the field, its value and what is allowed.
+    """
+
+    name: str
+    tables: tuple[Dimension, ...]
+    parallel: int | None = None
+    description: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME:
+            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
+        if self.parallel is not None and (type(self.parallel) is not int or not 1 <= self.parallel <= 100):
+            raise ValueError(f"parallel: must be an integer from 1 to 100, not {self.parallel!r}")
+        names = [dimension.table for dimension in self.tables]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"tables: must be one or more, each table once, not {', '.join(names) or 'none'}")
+
+
+async def run_dimensions(run: JobRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:
+    """Merge the tables as of a date, but for those that an earlier attempt has merged; `done` is its summary.
+
+    Raises `TablesFailed` at the end if any could not be merged.
+    """
+    tables: dict[str, dict[str, Any]] = {
+        name: table for name, table in done.get("tables", {}).items() if table["status"] == "succeeded"
+    }
+    parallel = dimensions.parallel or run.job.resource(PipelineSettings).tables_at_once
+    async with run.task(dimensions.name) as noted:
+        merging = _Merging(run, dimensions, as_of, tables, trio.CapacityLimiter(parallel))
+        try:
+            async with trio.open_nursery() as nursery:
+                for dimension in dimensions.tables:
+                    if dimension.table not in tables:
+                        nursery.start_soon(merging.merge, dimension)
+        finally:
+            failed = sorted(name for name, table in tables.items() if table["status"] == "failed")
+            if len(tables) == len(dimensions.tables):
+                noted.status = "failed" if failed else "succeeded"
+            noted.summary = {
+                "status": noted.status or run.status_of_stop(),
+                "tables_succeeded": len(tables) - len(failed),
+                "tables_failed": len(failed),
+                "tables": tables,
+            }
+    if failed:
+        first = tables[failed[0]]["error"]
+        raise TablesFailed(
+            f"{len(failed)} of {len(dimensions.tables)} tables failed: {', '.join(failed)}; {failed[0]}: {first}"
+        )
+
+
+@attrs.frozen(eq=False)
+class _Merging:
+    """A set of dimensions under way; `tables` are those that are done, by name, with what came of them."""
+
+    run: JobRun
+    dimensions: Dimensions
+    as_of: dt.date
+    tables: dict[str, dict[str, Any]]
+    limiter: trio.CapacityLimiter
+
+    async def merge(self, dimension: Dimension) -> None:
+        """Merge one table when a place is free; that it was refused is noted, and stops no other."""
+        run, log = self.run, RunLog.of(self.run.job, self.dimensions.name)
+        load = DimensionLoad(
+            table=dimension.table,
+            query=dimension.query,
+            key=dimension.key,
+            as_of=self.as_of,
+            stage=stage_name(run.claimed.job_id, run.claimed.token, self.dimensions.tables.index(dimension)),
+            run_id=run.claimed.job_id,
+            token=run.claimed.token,
+            merge_of=partial(_merge_of, dimension, self.as_of),
+            allow_empty=dimension.history is None or dimension.allow_empty,
+        )
+        async with self.limiter:
+            began = dt.datetime.now(dt.UTC)
+            counts: Mapping[str, int] = {}
+            error = None
+            try:
+                counts = await run.transactions.run(aio_load_dimension, load)
+            except (StoreUnavailable, LeaseLost):
+                raise
+            except StoreError as refused:
+                error = brief(str(refused))
+                log.warning("a table could not be merged", phase="writing", table=dimension.table, error=error)
+            else:
+                log.info("merged", phase="writing", table=dimension.table, **counts)
+            self.tables[dimension.table] = {
+                "status": "succeeded" if error is None else "failed",
+                "began_at": began.isoformat(),
+                "ended_at": dt.datetime.now(dt.UTC).isoformat(),
+                "counts": dict(counts),
+                **({} if error is None else {"error": error}),
+            }
+            run.job.show({"tables_done": len(self.tables), "tables": len(self.dimensions.tables)})
+
+
+def _merge_of(  # noqa: PLR0917 - what the store adds is positional
+    dimension: Dimension, as_of: dt.date, info: TableInfo, segment: Segment, rows: int, columns: Sequence[str]
+) -> Merge | HistoryMerge:
+    if dimension.history is None:
+        return Merge(table=info, segment=segment, rows=rows, columns=columns, key=dimension.key)
+    history = dimension.history
+    return history.merge(
+        info,
+        segment,
+        rows=rows,
+        key=dimension.key,
+        tracked=history.tracked,
+        columns=columns,
+        as_of=as_of,
+        complete=True,
+    )

@@ -1,0 +1,153 @@
+"""Several loads in order and in layers as one run: ODS → DWD → DWS → … (E12).
+
+    nightly = Flow(name="nightly", layers={"ods": [rates, countries], "dwd": [stars]})
+    add_flows(tasks, nightly)
+
+The tasks of a run go one after the other, in the order of their registration, so that of all their requests one is in
+flight at a time. A layer begins when the one before it has succeeded, with failures or without. A run that is tried
+again goes on with the tasks that have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date
+from functools import partial
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.declare.load import Load
+from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
+from dataloader.flows.etl.flow.dimensions import Dimensions, TablesFailed, run_dimensions
+from dataloader.flows.etl.plan.planner import Asked, read_args
+from dataloader.flows.etl.run.cancellation_token import CancellationToken
+from dataloader.flows.etl.run.etl_run import JobRun, TaskEnd
+from dataloader.flows.etl.run.load_run import run_one
+from dataloader.flows.etl.run.load_task import load_of
+from dataloader.jobs.errors import BadRequest, TargetError
+from dataloader.jobs.job import Job
+from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.outcomes import Canceled, GiveUp
+from dataloader.jobs.tasks import Task, Tasks
+from dataloader.store.etl.run_journal import GONE_THROUGH, RunState
+
+
+@attrs.frozen(kw_only=True)
+class Flow:
+    """A run of several tasks: `layers` are their names with their loads and dimensions, in order.
+
+    Raises `ValueError`, which names the field, its value and what is allowed.
+    """
+
+    name: str
+    layers: Mapping[str, Sequence[Load | Dimensions]]
+    description: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME:
+            raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
+        names = [task.name for _, task in self.tasks]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"layers: must be one or more tasks, each name once, not {', '.join(names) or 'none'}")
+
+    @property
+    def tasks(self) -> list[tuple[str, Load | Dimensions]]:
+        """All tasks with their layers, in order."""
+        return [(layer, task) for layer, tasks in self.layers.items() for task in tasks]
+
+
+def add_flows(tasks: Tasks, *flows: Flow) -> None:
+    """Register each flow as a task of its name. Raises `ValueError` for a name that is taken."""
+    for flow in flows:
+        handler = partial(run_flow, flow)
+        handler.__doc__ = flow.description or f"Run {', '.join(flow.layers)}."
+        tasks.task(flow.name)(handler)
+
+
+def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
+    """Register each set of dimensions as a task of its name. Raises `ValueError` for a name that is taken."""
+    for dimensions in sets:
+        handler = partial(run_flow, Flow(name=dimensions.name, layers={"": [dimensions]}))
+        handler.__doc__ = dimensions.description or f"Merge {', '.join(d.table for d in dimensions.tables)}."
+        tasks.task(dimensions.name)(handler)
+
+
+def loads_of(tasks: Mapping[str, Task]) -> set[str]:
+    """The names of the loads among the tasks, those of flows too."""
+    loads = {name for name, task in tasks.items() if load_of(task) is not None}
+    for task in tasks.values():
+        if isinstance(task.handler, partial) and task.handler.func is run_flow:
+            loads |= {one.name for _, one in task.handler.args[0].tasks if isinstance(one, Load)}
+    return loads
+
+
+async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None) -> object:
+    """Run a flow as a job: the handler of its task. Its args are those of a load, for all, and `as_of`, a date."""
+    try:
+        as_of, asked = _read_args(job.args)
+        settings = job.resource(PipelineSettings)
+        configs = {
+            task.name: settings.config(task.name, task.pipeline, asked.pipeline)
+            for _, task in flow.tasks
+            if isinstance(task, Load)
+        }
+    except ValueError as error:
+        return GiveUp(str(error))
+    run = JobRun(job=job, name=flow.name, cancel=cancel or CancellationToken())
+    state = await run.begin("flow", [(layer, task.name) for layer, task in flow.tasks])
+    day = as_of or state.started_at.astimezone(UTC).date()
+    async with run.noted():
+        reasons = await _Layers(run, configs, asked, state, day).run(flow)
+    if run.cancel.is_cancelled:
+        return Canceled("the run's cancellation token was cancelled")
+    return GiveUp("; ".join(reasons)) if reasons else run.summary()
+
+
+@attrs.frozen(eq=False)
+class _Layers:
+    """A flow under way. `configs` are those of its loads, `day` is the date as of which dimensions are asked."""
+
+    job_run: JobRun
+    configs: Mapping[str, PipelineConfig]
+    asked: Asked
+    state: RunState
+    day: date
+
+    async def run(self, flow: Flow) -> list[str]:
+        """Run the layers, up to the first in which something fails; why it did, for each task that did."""
+        reasons: list[str] = []
+        for tasks in flow.layers.values():
+            for task in tasks:
+                if self.job_run.cancel.is_cancelled:
+                    return reasons
+                reasons += await self._task(task)
+            if reasons:
+                break
+        return reasons
+
+    async def _task(self, task: Load | Dimensions) -> list[str]:
+        """Run a task unless an earlier attempt has; why it failed, if it did."""
+        run, name = self.job_run, task.name
+        status = self.state.statuses[name]
+        if status in GONE_THROUGH:
+            run.ended[name] = TaskEnd(status, self.state.summaries[name])
+            return []
+        try:
+            if isinstance(task, Load):
+                loaded = await run_one(run, task, self.configs[name], self.asked, self.state)
+                return [f"{name}: {loaded.reason}"] if loaded.end == "failed" else []
+            await run_dimensions(run, task, self.day, self.state.summaries[name] or {})
+        except (TargetError, BadRequest, TablesFailed) as error:
+            return [f"{name}: {error}"]
+        return []
+
+
+def _read_args(args: Mapping[str, Any]) -> tuple[date | None, Asked]:
+    rest = dict(args)
+    text = rest.pop("as_of", None)
+    try:
+        as_of = None if text is None else date.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"args.as_of: must be a day, such as 2026-01-31, not {text!r}") from None
+    return as_of, read_args(rest)

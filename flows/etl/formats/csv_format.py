@@ -1,0 +1,178 @@
+"""CSV: rows of cells, which stay text.
+
+Nothing is guessed, and a row that does not fit is named as broken while the rest goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, Final
+
+import attrs
+
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import Content, refuse_html
+from dataloader.flows.etl.sources.source import Record, SourceError
+
+MOST_BLANK: Final = 100
+"""Lines of a CSV file that are looked at, and kept meanwhile, for one that is not blank."""
+# Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
+
+
+@attrs.frozen
+class Csv:
+    """Rows of cells; every cell is text, an empty one the empty text.
+
+    Args:
+        delimiter: one character between cells.
+        encoding: None takes the one that the source names, else UTF-8. A byte order mark is no part of the text.
+        columns: names of the columns in a file without a header line; None takes them from its first line. A column
+            without a name must be empty, and is left out.
+        quote: one character around cells that have delimiters or line breaks.
+
+    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded. Blank lines count
+    for nothing. A quote that is never closed breaks what follows it, up to 131,072 characters, then reading goes on.
+    """
+
+    delimiter: str = attrs.field(default=",", validator=option_checks.one_character)
+    encoding: str | None = attrs.field(default=None, validator=option_checks.charset_or_none)
+    columns: Sequence[str] | None = attrs.field(default=None)
+    quote: str = attrs.field(default='"', validator=option_checks.one_character)
+
+    @columns.validator
+    def _check_columns(self, attribute: attrs.Attribute[Any], value: Sequence[str] | None) -> None:
+        allowed = "a list of names, each once, or None for a file that has them in its first line"
+        if value is None:
+            return
+        if isinstance(value, str) or not value or not all(isinstance(name, str) for name in value):
+            raise option_checks.refuse(attribute.name, value, allowed)
+        if _repeated(value):
+            raise option_checks.refuse(attribute.name, value, allowed)
+
+    @property
+    def reports_errors(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def has_end(self) -> bool:
+        """False: nobody misses rows behind the last one, nor half a cell."""
+        return False
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records of all rows.
+
+        Raises `SourceError` if there is no header line, or it names a column twice; also for a page of HTML.
+        """
+        encoding = self.encoding or charset or "utf-8"
+        if encoding.lower().replace("_", "-") in {"utf-8", "utf8"}:
+            encoding = "utf-8-sig"
+        lines = _Lines(io.TextIOWrapper(stream, encoding, errors="surrogateescape", newline=""))
+        with _decoding(encoding):
+            lines.check_first()
+        rows = csv.reader(iter(lines), delimiter=self.delimiter, quotechar=self.quote, strict=True)
+        content = Content()
+        with _decoding(encoding):
+            columns = _header(rows) if self.columns is None else self.columns
+        content.rest = self._records(content, columns, rows, lines, encoding)
+        return content
+
+    def _records(
+        self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines, encoding: str
+    ) -> Iterator[Record]:
+        with _decoding(encoding):
+            yield from self._rows(content, columns, rows, lines)
+
+    def _rows(self, content: Content, columns: Sequence[str], rows: Any, lines: _Lines) -> Iterator[Record]:
+        lines.is_undecoded = False
+        nameless = [place for place, name in enumerate(columns) if not name]
+        width = len(columns)
+        while True:
+            first = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                content.add_broken(f"line {first}", str(error), _printable(lines.last))
+                lines.is_undecoded = False
+                continue
+            if lines.is_undecoded:
+                text = _printable(self.delimiter.join(row))
+                content.add_broken(f"line {first}", "bytes that are not text in the file's encoding", text)
+                lines.is_undecoded = False
+            elif len(row) != width:
+                if row:
+                    content.add_broken(f"line {first}", f"{len(row)} cells, not {width}", self.delimiter.join(row))
+            elif nameless and any(row[place] for place in nameless):
+                content.add_broken(f"line {first}", "a cell in a column without a name", self.delimiter.join(row))
+            elif nameless:
+                yield {name: cell for name, cell in zip(columns, row, strict=True) if name}
+            else:
+                yield dict(zip(columns, row))  # noqa: B905 - of one length, and this loop is what large files wait for
+
+
+@contextmanager
+def _decoding(encoding: str) -> Iterator[None]:
+    """Encodings of more than one byte can fail in ways that can't be put off to the row."""
+    try:
+        yield
+    except UnicodeError as error:
+        raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
+
+
+class _Lines:
+    """The lines of a text; remembers the last one, and whether one since the flag was last cleared is undecoded."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self.last = ""
+        self.is_undecoded = False
+        self._text = text
+        self._first: list[str] = []
+
+    def check_first(self) -> None:
+        """Raise `SourceError` if the first line that is not blank, of the first hundred, is that of a page of HTML."""
+        for line in itertools.islice(self._text, MOST_BLANK):
+            self._first.append(line)
+            if line.strip():
+                break
+        refuse_html("".join(self._first))
+
+    def __iter__(self) -> Iterator[str]:
+        for line in itertools.chain(self._first, self._text):
+            self.last = line
+            if not line.isascii() and _UNDECODED.search(line):
+                self.is_undecoded = True
+            yield line
+
+
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    try:
+        columns = next(rows, None)
+    except csv.Error as error:
+        raise SourceError(f"the header line can't be read: {error}", is_passing=True) from error
+    if not columns or not any(columns):
+        raise SourceError("there is no header line, and no columns are declared", is_passing=True)
+    if repeated := _repeated(columns):
+        raise SourceError(f"the header line names {repeated!r} more than once", is_passing=False)
+    return columns
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first name that comes twice; empty ones may."""
+    seen: set[str] = set()
+    for name in names:
+        if name and name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _printable(text: str) -> str:
+    return _UNDECODED.sub("�", text)

@@ -1,0 +1,184 @@
+"""JSON documents and lines of JSON.
+
+Nothing is lost on the way, and nothing is guessed: numbers with a fraction become `Decimal`, and an item that is no
+record is named as broken while the rest goes on.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import IO, Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import MISSING, Content, describe, look_up, parts_of, refuse_html
+from dataloader.flows.etl.formats.json_items import items_at
+from dataloader.flows.etl.sources.source import SAMPLE, Record, SourceError
+from dataloader.jobs.secrets.masking import mask_text
+
+_BOM: Final = b"\xef\xbb\xbf"
+_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def _check_path(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or (value and not all(value.split("."))):
+        raise option_checks.refuse(
+            attribute.name, value, "names with dots between them, such as data.items, or nothing"
+        )
+
+
+@attrs.frozen
+class Json:
+    """A JSON document.
+
+    Args:
+        path: where in it the records are, names with dots between them (`data.items`); empty if the document is the
+            list. One object in its place is one record, null is none.
+        errors: takes the document, and gives a text if it says that the request failed, though its HTTP status does
+            not; None if all is well. That is a `SourceError` that passes.
+
+    A part of the list that is no object, or no JSON, is broken; the others are read. Numbers with a fraction or an
+    exponent are `Decimal`, others `int`.
+    """
+
+    path: str = attrs.field(default="", validator=_check_path)
+    errors: Callable[[Any], str | None] | None = None
+
+    @property
+    def reports_errors(self) -> bool:
+        """True if there is a function that finds errors in documents."""
+        return self.errors is not None
+
+    @property
+    def has_end(self) -> bool:
+        """True: a document that was cut is none."""
+        return True
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
+        document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
+        if self.errors is not None and (error := self.errors(document)) is not None:
+            raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_passing=True)
+        found = look_up(document, self.path)
+        if found is MISSING:
+            raise SourceError(f"path: there is no {self.path} in {describe(document)}", is_passing=False)
+        content = Content(document=document)
+        if isinstance(found, dict):
+            content.records.append(found)
+        elif isinstance(found, list):
+            for position, item in enumerate(found, 1):
+                if isinstance(item, dict):
+                    content.records.append(item)
+                elif isinstance(item, _Unreadable):
+                    content.add_broken(f"item {position}", item.error, item.sample)
+                else:
+                    content.add_broken(f"item {position}", *_no_object(item))
+        elif found is not None:
+            where = self.path or "the document"
+            raise SourceError(f"path: {where} is {describe(found)}, not a list or an object", is_passing=False)
+        return content
+
+
+@attrs.frozen
+class JsonLines:
+    """One JSON object on each line; empty lines count for nothing, a line that is no object is broken.
+
+    If the last one is no JSON and has no line's end, the body was cut: that is a `SourceError` that passes.
+    """
+
+    @property
+    def reports_errors(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def has_end(self) -> bool:
+        """False: nobody misses lines behind the last one."""
+        return False
+
+    def parse(self, stream: IO[bytes], charset: str | None) -> Content:
+        """The records of all lines. Raises `SourceError` for a body that was cut, or a page of HTML."""
+        content = Content()
+        body = _as_utf8(stream.read(), charset)
+        refuse_html(body[:SAMPLE].decode("utf-8", "replace"))
+        _check_last_line(body)
+        content.rest = _of_lines(content, body)
+        return content
+
+
+def _check_last_line(body: bytes) -> None:
+    last = body[body.rfind(b"\n") + 1 :].strip()
+    if last:
+        try:
+            _DECODER.decode(last)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            told = f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample(last)!r}"
+            raise SourceError(told, is_passing=True) from error
+
+
+def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
+    for number, raw in enumerate(io.BytesIO(body), 1):
+        if not (line := raw.strip()):
+            continue
+        item = _read(line)
+        if isinstance(item, dict):
+            yield item
+        elif isinstance(item, _Unreadable):
+            content.add_broken(f"line {number}", item.error, item.sample)
+        else:
+            content.add_broken(f"line {number}", *_no_object(item))
+
+
+def _as_utf8(body: bytes, charset: str | None) -> bytes:
+    """The body in the encoding of JSON, without a byte order mark."""
+    if charset and charset.lower().replace("_", "-") not in {"utf-8", "utf8", "us-ascii", "ascii"}:
+        try:
+            body = body.decode(charset).encode()
+        except UnicodeError as error:
+            raise SourceError(f"the text is not {charset}: {error}", is_passing=True) from error
+    return body.removeprefix(_BOM)
+
+
+@attrs.frozen
+class _Unreadable:
+    """An item of a list that is no JSON."""
+
+    error: str
+    sample: str
+
+
+def _decode(body: bytes, path: Sequence[str]) -> Any:
+    """The document; if it can't be read, and that is because of items of the list at `path`, those are `_Unreadable`.
+
+    Raises `SourceError` for any other.
+    """
+    document = _read(body)
+    if not isinstance(document, _Unreadable):
+        return document
+    if (items := items_at(body, path)) is not None and not isinstance(around := _read(items.around), _Unreadable):
+        found = [_read(text) for text in items.texts]
+        if not path:
+            return found
+        look_up(around, ".".join(path[:-1]))[path[-1]] = found
+        return around
+    raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_passing=True)
+
+
+def _read(text: bytes) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
+        return _Unreadable(str(error) or type(error).__name__, _sample(text))
+
+
+def _no_object(item: Any) -> tuple[str, str]:
+    """What is wrong with it, and how it begins."""
+    return f"{describe(item)}, not an object", _sample(msgspec.json.encode(item))
+
+
+def _sample(data: bytes) -> str:
+    return mask_text(data[:SAMPLE].decode("utf-8", "replace"))

@@ -1,0 +1,1 @@
+"""Responses become records, records become rows."""

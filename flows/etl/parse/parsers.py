@@ -1,0 +1,172 @@
+"""Reads responses and makes rows of them, several at once, off the event loop (E2, E10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.flows.etl.parse.database_reader import Reader, open_reader
+from dataloader.flows.etl.parse.transform import Processed, metadata_of, process
+from dataloader.flows.etl.run.pipeline_state import Fetched, Rows, Shared, Unread
+from dataloader.flows.etl.sources.source import Page, Response, Source, SourceError
+from dataloader.store.connection.bridge import Database
+
+MOST_TOLD: Final = 50
+"""Names of fields in one line of the log."""
+
+
+@attrs.define(eq=False)
+class Workers:
+    """The workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
+
+    shared: Shared
+    database: Database
+    in_processes: bool
+    _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
+    _is_writer_behind: bool = attrs.field(init=False, default=False)
+    limiter: trio.CapacityLimiter = attrs.field(init=False)
+
+    @limiter.default
+    def _one_thread_each(self) -> trio.CapacityLimiter:
+        return trio.CapacityLimiter(self.shared.config.workers)
+
+    async def run(self) -> None:
+        """Work until no more responses come."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.shared.config.workers):
+                nursery.start_soon(self._work)
+
+    async def _work(self) -> None:
+        report = self.shared.report
+        async with open_reader(self.database) as reader:
+            async for fetched in self.shared.fetched:
+                self.shared.room.give_place()
+                report.queued -= 1
+                report.active += 1
+                began = trio.current_time()
+                try:
+                    await self._process(fetched, reader)
+                finally:
+                    report.active -= 1
+                    report.phases["processing"].add(trio.current_time() - began)
+
+    async def _process(self, fetched: Fetched, reader: Reader) -> None:
+        part = fetched.part
+        try:
+            fetched.page = await self._in_thread(_read, part.table.source, fetched.response, self.in_processes)
+        except Exception as error:  # noqa: BLE001 - whatever a format raises, it is this response that can't be read
+            fetched.error = error if isinstance(error, SourceError) else _unreadable(error)
+        fetched.is_read.set()
+        if fetched.page is not None:
+            # Before its records: their failures are a row that a request which was answered earlier does not end.
+            self.shared.report.worked()
+            try:
+                made = await self._make_rows(fetched, fetched.page, reader)
+            except SourceError as error:
+                fetched.error = error
+            else:
+                await self._hand_on(fetched, fetched.page, made)
+        self.shared.room.hold(-len(fetched.response.body))
+        if fetched.error is None:
+            await self.shared.answer_done(part)
+        else:
+            await self._give_up(fetched, fetched.error)
+
+    async def _give_up(self, fetched: Fetched, error: SourceError) -> None:
+        """Leave what can't be read to the asker if its request is to be sent again; else it has failed."""
+        part, request = fetched.part, fetched.request
+        is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
+        if is_again:
+            told = {"error": str(error), "tries": fetched.tries}
+            self.shared.log.warning("an answer can't be read: its request is sent again", phase="processing", **told)
+        if part.table.source.needs_answer and fetched.page is None:
+            # The asker waits for it, and tries again, or tells of it.
+            await self.shared.drop_answer(part, request)
+        elif is_again:
+            self.shared.again.add(Unread(part, request, fetched.tries))
+        else:
+            self.shared.request_failed(part, request, error)
+            await self.shared.drop_answer(part, request)
+
+    async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> Processed:
+        part = fetched.part
+        metadata = metadata_of(
+            endpoint=fetched.request.endpoint,
+            url=fetched.response.url,
+            is_file=part.table.source.walks_are_segments,
+            fetched_at=datetime.now(UTC),
+        )
+        given = part.table.recipe, page, fetched.request.key, metadata
+        made: Processed = await (
+            self._in_process(process, *given) if self.in_processes else self._in_thread(process, *given, reader)
+        )
+        return made
+
+    async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
+        part, report = fetched.part, self.shared.report
+        counts = {
+            "details": int(part.table.detail is not None),
+            "records": made.records + len(page.broken),
+            "left_out": made.left_out,
+            "details_skipped": made.without_id,
+            "rows": made.rows,
+        }
+        report.count(**counts)
+        segment = fetched.request.segment
+        report.processed(page, made, segment or part.segment.name, [part.kept(fetched.request)])
+        part.lacks_records |= bool(page.broken or made.refused)
+        part.shapes |= made.shapes
+        self._tell_of_dropped(part.table.name, made.dropped)
+        part.ids += ((made_id, segment) for made_id in made.ids)
+        report.unwritten += made.rows
+        self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
+        self._look_at_the_writer()
+        rows = Rows(part, fetched.request, fetched.number, made.rows, made.lines, counts)
+        await self.shared.to_writer.send(rows)
+
+    def _look_at_the_writer(self) -> None:
+        """Tell once when it lags behind, and once when it does no more: half of that, or it would be told all along."""
+        waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
+        told = {"responses": waiting, "rows": self.shared.report.unwritten}
+        if not self._is_writer_behind and waiting > 2 * queue_size:
+            self._is_writer_behind = True
+            self.shared.log.warning("the writer lags behind", phase="processing", **told)
+        elif self._is_writer_behind and waiting <= queue_size:
+            self._is_writer_behind = False
+            self.shared.log.info("the writer has caught up", phase="processing", **told)
+
+    def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
+        """Once for each field: it is meant so, or a name is misspelt."""
+        known = self._dropped.setdefault(table, set())
+        if not names <= known:
+            told = sorted(map(str, names - known))
+            known |= names
+            self.shared.log.info(
+                "fields are left out: the table has no columns of these names, and no payload",
+                phase="processing",
+                table=table,
+                fields=told[:MOST_TOLD],
+            )
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""
+        return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.limiter)
+
+    async def _in_process(self, function: Callable[..., Any], *args: Any) -> Any:
+        import trio_parallel  # noqa: PLC0415 - an extra
+
+        return await trio_parallel.run_sync(function, *args, kill_on_cancel=True, limiter=self.limiter)
+
+
+def _read(source: Source, response: Response, is_sent_on: bool) -> Page:  # noqa: FBT001 - a thread's arguments
+    """The page, with all records read if it goes to another process."""
+    page = source.read(response)
+    return attrs.evolve(page, records=list(page.records)) if is_sent_on else page
+
+
+def _unreadable(error: Exception) -> SourceError:
+    return SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_passing=False)

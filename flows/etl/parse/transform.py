@@ -1,0 +1,291 @@
+"""What a worker makes of a page: rows as lines for the database, and the failures of single records (E2, E10).
+
+Runs in a thread, or in another process: all it is given is in a `Recipe`, and it touches nothing else, but for a
+transform that reads the database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from operator import itemgetter
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.flows.etl.declare.load import Made, Row
+from dataloader.flows.etl.parse.copy_lines import LineEncoder
+from dataloader.flows.etl.parse.database_reader import Reader
+from dataloader.flows.etl.sources.source import Page, Record
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import storable_text
+from dataloader.store.etl.merge import CONTENT_HASH
+from dataloader.store.etl.tables import SEQUENCE, Lines
+
+HASH_VERSION: Final = "2"
+PAYLOAD: Final = "payload"
+MAX_SAMPLE: Final = 1_000
+MAX_KEY: Final = 200
+MAX_DIGITS: Final = 1_000
+_sorted_json = msgspec.json.Encoder(order="sorted", decimal_format="number").encode
+MAX_REFUSED: Final = 1_000
+"""Records of a page that are refused one by one; of the others the number is kept. All have the page's request."""
+PIECE: Final = 10_000
+"""Lines that are joined: by themselves they take as much again."""
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """How records become rows of one table: `encoder` has the columns that may be written, in order.
+
+    `takes_id`: the transform is a detail's, and gets what was asked for as well; it gets a `Reader` if it `reads`.
+    """
+
+    transform: Callable[..., Made]
+    encoder: LineEncoder
+    key: tuple[str, ...]
+    hash_without: frozenset[str]
+    takes_id: bool = False
+    reads: bool = False
+    identify: Callable[[Record], str | int | None] | None = None
+
+
+@attrs.frozen
+class Refused:
+    """A record that became no row: its place in the page, its key or what stands for it, why, and its beginning."""
+
+    index: int
+    key: str
+    error: str
+    sample: str
+
+
+@attrs.frozen(kw_only=True)
+class Processed:
+    """What became of a page of `records` records: the lines of `rows` rows, for each set of columns that rows bring.
+
+    `dropped` are the fields of rows that the table has no columns for, nor for a payload. `left_out` records gave no
+    row; besides `refused`, `more_refused` were. `ids` are what details are to be asked for, `without_id` had none.
+    """
+
+    records: int
+    rows: int
+    lines: list[Lines] = attrs.field(repr=False)
+    dropped: frozenset[str]
+    left_out: int
+    refused: list[Refused]
+    more_refused: int
+    ids: list[str | int]
+    without_id: int
+
+    @property
+    def shapes(self) -> frozenset[tuple[str, ...]]:
+        """The columns that rows bring, for each kind of row."""
+        return frozenset(lines.columns for lines in self.lines)
+
+
+def process(
+    recipe: Recipe, page: Page, key: str, metadata: Mapping[str, Any], reader: Reader | None = None
+) -> Processed:
+    """Make rows of the page's records; `key` is the request's, `metadata` are columns that are the same for all.
+
+    Raises `SourceError` if the records are read as one goes and can't be; `StoreUnavailable` if the transform reads the
+    database and can't: that is no record's failure.
+    """
+    before = [key] if recipe.takes_id else []
+    after = [reader] if recipe.reads else []
+    table = _Table(recipe, metadata)
+    refused: list[Refused] = []
+    ids: list[str | int] = []
+    left_out = without_id = records = more_refused = 0
+    for index, record in enumerate(page.records):
+        records = index + 1
+        try:
+            made = recipe.transform(*before, record, *after)
+            if type(made) is dict:
+                encoded = [table.encode(made)]
+            else:
+                several = [made] if made is None or isinstance(made, Mapping) else made
+                encoded = [table.encode(row) for row in several if row is not None]
+                left_out += not encoded
+            if recipe.identify is not None:
+                found = _ids_of(recipe.identify(record))
+                ids += found
+                without_id += not found
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a transform raises is this record's failure
+            if len(refused) < MAX_REFUSED:
+                refused.append(_refusal(recipe, index, record, error))
+            else:
+                more_refused += 1
+        else:
+            for shape, line in encoded:
+                table.add(shape, line)
+    lines = [group.joined() for group in table.groups.values() if group.number]
+    return Processed(
+        records=records,
+        rows=sum(each.number for each in lines),
+        lines=lines,
+        dropped=frozenset(table.dropped),
+        left_out=left_out,
+        refused=refused,
+        more_refused=more_refused,
+        ids=ids,
+        without_id=without_id,
+    )
+
+
+def _ids_of(detail: str | int | None) -> list[str | int]:
+    if detail is None or isinstance(detail, (str, int)):
+        return [] if detail is None else [detail]
+    raise TypeError(f"the id of its details is {detail!r:.80}; a text or a number is needed")
+
+
+class _Group:
+    """Lines of rows that bring the same columns."""
+
+    def __init__(self, columns: tuple[str, ...], encoder: LineEncoder) -> None:
+        self.columns = columns
+        self.number = 0
+        self.encode = encoder.of((SEQUENCE, *columns)).encode
+        self._lines: list[bytes] = []
+        self._pieces: list[bytes] = []
+
+    def add(self, line: bytes) -> None:
+        self.number += 1
+        self._lines.append(line)
+        if len(self._lines) >= PIECE:
+            self._pieces.append(b"".join(self._lines))
+            self._lines.clear()
+
+    def joined(self) -> Lines:
+        return Lines(self.columns, self.number, b"".join([*self._pieces, *self._lines]))
+
+
+@attrs.frozen
+class _Shape:
+    """What is known of rows by their names: the fields for the `payload`, those that are `hashed`, and so on."""
+
+    group: _Group
+    payload: Sequence[str] | None
+    hashed: Sequence[str] | None
+    dropped: frozenset[str]
+    in_order: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+
+class _Table:
+    """The table as rows of one page are written into it; `dropped` are the fields that it has no columns for."""
+
+    def __init__(self, recipe: Recipe, metadata: Mapping[str, Any]) -> None:
+        self.groups: dict[tuple[str, ...], _Group] = {}
+        self.dropped: set[str] = set()
+        self._recipe = recipe
+        self._known = frozenset(recipe.encoder.columns)
+        self._metadata = {name: value for name, value in metadata.items() if name in self._known}
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._place = 0
+
+    def encode(self, row: Row) -> tuple[_Shape, bytes]:
+        """The row's line, with its payload, hash and metadata, as far as the table has columns for them."""
+        # This is what large files wait for: nothing below is done by hand for a row that can be done in one call.
+        names = tuple(row)
+        shape = self._shapes.get(names)
+        if shape is None:
+            shape = self._shapes[names] = self._shape(names)
+        for name in self._recipe.key:
+            if row.get(name) is None:
+                raise ValueError(f"column {name} of the key has no value")
+        self._place += 1
+        cells = {**self._metadata, **row, SEQUENCE: self._place}
+        if shape.payload is not None:
+            cells[PAYLOAD] = {name: row[name] for name in shape.payload}
+        if shape.hashed is not None:
+            cells[CONTENT_HASH] = content_hash({name: cells[name] for name in shape.hashed}, self._recipe.hash_without)
+        return shape, shape.group.encode(shape.in_order(cells))
+
+    def add(self, shape: _Shape, line: bytes) -> None:
+        """Keep a line that `encode` has made."""
+        shape.group.add(line)
+        if shape.dropped:
+            self.dropped |= shape.dropped
+
+    def _shape(self, names: tuple[str, ...]) -> _Shape:
+        rest = [name for name in names if name not in self._known]
+        has_payload = bool(rest) and PAYLOAD in self._known and PAYLOAD not in names
+        given = [name for name in names if name in self._known] + [PAYLOAD] * has_payload
+        has_hash = CONTENT_HASH in self._known and CONTENT_HASH not in given
+        brought = {*self._metadata, *given} | ({CONTENT_HASH} if has_hash else set())
+        columns = tuple(name for name in self._recipe.encoder.columns if name in brought)
+        if columns not in self.groups:
+            self.groups[columns] = _Group(columns, self._recipe.encoder)
+        return _Shape(
+            group=self.groups[columns],
+            payload=sorted(rest) if has_payload else None,
+            hashed=given if has_hash else None,
+            dropped=frozenset() if has_payload else frozenset(rest),
+            in_order=itemgetter(SEQUENCE, *columns) if columns else lambda cells: (cells[SEQUENCE],),
+        )
+
+
+def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
+    """A digest of a row's values but for those `without`, behind the version of the way it is made.
+
+    The same for the same contents: keys in any order, 10, 10.0 and Decimal("10.00"), composed and decomposed letters.
+    """
+    canonical = _canonical({name: value for name, value in row.items() if name not in without})
+    text = _sorted_json(canonical)
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.decode()).encode()
+    return f"{HASH_VERSION}:{hashlib.sha256(text).hexdigest()}"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float):
+        # As it is written, and not as it is in binary: 0.1 is 0.1.
+        value = Decimal(repr(float(value)))
+    if isinstance(value, Decimal):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {unicodedata.normalize("NFC", str(name)): _canonical(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value
+
+
+def _number(value: Decimal) -> int | Decimal | str:
+    """The same for the same number: a whole one as such, others without zeros at the end."""
+    if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
+        return str(value)
+    digits = format(value, "f")
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return Decimal(digits) if "." in digits else int(digits)
+
+
+def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> Refused:
+    values: Sequence[object] = [record[name] for name in recipe.key if name in record] or list(record.values())[:3]
+    key = ", ".join(map(str, values))
+    return Refused(index, brief(key, MAX_KEY), brief(f"{type(error).__name__}: {error}"), sample_of(record))
+
+
+def sample_of(value: object) -> str:
+    """The beginning of a value as JSON, masked, for people."""
+    try:
+        return brief(msgspec.json.encode(value, enc_hook=str).decode())
+    except Exception:  # noqa: BLE001 - a record that is no JSON is shown all the same
+        return brief(repr(value))
+
+
+def brief(text: str, limit: int = MAX_SAMPLE) -> str:
+    """The beginning of a text, masked before it is cut: of a secret that a cut goes through a part would stay."""
+    return storable_text(mask_text(mask_text(text[:20_000])[:limit]))
+
+
+def metadata_of(*, endpoint: str, url: str, is_file: bool, fetched_at: datetime) -> dict[str, Any]:
+    """The columns that say where a row came from."""
+    return {"source_file": endpoint if is_file else None, "source_endpoint": url, "fetched_at": fetched_at}

@@ -1,0 +1,1 @@
+"""Which segments a run has, and what each of them consists of."""

@@ -1,0 +1,191 @@
+"""The segments of a run: what is new, what was asked for, or only what failed before (E6, E10)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, date, datetime
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.flows.etl.declare.load import Load
+from dataloader.flows.etl.plan.segment import Segment, Table
+from dataloader.flows.etl.sources.source import AskForList, Request, Window, ask_at_once
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.text import storable_text
+
+MOST_RETRIED: Final = 1_000
+"""Failures that one segment tries again."""
+
+Kept = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The requests that are kept with failures, by the failures' numbers."""
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What a job's args ask of a load: `from` and `to` instead of what is new, settings of the pipeline.
+
+    `failures`: only what failed before is tried again, all (an empty tuple) or the failures of these numbers.
+    """
+
+    since: date | datetime | None = None
+    until: date | datetime | None = None
+    pipeline: Mapping[str, Any] = attrs.field(factory=dict)
+    failures: tuple[int, ...] | None = None
+
+
+def read_args(args: Mapping[str, Any]) -> Asked:
+    """The args of a load's job. Raises `ValueError`, which names the field, its value and what is allowed."""
+    for name in args:
+        if name not in {"from", "to", "pipeline", "failures"}:
+            raise ValueError(f"args.{name}: must be one of from, to, pipeline, failures")
+    pipeline = args.get("pipeline") or {}
+    if not isinstance(pipeline, Mapping):
+        raise ValueError(  # noqa: TRY004 - as for all args
+            f"args.pipeline: must be an object with settings such as rate_min, not {pipeline!r}"
+        )
+    failures = args.get("failures")
+    if failures == "all":
+        failures = ()
+    elif failures is not None and (
+        not isinstance(failures, list) or not failures or any(type(number) is not int for number in failures)
+    ):
+        raise ValueError(f'args.failures: must be "all", or a list of numbers of failures, not {failures!r:.80}')
+    if failures and len(failures) > MOST_RETRIED:
+        raise ValueError(f'args.failures: must be {MOST_RETRIED:,} numbers at most, or "all", not {len(failures):,}')
+    return Asked(
+        since=_instant(args, "from"),
+        until=_instant(args, "to"),
+        pipeline=pipeline,
+        failures=None if failures is None else tuple(failures),
+    )
+
+
+def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
+    text = args.get(name)
+    if text is None:
+        return None
+    for kind in (date, datetime):
+        try:
+            return kind.fromisoformat(text)
+        except (TypeError, ValueError):
+            continue
+    raise ValueError(f"args.{name}: must be a day or an instant, such as 2026-01-31, not {text!r}")
+
+
+async def new_segments(
+    load: Load, asked: Asked, tables: list[Table], ask: AskForList, *, cursor: datetime | None, now: datetime
+) -> AsyncGenerator[Segment, None]:
+    """What is new since `cursor`, until `now`, or what was asked for, in order. `ask` sends requests for lists."""
+    if load.windows is None:
+        windows, moves = [Window()], False
+    else:
+        windows = load.windows.plan(cursor=cursor, now=now.astimezone(UTC), since=asked.since, until=asked.until)
+        # The cursor says that all before it is loaded: what begins behind it leaves out what lies between.
+        loaded_to = cursor or load.windows.begin()
+        moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
+    if load.source.walks_are_segments:
+        async with aclosing(single_walks(load, windows, ask)) as walks:
+            async for window, request in walks:
+                name = storable_text(f"{request.endpoint} {request.key}".strip())
+                made = Segment(name=name, window=window, tables=tables, requests=partial(_these, [request]))
+                yield made  # noqa: ASYNC119 - load_run.py closes us, too
+        return
+    for window in windows:
+        yield Segment(
+            name=str(window),
+            window=window,
+            tables=tables,
+            requests=partial(load.source.listed, window, ask),
+            moves_cursor=moves,
+            planned=len(windows),
+        )
+
+
+async def single_walks(
+    load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once
+) -> AsyncGenerator[tuple[Window, Request], None]:
+    """The requests of a source whose walks are segments, such as files, each once, with the windows they belong to.
+
+    Of a load with windows they come in the order of their own ones: a snapshot never goes before an older one.
+    """
+    if not windows:
+        return
+    span = Window(windows[0].start, windows[-1].end)
+    async with aclosing(load.source.listed(span, ask)) as requests:
+        if load.windows is None:
+            async for request in requests:
+                yield span, request  # noqa: ASYNC119 - who iterates closes us
+            return
+        # What nothing tells the window of is what the source has by now.
+        by_now = windows[-1] if load.target.history is not None else span
+        found = [(_within(span, load.source.window(request)) or by_now, request) async for request in requests]
+    for window, request in sorted(found, key=lambda walk: walk[0].start or _EVER):
+        yield window, request
+
+
+def _within(span: Window, own: Window | None) -> Window | None:
+    """A file's own window, whole; where it is open, as far as the run goes."""
+    return own and Window(own.start or span.start, own.end or span.end)
+
+
+_EVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def check_failures(asked: Sequence[int], kept: Kept) -> None:
+    """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
+    if unknown := [number for number in asked if number not in kept]:
+        told = f"the load has no open failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
+        raise BadRequest("args.failures", told)
+    if whole := [number for number in asked if not kept[number]]:
+        told = f"a whole segment failed ({_listed(whole)}), which can't be tried alone; run the load again"
+        raise BadRequest("args.failures", told)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+async def retried_segments(
+    kept_behind: Callable[[int], Awaitable[Kept]], tables: list[Table]
+) -> AsyncGenerator[Segment, None]:
+    """Segments of the requests that are kept with failures; `kept_behind` gives the next ones behind a number.
+
+    Each solves its failures when it is committed, so a run that goes on finds those alone that are left. A segment is
+    known by the first of them.
+    """
+    last = 0
+    while kept := await kept_behind(last):
+        last = max(kept)
+        requests = await _kept_once(kept)
+        yield Segment(
+            name=f"failures from {min(kept)}",
+            window=Window(),
+            tables=tables,
+            requests=partial(_these, requests["list"]),
+            details=requests["detail"],
+            retries=tuple(kept),
+        )
+
+
+async def _kept_once(kept: Kept) -> dict[str, list[Request]]:
+    """The requests for lists and for details, each once: several records of one answer may have failed."""
+    once: dict[str, tuple[str, Request]] = {}
+    fields = {field.name for field in attrs.fields(Request)}
+    for requests in kept.values():
+        # There may be a batch's requests in each.
+        await trio.lowlevel.checkpoint()
+        for request in requests:
+            made = Request(**{name: value for name, value in request.items() if name in fields})
+            same = {name: value for name, value in request.items() if name not in {"tried_by", "segment"}}
+            once.setdefault(json.dumps(same, sort_keys=True), (request["of"], made))
+    return {of: [request for whose, request in once.values() if whose == of] for of in ("list", "detail")}
+
+
+async def _these(requests: Sequence[Request]) -> AsyncGenerator[Request, None]:
+    for request in requests:
+        yield request

@@ -1,0 +1,166 @@
+"""What a run has done so far: counts, phases, failures, and when they are too many in a row (E9, E10).
+
+One object that the parts of a pipeline write and nobody waits for: its snapshots are the job's progress, its summary is
+the job's result, and the failures it has gathered are taken from it by the writer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.flows.etl.parse.transform import Processed
+from dataloader.flows.etl.run.load_log import Phase
+from dataloader.flows.etl.sources.source import Page
+from dataloader.store.etl.run_journal import Failure
+
+PHASES: Final[tuple[Phase, ...]] = ("requests", "processing", "writing")
+FAILED: Final = {
+    "request": "requests_failed",
+    "detail": "details_failed",
+    "record": "records_failed",
+    "row": "rows_failed",
+    "batch": "rows_failed",
+}
+"""The count of each kind of failure; a batch's are its rows. A segment is counted at its end."""
+MAX_LISTED: Final = 1_000
+"""Failures that the summary lists; all are in the table of failures."""
+MANY_UNSAVED: Final = 1_000
+"""From so many on failures are put on record at once, and not with their segment."""
+
+
+@attrs.define
+class PhaseTimes:
+    """When a phase began, when it was at work last, and for how many seconds in all, over its workers."""
+
+    began_at: datetime | None = None
+    ended_at: datetime | None = None
+    busy_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """It was at work for so long, until now."""
+        self.ended_at = datetime.now(UTC)
+        began_at = self.ended_at - timedelta(seconds=seconds)
+        self.began_at = began_at if self.began_at is None else min(self.began_at, began_at)
+        self.busy_s += seconds
+
+
+@attrs.define(eq=False, kw_only=True)
+class Report:
+    """A run's account. `too_many` is called once when more than `max_failures` things in a row have failed."""
+
+    load: str
+    max_failures: int
+    too_many: Callable[[], None] = lambda: None
+    telemetry: Callable[[str, Mapping[str, int]], None] = lambda _load, _counts: None
+    counts: Counter[str] = attrs.field(factory=Counter)
+    phases: dict[Phase, PhaseTimes] = attrs.field(factory=lambda: {phase: PhaseTimes() for phase in PHASES})
+    failures: list[Failure] = attrs.field(factory=list)
+    last: Failure | None = None
+    unsaved: list[Failure] = attrs.field(factory=list)
+    waiting: Mapping[str, Any] | None = None
+    queued: int = 0
+    active: int = 0
+    unwritten: int = 0
+    segment: str = ""
+    segments_planned: int | None = None
+    began: float = attrs.field(factory=trio.current_time)
+    _in_a_row: int = 0
+
+    def count(self, **numbers: int) -> None:
+        """Add to the counts."""
+        self.counts.update(numbers)
+        self.telemetry(self.load, numbers)
+
+    def worked(self) -> None:
+        """Something succeeded: failures before it don't count as a row any more."""
+        self._in_a_row = 0
+
+    def failed(self, failure: Failure, *, is_on_record: bool = False) -> None:
+        """Something failed for good. `is_on_record`: other failures say in the database already what is missing."""
+        if failure.phase in FAILED:
+            self.count(**{FAILED[failure.phase]: failure.times})
+        self.last = failure
+        if len(self.failures) < MAX_LISTED:
+            self.failures.append(failure)
+        if not is_on_record:
+            self.unsaved.append(failure)
+        self._in_a_row += 1
+        if self._in_a_row == self.max_failures + 1:
+            self.too_many()
+
+    def processed(self, page: Page, processed: Processed, segment: str, requests: Sequence[Mapping[str, Any]]) -> None:
+        """A page's records were made rows, in their order, or failed: what failed of them."""
+        for broken in page.broken:
+            self.failed(self._of_record(segment, requests, broken.key, broken.error, broken.sample))
+        following = 0
+        for refused in processed.refused:
+            if refused.index > following:
+                self.worked()
+            following = refused.index + 1
+            self.failed(self._of_record(segment, requests, refused.key, refused.error, refused.sample))
+        if processed.more_refused:
+            more = f"{processed.more_refused} more records"
+            why = "their errors are not kept: too many records of one answer failed"
+            failure = self._of_record(segment, requests, more, why, "")
+            self.failed(attrs.evolve(failure, times=processed.more_refused))
+        elif following < processed.records:
+            self.worked()
+
+    def _of_record(
+        self, segment: str, requests: Sequence[Mapping[str, Any]], key: str, error: str, sample: str
+    ) -> Failure:
+        return Failure(
+            load=self.load, segment=segment, phase="record", key=key, error=error, sample=sample, requests=requests
+        )
+
+    def take_unsaved(self) -> list[Failure]:
+        """The failures that are not in the database yet; they are the caller's now."""
+        taken, self.unsaved = self.unsaved, []
+        return taken
+
+    @property
+    def are_many_unsaved(self) -> bool:
+        """So many failures are not in the database that they should not wait for their segment's end."""
+        return len(self.unsaved) >= MANY_UNSAVED
+
+    def put_back(self, failures: Sequence[Failure]) -> None:
+        """They are not in the database after all."""
+        self.unsaved = [*failures, *self.unsaved]
+
+    def snapshot(self) -> dict[str, Any]:
+        """How far it is, for the job's progress."""
+        shown: dict[str, Any] = {
+            "segment": self.segment,
+            **({} if self.segments_planned is None else {"segments_planned": self.segments_planned}),
+            **{name: number for name, number in sorted(self.counts.items()) if number},
+            "queued": self.queued,
+            "active_workers": self.active,
+            "unwritten": self.unwritten,
+        }
+        return shown if self.waiting is None else {**shown, "waiting": dict(self.waiting)}
+
+    def summary(self, status: str, reason: str) -> dict[str, Any]:
+        """What came of it, for the job's result; `reason` says why, where there is something to say."""
+        return {
+            "status": status,
+            **({"reason": reason} if reason else {}),
+            "seconds": round(trio.current_time() - self.began, 3),
+            "counts": {name: number for name, number in sorted(self.counts.items()) if number},
+            "phases": {
+                phase: {
+                    "began_at": None if times.began_at is None else times.began_at.isoformat(),
+                    "ended_at": None if times.ended_at is None else times.ended_at.isoformat(),
+                    "busy_s": round(times.busy_s, 3),
+                }
+                for phase, times in self.phases.items()
+            },
+            "failures": [
+                {"segment": f.segment, "phase": f.phase, "item": f.key, "error": f.error} for f in self.failures
+            ],
+        }

@@ -1,0 +1,93 @@
+"""How a run of a load has ended, by what failed in it: succeeded, succeeded with failures, or failed (E10).
+
+What is good is written in any case. A segment fails when a request of it failed for good, or its table refused it: it
+holds the cursor. Records, rows and details that fail don't; too many of them still fail the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+import attrs
+
+from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+from dataloader.flows.etl.run.load_progress import Report
+from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES, Failure
+
+_WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
+"""Counts of merges: what has come into a table, or was there."""
+
+_OF_SEGMENTS: Final = frozenset({"request", "batch", "segment"})
+_OF_RECORDS: Final = frozenset({"record", "row", "batch"})
+
+RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """How a load ended, and the sentence to say why, where it did not simply succeed."""
+
+    end: RunEnd
+    reason: str = ""
+
+
+def judge(report: Report, config: PipelineConfig) -> Verdict:
+    """How a run ended that has gone through all of its segments."""
+    counts = report.counts
+    if reasons := list(_too_many(counts, config)):
+        # Of the kind that the first sentence is about: a row that was refused does not fail its segment.
+        (_, phases), *_ = reasons
+        first = next((failure for failure in report.failures if failure.phase in phases), None)
+        told = "" if first is None else f"; the first failure was {_named(first)}"
+        return Verdict(end="failed", reason="; ".join(reason for reason, _ in reasons) + told)
+    failed = [f"{name.replace('_', ' ')}: {number:,}" for name, number in sorted(counts.items()) if _is_failure(name)]
+    if failed:
+        return Verdict(end=SUCCEEDED_WITH_FAILURES, reason=", ".join(failed))
+    return Verdict(end="succeeded")
+
+
+def give_up(report: Report, config: PipelineConfig) -> Verdict:
+    """How a run ended in which too many things in a row have failed."""
+    row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
+    return Verdict(
+        end="failed", reason=row if report.last is None else f"{row}; the last one was {_named(report.last)}"
+    )
+
+
+def _named(failure: Failure) -> str:
+    return f"a {failure.phase} ({failure.key}): {failure.error}"
+
+
+def _is_failure(name: str) -> bool:
+    return name.endswith("_failed")
+
+
+def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[tuple[str, frozenset[str]]]:
+    """What failed too often: more than the settings bear, or all there was, whatever they bear.
+
+    Sentences, each with the phases of the failures that it is about.
+    """
+    failed, loaded = counts.get("segments_failed", 0), counts.get("segments", 0)
+    # Of a segment that lacks a page the others are written.
+    is_all = not loaded and not any(counts.get(name) for name in _WRITTEN)
+    if failed > config.max_failed_segments or (failed and is_all):
+        bound = f"max_failed_segments is {config.max_failed_segments:,}"
+        yield f"{failed:,} of {failed + loaded:,} segments could not be loaded ({bound})", _OF_SEGMENTS
+    records = counts.get("records", 0)
+    # A record may have become several rows, each of which can be refused.
+    tried = max(records, counts.get("rows", 0) + counts.get("records_failed", 0))
+    yield from _of_share(
+        "records", counts.get("records_failed", 0) + counts.get("rows_failed", 0), tried, config, _OF_RECORDS
+    )
+    failed = counts.get("details_failed", 0)
+    yield from _of_share("details", failed, failed + counts.get("details", 0), config, frozenset({"detail"}))
+
+
+def _of_share(
+    what: str, failed: int, tried: int, config: PipelineConfig, phases: frozenset[str]
+) -> Iterator[tuple[str, frozenset[str]]]:
+    if failed > config.max_failed_share * tried or (failed and failed >= tried):
+        share = failed / tried if tried else 1.0
+        bound = f"max_failed_share is {config.max_failed_share:g}"
+        yield f"{failed:,} of {tried:,} {what} failed ({share:.1%}; {bound})", phases

@@ -1,0 +1,226 @@
+"""What flows between the parts of a pipeline, and what all of them share for one run."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+from dataloader.flows.etl.parse.transform import MAX_KEY, brief
+from dataloader.flows.etl.plan.segment import Part
+from dataloader.flows.etl.run.load_log import RunLog
+from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.sources.source import Page, Request, Response, SourceError
+from dataloader.store.etl.run_journal import Failure
+from dataloader.store.etl.tables import Lines
+
+WRITER_QUEUE: Final = 4
+"""Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
+
+MOST_BYTES: Final = 8 * 2**20
+"""Of responses and rows that wait to be processed and written: then no request is sent."""
+
+
+@attrs.define(eq=False)
+class Fetched:
+    """A response on its way from the asker to a worker, the part's `number`th.
+
+    It is the answer to the request's `tries`th try. Once `is_read` is set, `page` is there, or `error`.
+    """
+
+    part: Part
+    request: Request
+    response: Response
+    number: int
+    tries: int = 1
+    page: Page | None = None
+    error: SourceError | None = None
+    is_read: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """So many rows of the part's `answer`th response, or none, on their way from a worker to the writer.
+
+    `counts` are what was done for the answer, on record with its rows.
+    """
+
+    part: Part
+    request: Request
+    answer: int
+    number: int
+    lines: list[Lines] = attrs.field(repr=False)
+    counts: Mapping[str, int]
+
+
+@attrs.frozen(eq=False)
+class Unread:
+    """A request whose `tries`th answer can't be read, and that is to be tried again."""
+
+    part: Part
+    request: Request
+    tries: int
+
+
+@attrs.define(eq=False)
+class Again:
+    """What the asker is to ask for again. The answers stay open in their parts until it has."""
+
+    unread: deque[Unread] = attrs.field(factory=deque)
+    _stirred: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def add(self, unread: Unread) -> None:
+        """Ask for it again."""
+        self.unread.append(unread)
+        self.stir()
+
+    def stir(self) -> None:
+        """An answer is read, or a part is committed: who waits for that looks again."""
+        self._stirred.set()
+
+    async def stirred(self) -> None:
+        """Wait for the next of these."""
+        self._stirred = trio.Event()
+        await self._stirred.wait()
+
+
+@attrs.define(eq=False)
+class Room:
+    """What a run may have in memory: responses in the `places` of the processing queue, and bytes not yet written.
+
+    One asks for it, the asker, before it sends a request; so the last answer may go over the bytes by its own length.
+    """
+
+    places: int
+    most_bytes: int = attrs.field(factory=lambda: MOST_BYTES)
+    bytes: int = 0
+    _freed: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    @property
+    def is_heavy(self) -> bool:
+        """There are too many bytes."""
+        return self.bytes >= self.most_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """No request may be sent now."""
+        return self.places == 0 or self.is_heavy
+
+    async def take_place(self) -> None:
+        """Take a place, when there is one."""
+        while self.is_full:
+            self._freed = trio.Event()
+            await self._freed.wait()
+        self.places -= 1
+
+    def give_place(self) -> None:
+        """A response has left the queue, or did not come."""
+        self.places += 1
+        self._freed.set()
+
+    def hold(self, number: int) -> None:
+        """So many bytes more are held, or fewer."""
+        self.bytes += number
+        if number < 0:
+            self._freed.set()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Shared:
+    """What the parts of a pipeline share in one run.
+
+    Attributes:
+        run_id: the job whose run it is.
+        token: the job's, which fences what the run writes.
+        last_failure: the number of the last failure that earlier attempts of the job have put on record; 0 for none.
+        load: the load's name.
+        parts: those that are not committed yet, in their order. The asker begins them, the writer ends them.
+        room: what the asker may still ask for.
+        again: what the asker has to ask for again.
+        to_workers: the asker sends responses.
+        fetched: the workers receive them.
+        to_writer: the workers send rows; a part itself follows when all of its rows are sent.
+        processed: the writer receives both.
+    """
+
+    run_id: UUID
+    token: int
+    last_failure: int
+    load: str
+    config: PipelineConfig
+    report: Report
+    log: RunLog
+    parts: deque[Part] = attrs.field(init=False, factory=deque)
+    room: Room = attrs.field(init=False)
+    again: Again = attrs.field(init=False, factory=Again)
+    to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
+    fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
+    to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
+    processed: trio.MemoryReceiveChannel[Rows | Part] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # The room bounds what is on its way to the workers.
+        self.room = Room(self.config.queue_size)
+        self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
+        self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
+
+    def failure(
+        self,
+        part: Part,
+        phase: str,
+        key: str,
+        error: str,
+        *,
+        sample: str | None = None,
+        requests: Sequence[Request] = (),
+        times: int = 1,
+        segment: str = "",
+    ) -> Failure:
+        """A failure in a part of the run, to be reported. What is tried again keeps the segment in which it failed."""
+        return Failure(
+            load=self.load,
+            segment=segment or (requests[0].segment if requests else "") or part.segment.name,
+            phase=phase,
+            key=brief(key, MAX_KEY),
+            error=brief(error),
+            sample=sample,
+            requests=[part.kept(request) for request in requests],
+            times=times,
+        )
+
+    def is_to_be_tried_again(self, error: SourceError, tries: int) -> bool:
+        """Tell whether a request is sent once more whose `tries`th try has failed so."""
+        return error.is_passing and tries < self.config.attempts
+
+    def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
+        """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""
+        phase = "request" if part.table.detail is None else "detail"
+        part.is_whole &= phase == "detail"
+        part.arrivals.failed(request.key)
+        key = request.key or request.endpoint
+        # Of a walk that has ended this page alone is not what is missing, unless it was tried alone.
+        requests = [] if error.ends_walk and not part.segment.is_retry else [request]
+        self.report.failed(self.failure(part, phase, key, str(error), requests=requests))
+
+    async def answer_done(self, part: Part) -> None:
+        """An answer is no longer under way: its rows are on their way to the writer, or it is given up."""
+        part.open -= 1
+        await self.close_if_done(part)
+        self.again.stir()
+
+    async def drop_answer(self, part: Part, request: Request) -> None:
+        """An answer can't be read, and its request is asked again or has failed."""
+        part.arrivals.dropped(request.key)
+        await self.answer_done(part)
+
+    async def close_if_done(self, part: Part) -> None:
+        """Send the part to the writer, behind its rows, if nothing of it is under way any more."""
+        if part.is_asked and part.open == 0 and not part.is_closed:
+            part.is_closed = True
+            await self.to_writer.send(part)

@@ -1,0 +1,279 @@
+"""How an HTTP interface divides what it has into pages, and how one walks from each to the next.
+
+A strategy adds what the first request needs, and finds the following request in an answer. It has no state: what a
+walk must remember (its page, a mark of an earlier one) travels in its requests, so that any of them can be asked again
+alone. No walk goes on for ever: it ends in an error when it comes by the same page again, or has more than `max_pages`.
+Whether another host may be asked is http.py's to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Protocol
+
+import attrs
+
+from dataloader.flows.etl.declare import option_checks
+from dataloader.flows.etl.formats.content import MISSING, Content, describe, look_up
+from dataloader.flows.etl.sources.page_walk import check_circle, follow, links, step
+from dataloader.flows.etl.sources.source import Param, Request, Response, SourceError
+
+MAX_PAGES: Final = 100_000
+
+
+class Pages(Protocol):
+    """A strategy."""
+
+    def first(self, request: Request) -> Request:
+        """The request, as its walk begins."""
+
+    def following(self, response: Response, content: Content, secrets: Collection[str] = ()) -> Request | None:
+        """The request for the page after this answer, None at the end.
+
+        `secrets` are names of parameters that are added when a request is sent. A service may put them into its links
+        again; they must not be kept.
+
+        Raises `SourceError`, not passing, if the answer does not say what it must, or the walk goes in a circle.
+        """
+
+    def after_failure(self, request: Request) -> Request | None:
+        """The request for the page after one that could not be had; None at the end, or if only its answer would tell.
+
+        So it is known only of a walk whose earlier answers have told how many records there are.
+        """
+
+
+@attrs.frozen(kw_only=True)
+class PageNumber:
+    """Pages with numbers.
+
+    A walk ends at a page with fewer records than `size`, or, with `total_path`, when `total` records have come.
+
+    Args:
+        param: the parameter with the page's number.
+        size_param: the one with the number of records on a page, None if the interface has none.
+        size: how many records a page has.
+        first_page: the number of the first page, 1 or 0.
+        total_path: where in the document the number of all records stands. With it, a page that is not full before the
+            end is an error: the interface gives fewer records than `size`, so that a walk by it would miss some.
+        max_pages: after so many pages a walk is an error.
+    """
+
+    param: str = attrs.field(default="page", validator=option_checks.text)
+    size_param: str | None = attrs.field(default="size", validator=option_checks.text_or_none)
+    size: int = attrs.field(default=50, validator=option_checks.whole(1))
+    first_page: int = attrs.field(default=1, validator=option_checks.whole(0))
+    total_path: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+
+    def first(self, request: Request) -> Request:
+        """The first page's."""
+        return _with(request, {self.param: self.first_page} | _size(self.size_param, self.size))
+
+    def following(
+        self,
+        response: Response,
+        content: Content,
+        secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
+    ) -> Request | None:
+        """The next number, until the end."""
+        count = _count(content)
+        total = _total(self.total_path, content.document)
+        done = (response.request.page - 1) * self.size + count
+        if done >= total if total is not None else count < self.size:
+            return None
+        if count < self.size:
+            raise SourceError(
+                f"page {response.request.page} has {count:,} records, not {self.size:,}, though {self.total_path} says "
+                f"{total:,}; does the interface allow {self.size} on a page?",
+                is_passing=False,
+                ends_walk=count == 0,
+            )
+        return step(self._next(response.request, total), response, count, self.max_pages)
+
+    def after_failure(self, request: Request) -> Request | None:
+        """The next number, where the total is known and lies behind this page; None after `max_pages`."""
+        return self._next(request, request.total) if request.page * self.size < (request.total or 0) else None
+
+    def _next(self, request: Request, total: int | None) -> Request | None:
+        if request.page >= self.max_pages:
+            return None
+        return _with(request, {self.param: self.first_page + request.page}, page=request.page + 1, total=total)
+
+
+@attrs.frozen(kw_only=True)
+class Offset:
+    """Pages that begin at a position.
+
+    A walk ends at a page with fewer records than `size`, or, with `total_path`, when `total` records have come; then a
+    page that is not full is followed by one that begins where it ended.
+
+    Args:
+        param: the parameter with the position, counted from 0.
+        size_param: the one with the number of records on a page, None if the interface has none.
+        size: how many records a page has.
+        total_path: where in the document the number of all records stands.
+        max_pages: after so many pages a walk is an error.
+    """
+
+    param: str = attrs.field(default="offset", validator=option_checks.text)
+    size_param: str | None = attrs.field(default="limit", validator=option_checks.text_or_none)
+    size: int = attrs.field(default=50, validator=option_checks.whole(1))
+    total_path: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+
+    def first(self, request: Request) -> Request:
+        """The one from position 0."""
+        return _with(request, {self.param: 0} | _size(self.size_param, self.size))
+
+    def following(
+        self,
+        response: Response,
+        content: Content,
+        secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
+    ) -> Request | None:
+        """The one from where this ended, until the end."""
+        count = _count(content)
+        total = _total(self.total_path, content.document)
+        done = self._offset(response.request) + count
+        if done >= total if total is not None else count < self.size:
+            return None
+        if count == 0:
+            told = f"no records at {done:,}, though {self.total_path} says {total:,}"
+            raise SourceError(told, is_passing=False, ends_walk=True)
+        return step(self._from(response.request, done, total), response, count, self.max_pages)
+
+    def after_failure(self, request: Request) -> Request | None:
+        """The one `size` records on, where the total is known and lies behind it; None after `max_pages`."""
+        following = self._offset(request) + self.size
+        return self._from(request, following, request.total) if following < (request.total or 0) else None
+
+    def _offset(self, request: Request) -> int:
+        offset = request.params.get(self.param, 0)
+        return offset if isinstance(offset, int) else 0
+
+    def _from(self, request: Request, offset: int, total: int | None) -> Request | None:
+        if request.page >= self.max_pages:
+            return None
+        return _with(request, {self.param: offset}, page=request.page + 1, total=total)
+
+
+@attrs.frozen(kw_only=True)
+class Cursor:
+    """Pages that name the next one by a text or number, to be sent back; the last one names none.
+
+    Args:
+        param: the parameter with the cursor.
+        path: where in the document the next one stands; missing, null or empty at the end.
+        size_param, size: how many records a page shall have, if the interface takes that.
+        max_pages: after so many pages a walk is an error.
+    """
+
+    param: str = attrs.field(default="cursor", validator=option_checks.text)
+    path: str = attrs.field(validator=option_checks.text)
+    size_param: str | None = attrs.field(default=None, validator=option_checks.text_or_none)
+    size: int = attrs.field(default=50, validator=option_checks.whole(1))
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+
+    def first(self, request: Request) -> Request:
+        """The one without a cursor."""
+        return _with(request, _size(self.size_param, self.size))
+
+    def following(
+        self,
+        response: Response,
+        content: Content,
+        secrets: Collection[str] = (),  # noqa: ARG002 - only links have them
+    ) -> Request | None:
+        """The one with the cursor that the document names."""
+        cursor = look_up(content.document, self.path)
+        if cursor is MISSING or cursor is None or cursor == "":
+            return None
+        if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
+            raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_passing=False)
+        following = _with(response.request, {self.param: cursor}, page=response.request.page + 1)
+        return check_circle(following, response.request, self.max_pages)
+
+    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
+        """Nobody knows."""
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class LinkHeader:
+    """Pages whose header `Link` has the next one's address, with `rel="next"` (RFC 8288)."""
+
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+
+    def first(self, request: Request) -> Request:
+        """The request as it is."""
+        return request
+
+    def following(
+        self,
+        response: Response,
+        content: Content,  # noqa: ARG002 - as the others
+        secrets: Collection[str] = (),
+    ) -> Request | None:
+        """The one to the address in the header."""
+        for address, relations in links(response.headers.get("link", "")):
+            if "next" in relations:
+                return follow(address, response, secrets, self.max_pages)
+        return None
+
+    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
+        """Nobody knows."""
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class NextUrl:
+    """Pages whose document has the next one's address, whole or relative.
+
+    Args:
+        path: where in the document it stands; missing, null or empty at the end.
+        max_pages: after so many pages a walk is an error.
+    """
+
+    path: str = attrs.field(validator=option_checks.text)
+    max_pages: int = attrs.field(default=MAX_PAGES, validator=option_checks.whole(1))
+
+    def first(self, request: Request) -> Request:
+        """The request as it is."""
+        return request
+
+    def following(self, response: Response, content: Content, secrets: Collection[str] = ()) -> Request | None:
+        """The one to the address in the document."""
+        address = look_up(content.document, self.path)
+        if address is MISSING or address is None or address == "":
+            return None
+        if not isinstance(address, str):
+            raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_passing=False)
+        return follow(address, response, secrets, self.max_pages)
+
+    def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
+        """Nobody knows."""
+        return None
+
+
+def _with(request: Request, params: Mapping[str, Param], **changes: Any) -> Request:
+    return attrs.evolve(request, params={**request.params, **params}, **changes)
+
+
+def _size(name: str | None, size: int) -> dict[str, Param]:
+    return {} if name is None else {name: size}
+
+
+def _count(content: Content) -> int:
+    """How many records came; broken ones came, too."""
+    return len(content.records) + len(content.broken)
+
+
+def _total(path: str | None, document: Any) -> int | None:
+    if path is None:
+        return None
+    total = look_up(document, path)
+    if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+        found = "nothing" if total is MISSING else describe(total)
+        raise SourceError(f"total_path: {path} is {found}, not a number of records", is_passing=False)
+    return total

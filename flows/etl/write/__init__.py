@@ -1,0 +1,1 @@
+"""Rows go into staging tables, and from there into their targets."""

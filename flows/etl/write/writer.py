@@ -1,0 +1,345 @@
+"""Writes rows, the only one that does (E3): batches into staging tables, segments into their targets.
+
+A batch is one statement. If the database refuses it, it is taken apart: the rows it was refused for are failures, the
+others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
+the load's cursor moves; segments end in their order. Must never move a cursor over a segment that lacks more than rows
+that are on record as failures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+import trio
+
+from dataloader.flows.etl.parse.transform import brief
+from dataloader.flows.etl.plan.segment import Part
+from dataloader.flows.etl.run.etl_run import CLEAN_UP_S
+from dataloader.flows.etl.run.pipeline_state import Rows, Shared
+from dataloader.flows.etl.sources.source import Request
+from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
+from dataloader.store.etl.refused_rows import RefusedSearch
+from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
+from dataloader.store.etl.tables import Lines, aio_stage
+from dataloader.store.queue.transaction import Transactions
+
+
+@attrs.define(eq=False)
+class Batch:
+    """So many rows of one part that are written at once: lines, each with its answer's number, and their requests.
+
+    `answers` are those whose last row is in it. `settled` rows were staged or refused when it was taken apart.
+    """
+
+    number: int = 0
+    settled: int = 0
+    lines: list[tuple[int, Lines]] = attrs.field(factory=list)
+    requests: list[Request] = attrs.field(factory=list)
+    answers: list[Rows] = attrs.field(factory=list)
+
+    def left(self) -> list[tuple[list[Request], int]]:
+        """Its requests, by the segments in which they failed before, with the number of rows that are not settled.
+
+        The requests of all: of a search that was rolled back it is not known whose rows are settled.
+        """
+        settled, found = self.settled, dict[str, tuple[list[Request], int]]()
+        for request, (_, lines) in zip(self.requests, self.lines, strict=True):
+            done = min(settled, lines.number)
+            settled -= done
+            requests, left = found.get(request.segment, ([], 0))
+            requests.append(request)
+            found[request.segment] = requests, left + lines.number - done
+        return list(found.values())
+
+
+@attrs.define(eq=False)
+class Writer:
+    """The writer of a run."""
+
+    shared: Shared
+    transactions: Transactions
+    _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
+    _unkept: set[Part] = attrs.field(init=False, factory=set)
+    _oldest: float = attrs.field(init=False, default=math.inf)
+    _is_whole_so_far: bool = attrs.field(init=False, default=True)
+
+    async def run(self) -> None:
+        """Write until no more rows come, then what is left: of a run that was stopped half a segment."""
+        while True:
+            message: Rows | Part | None = None
+            with trio.CancelScope(deadline=self._oldest) as scope:
+                try:
+                    message = await self.shared.processed.receive()
+                except trio.EndOfChannel:
+                    break
+            if scope.cancelled_caught:
+                await self._flush_all()
+            elif isinstance(message, Rows):
+                await self._add(message)
+            elif message is not None:
+                message.is_ready = True
+                await self._commit_ready()
+            await self._save_if_many()
+        await self._flush_all()
+        await self._commit_rest()
+        await self.save_failures()
+
+    async def _add(self, rows: Rows) -> None:
+        size, left = self.shared.config.batch_size, rows.number
+        if not left:
+            self._batches.setdefault(rows.part, Batch()).answers.append(rows)
+            self._flush_within(self.shared.config.batch_timeout)
+        for lines in rows.lines:
+            room = size - self._batches[rows.part].number if rows.part in self._batches else size
+            for piece in lines.cut(room, size):
+                batch = self._batches.setdefault(rows.part, Batch())
+                batch.number += piece.number
+                batch.lines.append((rows.answer, piece))
+                batch.requests.append(rows.request)
+                left -= piece.number
+                if not left:
+                    batch.answers.append(rows)
+                self._flush_within(self.shared.config.batch_timeout)
+                # What is asked for next would wait for the rest of a batch, which would wait for that.
+                if batch.number == size or self.shared.room.is_heavy:
+                    await self._flush(rows.part)
+
+    def _flush_within(self, seconds: float) -> None:
+        self._oldest = min(self._oldest, trio.current_time() + seconds)
+
+    async def _flush_all(self) -> None:
+        for part in list(self._batches):
+            await self._flush(part)
+        for part in list(self._unkept):
+            await self._keep(part)
+        self._oldest = math.inf
+
+    async def _flush(self, part: Part) -> None:
+        """Write a part's batch into its staging table, without the rows that the database refuses."""
+        batch = self._batches.pop(part)
+        if not self._batches and not self._unkept:
+            self._oldest = math.inf
+        await self._stage(part, batch)
+        # One answer may be very many batches.
+        await self._save_if_many()
+        if part.keeps_details and part.arrivals.done:
+            self._unkept.add(part)
+            if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
+                self._flush_within(wait_s)
+            else:
+                await self._keep(part)
+
+    async def _stage(self, part: Part, batch: Batch) -> None:
+        began = trio.current_time()
+        number = batch.number
+        try:
+            try:
+                if number:
+                    await self.transactions.run(aio_stage, part.staged_as(self.shared.token), batch.lines)
+            except Unstorable:
+                await self._take_apart(part, batch)
+            else:
+                part.staged += number
+                if number:
+                    self.shared.report.worked()
+            for rows in batch.answers:
+                part.counts.update(rows.counts)
+                part.arrivals.staged(rows.request.key)
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError as error:
+            part.is_whole = False
+            for request in batch.requests:
+                part.arrivals.failed(request.key)
+            self.shared.log.warning(
+                "rows of a batch were refused together and are left out",
+                phase="writing",
+                rows=number - batch.settled,
+                error=str(error),
+            )
+            sample = brief(batch.lines[0][1].text.partition(b"\n")[0].partition(b"\t")[2].decode(errors="replace"))
+            for requests, left in batch.left():
+                key = f"{left} rows of {requests[0].key or requests[0].endpoint}"
+                failure = self.shared.failure(
+                    part, "batch", key, str(error), sample=sample, requests=requests, times=left
+                )
+                self.shared.report.failed(failure)
+        finally:
+            self.shared.report.unwritten -= number
+            self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+
+    async def _take_apart(self, part: Part, batch: Batch) -> None:
+        """Stage the rows that the database takes."""
+        search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.config.max_failures)
+        try:
+            while not search.is_over:
+                search.staged += await self.transactions.run(search.aio_go_on)
+        finally:
+            batch.settled = search.staged + len(search.refused)
+            part.staged += search.staged
+            self._refused(part, batch, search)
+        # A search that has failed itself is a failure more in a row.
+        if search.was_last_taken:
+            self.shared.report.worked()
+
+    def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
+        """Rows that the database refused are failures of their own; the others of their batch are staged."""
+        # One of them may be what a row that the table has already has become.
+        part.lacks_records |= bool(search.refused)
+        following = 0
+        for row in search.refused:
+            # Nothing is staged of a search that has failed before its first commit.
+            if search.staged and row.place > following:
+                self.shared.report.worked()
+            following = row.place + 1
+            cells = dict(zip(row.line.columns, row.line.text.decode(errors="replace").split("\t")[1:], strict=False))
+            key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
+            sample = brief(", ".join(f"{name}: {cell.strip()}" for name, cell in cells.items()))
+            failure = self.shared.failure(
+                part,
+                "row",
+                key or f"number {following} of its batch",
+                row.error,
+                sample=sample,
+                requests=[batch.requests[row.piece]],
+            )
+            self.shared.report.failed(failure)
+        for first in search.refused[:1]:
+            told = {"rows": len(search.refused), "staged": search.staged, "error": first.error}
+            self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
+
+    async def _keep(self, part: Part) -> None:
+        """Merge the details that have come in, with the note that they have: a run that goes on leaves them out."""
+        self._unkept.discard(part)
+        segment, began = part.segment, trio.current_time()
+        part.kept_at = began
+        part.count_sent()
+        failures = self.shared.report.take_unsaved()
+        commit = SegmentCommit(
+            run_id=self.shared.run_id,
+            token=self.shared.token,
+            task=self.shared.load,
+            segment=None,
+            merges=part.merges(self.shared.token, is_complete=False),
+            failures=failures,
+            counts=part.counts,
+            details_of=segment.name,
+            details=part.arrivals.take(),
+        )
+        try:
+            counts = await self.transactions.run(aio_commit_segment, commit)
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError:
+            # They stay staged, and what is wrong is told of when the segment ends.
+            part.keeps_details = False
+            self.shared.report.put_back(failures)
+        else:
+            self._note(part, counts)
+        finally:
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+
+    def _note(self, part: Part, counts: Mapping[str, int]) -> None:
+        """What was staged of a part is merged."""
+        self.shared.report.count(**counts)
+        part.segment.counts.update(part.counts)
+        part.segment.counts.update(counts)
+        part.counts.clear()
+        part.staged = 0
+
+    async def _commit_ready(self) -> None:
+        """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""
+        while self.shared.parts and self.shared.parts[0].is_ready:
+            part = self.shared.parts.popleft()
+            if part in self._batches:
+                await self._stage(part, self._batches.pop(part))
+            self._unkept.discard(part)
+            await self._commit(part, is_done=True)
+
+    async def _commit_rest(self) -> None:
+        """What a cancelled run has by now: its rows are merged, but the segment is not done, and nothing is deleted."""
+        await self._commit_ready()
+        while self.shared.parts:
+            part = self.shared.parts.popleft()
+            if part.staged:
+                await self._commit(part, is_done=False)
+
+    async def _commit(self, part: Part, *, is_done: bool) -> None:
+        segment, began = part.segment, trio.current_time()
+        part.count_sent()
+        # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
+        has_history = part.table.target.history is not None and segment.window.start is not None
+        waits = has_history and not self._is_whole_so_far
+        segment.is_whole &= part.is_whole and not waits
+        ends_segment = is_done and part.ends_segment
+        if ends_segment:
+            self._is_whole_so_far &= segment.is_whole
+        # What is not whole is asked for again when the run goes on: else the cursor would go over it then. Of failures
+        # that are tried again, what fails once more is a failure of its own.
+        is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
+        merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
+        if merges and (waits or (not part.table.target.key and not is_noted)):
+            merges = []
+            why = "an older one has to be whole before" if waits else "without a key its rows would come twice"
+            self.shared.log.warning(
+                "a segment is left out", phase="writing", segment=segment.name, rows=part.staged, why=why
+            )
+        done = segment.counts + part.counts
+        if not segment.is_whole:
+            done["segments_failed"] = 1
+        failures = self.shared.report.take_unsaved()
+        commit = SegmentCommit(
+            run_id=self.shared.run_id,
+            token=self.shared.token,
+            task=self.shared.load,
+            segment=segment.name if is_noted else None,
+            merges=merges,
+            solves=segment.retries if segment.is_retry else None,
+            again_until=self.shared.last_failure,
+            window=segment.span,
+            failures=failures,
+            counts=done if is_noted else part.counts,
+            details_of=segment.name if part.table.detail is not None else None,
+            details=part.arrivals.take() if part.keeps_details else (),
+            cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
+        )
+        try:
+            counts = await self.transactions.run(aio_commit_segment, commit)
+        except (StoreUnavailable, LeaseLost):
+            raise
+        except StoreError as error:
+            segment.is_refused, segment.is_whole, self._is_whole_so_far = True, False, False
+            self.shared.log.warning(
+                "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
+            )
+            self.shared.report.put_back(failures)
+            refused = self.shared.failure(part, "segment", segment.name, str(error))
+            # The failures that were tried again are open still, with what is needed to try them once more.
+            self.shared.report.failed(refused, is_on_record=segment.is_retry)
+        else:
+            self._note(part, counts)
+            self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
+        finally:
+            self.shared.report.phases["writing"].add(trio.current_time() - began)
+            part.committed.set()
+            self.shared.again.stir()
+        if ends_segment:
+            self.shared.report.count(**{"segments" if segment.is_whole else "segments_failed": 1})
+
+    async def _save_if_many(self) -> None:
+        if self.shared.report.are_many_unsaved:
+            await self.save_failures()
+
+    async def save_failures(self) -> None:
+        """Put what has failed since the last segment's end on record, also of a run that has been given up."""
+        failures = self.shared.report.take_unsaved()
+        if failures:
+            with trio.move_on_after(CLEAN_UP_S, shield=True):
+                await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
+                return
+            # It may be tried again; better to have them on record twice than not at all.
+            self.shared.report.put_back(failures)
+            self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))

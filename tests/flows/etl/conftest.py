@@ -1,0 +1,133 @@
+"""Fixtures of the ETL tests: the service that they load from, and runs of loads."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from data_sets import DATA
+from etl_tasks import DETAIL, ITEM, Items
+from source_app import Answer, open_source_app
+
+from dataloader import Settings, Tasks, Worker, open_supervisor
+from dataloader.flows.etl import add_loads
+from dataloader.flows.etl.fetch import request_sender
+from dataloader.flows.etl.run import load_run
+from dataloader.testing import run_task
+
+
+@pytest.fixture
+def data() -> Path:
+    """The folder of the data sets; what needs them is skipped where they are not."""
+    if not DATA.is_dir():
+        pytest.skip(f"the data sets are not at {DATA}; DATALOADER_TEST_DATA says where they are")
+    return DATA
+
+
+@pytest.fixture
+def service():
+    """A service without data: `.url`, `.put(path, answer)`, `.requests`, `.misbehave(…)`; see source_app.py."""
+    with open_source_app() as app:
+        yield app
+
+
+@pytest.fixture
+def source_app(data, service):
+    """The service, with the data sets."""
+    return service
+
+
+@pytest.fixture
+def items(service, database):
+    """Records that the service has, see etl_tasks.py; a table for them is in the database."""
+    database.psql(ITEM)
+    items = Items(service)
+    service.put("/items", items.answer)
+    return items
+
+
+@pytest.fixture
+def details(items, database):
+    """The ids for which details were asked for, in order; a table for them is in the database."""
+    database.psql(DETAIL)
+
+    def answer(seen):
+        return Answer(json.dumps({"id": int(seen.query["id"]), "about": "a"}).encode())
+
+    items.service.put("/detail", answer)
+    return lambda: [int(seen.query["id"]) for seen in items.service.asked("^/detail")]
+
+
+@pytest.fixture
+def outcome_of(database):
+    """Runs a load once, as a worker would, with `args`, or a task in its place."""
+
+    async def outcome_of(load, **args):
+        tasks = load if isinstance(load, Tasks) else Tasks()
+        if tasks is not load:
+            add_loads(tasks, load)
+        with trio.fail_after(60):
+            return await run_task(tasks, next(iter(tasks)), args, dsn=database.dsn)
+
+    return outcome_of
+
+
+@pytest.fixture
+def counts_of(outcome_of):
+    """Runs a load, which must succeed; its counts."""
+
+    async def counts_of(load, **args):
+        outcome = await outcome_of(load, **args)
+        assert outcome.status == "succeeded", outcome.error
+        return outcome.result["counts"]
+
+    return counts_of
+
+
+@pytest.fixture
+def counts_of_failed(outcome_of):
+    """Runs a load in which too much fails, and which has written what is good; its counts."""
+
+    async def counts_of_failed(load, **args):
+        outcome = await outcome_of(load, **args)
+        assert (outcome.status, outcome.result["status"]) == ("failed", "failed")
+        return outcome.result["counts"]
+
+    return counts_of_failed
+
+
+@pytest.fixture
+def table(raw):
+    """The rows of a table as texts, in order."""
+
+    async def table(columns="t", name="item"):
+        return [row[0] for row in await raw.fetch(f"SELECT ({columns})::text FROM {name} t ORDER BY 1")]
+
+    return table
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Tries again at once, and shows its progress all the time."""
+    monkeypatch.setattr(request_sender, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(load_run, "SHOW_S", 0.01)
+
+
+@pytest.fixture
+def supervised(database):
+    """Opens a supervisor with the queue `q` for loads, or a registry of tasks."""
+
+    @asynccontextmanager
+    async def supervised(*loads, **settings):
+        tasks = loads[0] if isinstance(loads[0], Tasks) else Tasks()
+        if tasks is not loads[0]:
+            add_loads(tasks, *loads)
+        ready = Settings(db_dsn=database.dsn, workers=(Worker("q", 4),), port=0, **({"drain_timeout_s": 5} | settings))
+        with trio.fail_after(60):
+            async with open_supervisor(ready, tasks) as supervisor:
+                yield supervisor
+
+    return supervised

@@ -1,0 +1,271 @@
+"""Walks over pages: each strategy comes to all records, and none goes on for ever."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import attrs
+import pytest
+from source_app import Answer
+from walking import ask, first, records, walk
+
+from dataloader.flows.etl.formats.content import Content
+from dataloader.flows.etl.formats.json_format import Json
+from dataloader.flows.etl.sources.http import Http
+from dataloader.flows.etl.sources.page_walk import links
+from dataloader.flows.etl.sources.pagination import Cursor, LinkHeader, NextUrl, Offset, PageNumber
+from dataloader.flows.etl.sources.source import Page, Request, Response, SourceError
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("S7")]
+
+LIST = "/factbook/2025-01-22/countries"
+
+
+@pytest.mark.parametrize(
+    ("pages", "asked"),
+    [
+        (PageNumber(size=50), 6),
+        (PageNumber(size=50, total_path="total"), 6),
+        (PageNumber(size=87, total_path="total"), 3),
+        (PageNumber(size=87), 4),
+        (Offset(size=50), 6),
+        (Offset(size=50, total_path="total"), 6),
+        (Cursor(path="next_cursor", size_param="size", size=50), 6),
+        (NextUrl(path="next"), 6),
+        (LinkHeader(), 6),
+    ],
+)
+async def test_every_strategy_comes_to_all_records_once(source_app, pages, asked):
+    source = Http(source_app.url, endpoint=LIST, format=Json("items"), pages=pages)
+    walked = await walk(source)
+    codes = [record["code"] for record in records(walked)]
+    assert len(codes) == len(set(codes)) == 261
+    assert len(source_app.asked("countries")) == asked
+    assert source_app.most_at_once() == 1
+
+
+def numbered(rows: int, *, most: int = 1_000):
+    """A list by page and size, or by offset and limit."""
+
+    def answer(seen):
+        size = min(int(seen.query.get("size") or seen.query.get("limit")), most)
+        start = int(seen.query["offset"]) if "offset" in seen.query else (int(seen.query["page"]) - 1) * size
+        items = [{"id": n} for n in range(start, min(start + size, rows))]
+        return Answer(json.dumps({"items": items, "total": rows}).encode())
+
+    return answer
+
+
+async def ids(service, pages) -> list[int]:
+    source = Http(service.url, endpoint="/list", format=Json("items"), pages=pages)
+    return [record["id"] for record in records(await walk(source))]
+
+
+async def test_a_last_page_that_is_full_needs_one_more_request_only_without_a_total(service):
+    service.put("/list", numbered(100))
+    assert await ids(service, PageNumber(size=50)) == list(range(100))
+    assert len(service.requests) == 3
+    assert await ids(service, PageNumber(size=50, total_path="total")) == list(range(100))
+    assert len(service.requests) == 5
+
+
+async def test_pages_can_be_counted_from_zero(service):
+    service.put(
+        "/list", lambda seen: numbered(75)(attrs.evolve(seen, query={**seen.query, "page": seen.query["page"]}))
+    )
+    source = Http(service.url, endpoint="/list", format=Json("items"), pages=PageNumber(first_page=0, size=50))
+    request = await first(source)
+    assert (request.params, request.page) == ({"page": 0, "size": 50}, 1)
+    assert source.after_failure(attrs.evolve(request, total=51)).params["page"] == 1
+
+
+async def test_an_interface_that_gives_smaller_pages_than_asked_for_is_an_error_and_no_loss(service):
+    service.put("/list", numbered(100, most=20))
+    with pytest.raises(SourceError, match=r"page 1 has 20 records, not 50, though total says 100; does the interface"):
+        await ids(service, PageNumber(size=50, total_path="total"))
+    assert await ids(service, Offset(size=50, total_path="total")) == list(range(100))
+
+
+async def test_a_list_that_ends_before_its_total_is_an_error(service):
+    service.put("/list", Answer(b'{"items": [], "total": 7}'))
+    for pages in (PageNumber(total_path="total"), Offset(total_path="total")):
+        with pytest.raises(SourceError, match="total says 7"):
+            await ids(service, pages)
+
+
+async def test_a_total_that_is_none_is_an_error(service):
+    service.put("/list", Answer(b'{"items": [], "total": "many"}'))
+    with pytest.raises(SourceError, match="total_path: total is a text, not a number of records") as caught:
+        await ids(service, PageNumber(total_path="total"))
+    assert not caught.value.is_passing
+    with pytest.raises(SourceError, match=r"total_path: count\.all is nothing"):
+        await ids(service, Offset(total_path="count.all"))
+
+
+async def test_broken_records_count_for_the_fullness_of_a_page(service):
+    items = [{"id": 0}, "broken", {"id": 1}]
+    service.put(
+        "/list", lambda seen: Answer(json.dumps({"items": items if seen.query["page"] == "1" else []}).encode())
+    )
+    assert await ids(service, PageNumber(size=3)) == [0, 1]
+    assert len(service.requests) == 2
+
+
+async def test_an_interface_that_does_not_know_the_page_parameter_is_noticed(service):
+    service.put("/list", Answer(json.dumps({"items": [{"id": n} for n in range(50)]}).encode()))
+    for pages in (PageNumber(size=50), Offset(size=50)):
+        with pytest.raises(
+            SourceError, match="page 2 is the same as page 1; does the interface know the param"
+        ) as caught:
+            await ids(service, pages)
+        assert not caught.value.is_passing
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("before", [0, 1, 5])
+async def test_a_walk_in_a_circle_of_any_length_is_noticed(service, length, before):
+    """The next page of the last one is one that was there before."""
+
+    def answer(seen):
+        place = int(seen.query.get("cursor", 0)) + 1
+        return Answer(
+            json.dumps({"items": [{"id": place}], "next": place if place < before + length else before}).encode()
+        )
+
+    service.put("/list", answer)
+    with pytest.raises(SourceError, match="the walk goes in a circle") as caught:
+        await ids(service, Cursor(path="next"))
+    assert not caught.value.is_passing
+    assert len(service.requests) <= 3 * (length + before) + 2
+
+
+async def test_a_next_page_that_is_the_same_one_is_noticed_at_once(service):
+    service.put("/list", Answer(b'{"items": [{"id": 1}]}', headers={"Link": '</list>; rel="next"'}))
+    with pytest.raises(SourceError, match="the walk goes in a circle: page 2 is asked for as an earlier one was"):
+        await ids(service, LinkHeader())
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("kind", [PageNumber, Offset, Cursor])
+async def test_a_walk_that_never_ends_ends(service, kind):
+    def answer(seen):
+        place = len(service.requests)
+        return Answer(json.dumps({"items": [{"id": place}, {"id": -place}], "next": f"c{place}"}).encode())
+
+    service.put("/list", answer)
+    pages = Cursor(path="next", max_pages=9) if kind is Cursor else kind(size=2, max_pages=9)
+    with pytest.raises(SourceError, match="max_pages: the walk has not ended after 9 pages"):
+        await ids(service, pages)
+    assert len(service.requests) == 9
+
+
+@pytest.mark.parametrize("next_", [True, 1.5, {"a": 1}, [1]])
+async def test_a_cursor_or_address_of_another_kind_is_an_error(service, next_):
+    service.put("/list", Answer(json.dumps({"items": [], "next": next_}).encode()))
+    with pytest.raises(SourceError, match=r"path: next is .*, not a cursor"):
+        await ids(service, Cursor(path="next"))
+    with pytest.raises(SourceError, match=r"path: next is .*, not an address"):
+        await ids(service, NextUrl(path="next"))
+
+
+@pytest.mark.parametrize("end", [{}, {"next": None}, {"next": ""}])
+async def test_a_walk_ends_where_no_next_page_is_named(service, end):
+    service.put("/list", Answer(json.dumps({"items": [{"id": 1}], **end}).encode()))
+    assert await ids(service, Cursor(path="next")) == [1]
+    assert await ids(service, NextUrl(path="next")) == [1]
+
+
+async def test_after_a_failure_a_walk_goes_on_to_pages_that_are_known_to_be_there_and_to_no_others():
+    source = Http("http://127.0.0.1:9", endpoint="/list", params={"q": "x"}, pages=PageNumber(size=10, max_pages=3))
+    # Which no answer has told of the first page, or without a total.
+    assert source.after_failure(await first(source)) is None
+    second = source.after_failure(attrs.evolve(await first(source), total=99))
+    assert (second.params, second.page, second.total) == ({"q": "x", "page": 2, "size": 10}, 2, 99)
+    assert source.after_failure(source.after_failure(second)) is None  # by max_pages
+    assert source.after_failure(attrs.evolve(second, total=20)) is None
+    assert source.after_failure(attrs.evolve(second, total=21)).page == 3
+    source = attrs.evolve(source, pages=Offset(size=10))
+    assert source.after_failure(await first(source)) is None
+    second = source.after_failure(attrs.evolve(await first(source), total=20))
+    assert (second.params, second.page, second.total) == ({"q": "x", "offset": 10, "limit": 10}, 2, 20)
+    assert source.after_failure(second) is None
+    assert source.after_failure(attrs.evolve(second, total=21)).params["offset"] == 20
+    for pages in (Cursor(path="next"), NextUrl(path="next"), LinkHeader(), None):
+        source = attrs.evolve(source, pages=pages)
+        assert source.after_failure(await first(source)) is None
+
+
+@pytest.mark.parametrize(("pages", "second"), [(PageNumber, "page=2"), (Offset, "offset=10")])
+async def test_a_walk_goes_on_behind_a_page_that_failed(service, pages, second):
+    service.put("/list", numbered(30))
+    service.misbehave(second, status=500)
+    source = Http(service.url, endpoint="/list", format=Json("items"), pages=pages(size=10, total_path="total"))
+    request, got = await first(source), []
+    while request is not None:
+        try:
+            page = source.read(await ask(source, request))
+        except SourceError:
+            page = Page(records=[], following=source.after_failure(request))
+        got += [record["id"] for record in page.records]
+        request = page.following
+    assert got == [*range(10), *range(20, 30)]
+
+
+async def test_a_request_can_be_asked_again_from_its_json(service):
+    service.put("/list", numbered(30))
+    source = Http(service.url, endpoint="/list", format=Json("items"), pages=PageNumber(size=10))
+    following = (source.read(await ask(source))).following
+    again = Request(**json.loads(json.dumps(attrs.asdict(following))))
+    assert again == following
+    assert [record["id"] for record in source.read(await ask(source, again)).records] == list(range(10, 20))
+
+
+def test_next_addresses_keep_parameters_that_come_several_times():
+    request = Request(endpoint="/list")
+    response = Response(request=request, url="http://h/v1/list?x=1", status=200, headers={}, body=b"", took_s=0)
+    following = NextUrl(path="next").following(response, Content(document={"next": "more?s=USD&s=EUR&s=&e=#top"}))
+    assert following.endpoint == "http://h/v1/more"
+    assert following.params == {"s": ["USD", "EUR", ""], "e": ""}
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ("", []),
+        ("<a>; rel=next", [("a", {"next"})]),
+        ('<a,b;c>; title="x, <y>; rel=no"; REL="Next Last"', [("a,b;c", {"next", "last"})]),
+        ('<a>;rel="prev" , <b> ; rel = "next"', [("a", {"prev"}), ("b", {"next"})]),
+        (r'<a>; title="\"; rel=prev; \""; rel="next"', [("a", {"next"})]),
+        ('<a>; rel="first"; rel="next"', [("a", {"first"})]),
+        ("<a>; crossorigin; rel=next", [("a", {"next"})]),
+        ("nonsense, <b>; rel=next", []),
+    ],
+)
+def test_link_headers_are_read_as_the_standard_has_them(header, found):
+    assert links(header) == found
+
+
+def test_a_link_header_made_to_be_slow_is_not():
+    began = time.perf_counter()
+    for header in ("<a>" + " " * 50_000 + "x", "<a>; a" * 20_000 + "\\", '<a>; t="' + "\\" * 50_000, "<" * 50_000):
+        links(header)
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: PageNumber(size=0), "size: must be an integer of at least 1, not 0"),
+        (lambda: PageNumber(param=""), "param: must be a text that is not empty, not ''"),
+        (lambda: PageNumber(first_page=-1), "first_page: must be an integer of at least 0, not -1"),
+        (lambda: Offset(size=True), "size: must be .*, not True"),
+        (lambda: Offset(max_pages=0), "max_pages: must be .*, not 0"),
+        (lambda: Cursor(path=""), "path: must be .*, not ''"),
+        (lambda: NextUrl(path=None), "path: must be .*, not None"),
+        (lambda: LinkHeader(max_pages="many"), "max_pages: must be .*, not 'many'"),
+    ],
+)
+def test_what_pages_can_t_be_is_refused_when_it_is_declared(make, error):
+    with pytest.raises(ValueError, match=error):
+        make()

@@ -1,0 +1,669 @@
+"""What fails is named, counted and kept, and the rest goes on, unless too much fails in a row (E9, E10)."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+from etl_tasks import BEARS_ALL, detailed_load, item, items_load
+
+from dataloader import Tasks
+from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads
+from dataloader.flows.etl.run import load_run
+from dataloader.flows.etl.run.load_progress import PhaseTimes
+from dataloader.flows.etl.write import writer
+from dataloader.store.etl import refused_rows
+from dataloader.testing import run_task
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
+
+TOO_MANY = "11 failures in a row (max_failures is 10); the last one was"
+ENDED = ("status", "seconds", "counts", "phases")
+
+
+@pytest.fixture
+def failures(raw):
+    """The failures on record: phase, key, error."""
+
+    async def failures(columns="phase, key, error"):
+        return [tuple(row) for row in await raw.fetch(f"SELECT {columns} FROM dl_etl_failures ORDER BY failure_id")]
+
+    return failures
+
+
+async def test_a_request_is_tried_three_times_and_the_rest_goes_on(items, counts_of_failed, failures, soon, table):
+    items.records = [item(number, number) for number in range(1, 4)]
+    items.service.misbehave("from=2026-01-02", times=None, status=503)
+    counts = await counts_of_failed(items_load(items.service.url), to="2026-01-04")
+    assert items.asked() == ["2026-01-01", *["2026-01-02"] * 3, "2026-01-03"]
+    assert (counts["requests_failed"], counts["requests"], counts["inserted"]) == (1, 5, 2)
+    [(phase, key, error, segment, sample, requests)] = await failures(
+        "phase, key, error, left(segment, 10), sample, requests"
+    )
+    assert (phase, key, segment, sample) == ("request", "/items", "2026-01-02", None)
+    assert "status 503" in error
+    [request] = json.loads(requests)
+    assert (request["of"], request["params"]["from"]) == ("list", "2026-01-02")
+    assert await table("id") == ["1", "3"]
+
+
+async def test_a_request_that_succeeds_at_its_third_try_is_no_failure(items, counts_of, failures, soon):
+    items.records = [item(1)]
+    items.service.misbehave(times=2, cut_at=5)
+    counts = await counts_of(items_load(items.service.url, windows=None))
+    assert (counts["requests"], counts["inserted"], len(items.service.requests)) == (3, 1, 3)
+    assert await failures() == []
+
+
+async def test_a_request_that_trying_again_can_not_help_is_sent_once(items, counts_of_failed, failures, soon):
+    items.service.misbehave(times=None, status=404)
+    assert (await counts_of_failed(items_load(items.service.url, windows=None)))["requests_failed"] == 1
+    assert len(items.service.requests) == 1
+    assert "status 404" in (await failures())[0][2]
+
+
+async def test_a_page_that_fails_is_left_out_and_the_walk_goes_on_behind_it(
+    items, counts_of, counts_of_failed, failures, soon, table
+):
+    items.records = [item(number) for number in range(7)]
+    items.service.misbehave("page=2", times=None, status=500)
+    load = items_load(items.service.url, windows=None, page_size=2, total_path="total")
+    counts = await counts_of_failed(load)
+    assert (counts["requests_failed"], counts["inserted"]) == (1, 5)
+    assert await table("id") == ["0", "1", "4", "5", "6"]
+    assert [phase for phase, _, _ in await failures()] == ["request"]
+    items.service.behave()
+    asked = len(items.service.requests)
+    # The page alone: the walk has been behind it.
+    assert (await counts_of(load, failures="all"))["inserted"] == 2
+    assert items.asked()[asked:] == ["2"]
+
+
+@pytest.mark.parametrize(("page", "total_path"), [(1, "total"), (2, None)])
+async def test_a_page_behind_which_nobody_knows_of_others_ends_its_walk_and_the_next_segment_is_loaded(
+    items, outcome_of, counts_of, failures, soon, table, page, total_path
+):
+    items.records = [item(number, 1 + number // 5) for number in range(10)]
+    items.service.misbehave(f"page={page}.*from=2026-01-01|from=2026-01-01.*page={page}", times=None, status=500)
+    load = items_load(items.service.url, page_size=2, total_path=total_path)
+    outcome = await outcome_of(load, to="2026-01-03")
+    assert outcome.error.startswith("1 of 2 segments could not be loaded")
+    before = [f"2026-01-01/{number}" for number in range(1, page)]
+    tried = [f"2026-01-01/{page}"] * 3
+    assert items.asked() == [*before, *tried, *(f"2026-01-02/{number}" for number in (1, 2, 3))]
+    assert await failures("phase") == [("request",)]
+    items.service.behave()
+    asked = len(items.service.requests)
+    # From there on: nothing behind it has been asked for.
+    await counts_of(load, failures="all")
+    assert items.asked()[asked:] == [f"2026-01-01/{number}" for number in range(page, 4)]
+    assert len(await table("id")) == 10
+
+
+async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried_alone(
+    items, outcome_of, counts_of, failures, table
+):
+    items.service.misbehave(times=None, body=json.dumps({"items": [item(1), item(2)]}).encode())
+    load = items_load(items.service.url, page_size=2)
+    outcome = await outcome_of(load, to="2026-01-03")
+    # Each of the two days to its second page, which is the same.
+    assert len(items.service.requests) == 4
+    assert outcome.error.startswith("2 of 2 segments could not be loaded")
+    assert "page 2 is the same as page 1" in outcome.error
+    # Page 2 alone would leave out what is behind it, with nothing to say so.
+    assert [requests for (requests,) in await failures("requests")] == ["[]", "[]"]
+    items.service.behave()
+    items.records = [item(number) for number in range(5)]
+    await counts_of(load, to="2026-01-03")
+    assert await table("id") == ["0", "1", "2", "3", "4"]
+    assert [solved for (solved,) in await failures("solved_at IS NOT NULL")] == [True, True]
+
+
+async def test_an_answer_that_takes_too_long_is_a_failed_request(items, counts_of_failed, failures, soon):
+    items.service.misbehave(times=None, delay_s=30)
+    load = items_load(items.service.url, windows=None, pipeline={"request_timeout": 0.1, "attempts": 2})
+    assert (await counts_of_failed(load))["requests_failed"] == 1
+    assert len(items.service.requests) == 2
+    assert "no whole answer within 0.1 s" in (await failures())[0][2]
+
+
+async def test_an_answer_that_can_not_be_read_is_a_failed_request(items, counts_of_failed, failures, soon):
+    items.service.misbehave(body=b'{"items": 7}')
+    assert (await counts_of_failed(items_load(items.service.url, windows=None)))["requests_failed"] == 1
+    assert (await failures())[0][:2] == ("request", "/items")
+
+
+async def test_a_record_that_fails_is_named_and_the_others_of_its_response_go_on(items, outcome_of, failures, table):
+    items.records = [item(1), item(2, value="password=sesame"), item(3)]
+
+    def transform(record):
+        if record["id"] == 2:
+            raise ZeroDivisionError("no such value: 2")
+        return record
+
+    outcome = await outcome_of(items_load(items.service.url, windows=None, transform=transform))
+    assert outcome.status == "failed"
+    counts = {"inserted": 2, "records": 3, "records_failed": 1, "requests": 1, "segments": 1}
+    assert outcome.result["counts"].items() >= counts.items()
+    [(phase, key, error, sample)] = await failures("phase, key, error, sample")
+    assert (phase, key, error) == ("record", "2", "ZeroDivisionError: no such value: 2")
+    assert '"id":2' in sample
+    assert "sesame" not in sample
+    assert await table("id") == ["1", "3"]
+    [listed] = outcome.result["failures"]
+    assert listed == {"segment": "everything", "phase": "record", "item": "2", "error": error}
+
+
+async def test_a_row_that_the_database_refuses_is_a_failure_and_the_others_of_its_batch_are_written(
+    items, outcome_of, counts_of, failures, table
+):
+    items.records = [item(number) for number in range(5)]
+    items.records[2]["day"] = "2026-01-01x"
+    load = items_load(items.service.url, windows=None)
+    outcome = await outcome_of(load)
+    assert (outcome.result["counts"]["rows_failed"], outcome.result["counts"]["inserted"]) == (1, 4)
+    assert outcome.error.startswith(
+        "1 of 5 records failed (20.0%; max_failed_share is 0.01); the first failure was a row (2): "
+    )
+    [(phase, key, error, sample)] = await failures("phase, key, error, sample")
+    assert (phase, key, sample) == ("row", "2", "id: 2, day: 2026-01-01x, value: a")
+    assert error == 'column day: invalid input syntax for type date: "2026-01-01x"'
+    assert await table("id") == ["0", "1", "3", "4"]
+    [line] = [line for line in outcome.log if line.message == "rows were refused and are left out"]
+    assert (line.level, line.fields["rows"], line.fields["staged"]) == ("warning", 1, 4)
+    # Which can be tried again by itself.
+    items.records[2]["day"] = "2026-01-01"
+    assert (await counts_of(load, failures="all"))["inserted"] == 1
+    assert await failures("solved_at IS NOT NULL") == [(True,)]
+
+
+async def test_a_row_that_is_always_refused_does_not_hold_the_cursor(items, outcome_of, table, raw):
+    items.records = [item(number, 1 + number // 200) for number in range(400)]
+    items.records[7]["value"] = "x"
+    await raw.execute("ALTER TABLE item ADD CHECK (value <> 'x')")
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", "succeeded_with_failures")
+    assert outcome.result["counts"].items() >= {"rows_failed": 1, "inserted": 399, "segments": 2}.items()
+    assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "03"
+
+
+async def test_without_a_key_a_row_that_is_refused_keeps_the_others_of_its_segment_out_no_more(items, outcome_of, raw):
+    await raw.execute("CREATE TABLE event (id int, day date, value text)")
+    items.records = [item(number) for number in range(200)]
+    items.records[7]["day"] = "2026-01-01x"
+    load = items_load(items.service.url, windows=None, target=Target(table="event", mode="insert"))
+    outcome = await outcome_of(load)
+    assert outcome.result["status"] == "succeeded_with_failures"
+    assert await raw.fetchval("SELECT count(*) FROM event") == 199
+
+
+async def test_a_load_of_which_every_row_is_refused_ends_after_few_statements(items, outcome_of, monkeypatch, failures):
+    statements = []
+
+    def counted(stage):
+        async def aio_stage(*args):
+            statements.append(args)
+            return await stage(*args)
+
+        return aio_stage
+
+    monkeypatch.setattr(writer, "aio_stage", counted(writer.aio_stage))
+    monkeypatch.setattr(refused_rows, "aio_stage", counted(refused_rows.aio_stage))
+    items.records = [{**item(number), "day": "2026-01-01x"} for number in range(20_000)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline={"batch_size": 5_000}))
+    assert outcome.status == "failed"
+    assert outcome.error.startswith(
+        "11 failures in a row (max_failures is 10); the last one was a row (10): column day: "
+    )
+    assert len(await failures()) == 11
+    # The batch as a whole, the way to its first row, and two for each that was refused.
+    assert len(statements) <= 1 + 13 + 2 * 11
+
+
+async def test_a_batch_that_can_not_be_written_at_all_is_not_taken_apart(items, outcome_of, failures, monkeypatch, raw):
+    searches = []
+    monkeypatch.setattr(writer, "RefusedSearch", lambda *args: searches.append(args))
+    stage = writer.aio_stage
+
+    async def aio_stage(connection, segment, pieces):
+        await connection.execute("SET LOCAL statement_timeout = '50ms'")
+        await connection.execute("SELECT pg_sleep(60)")
+        return await stage(connection, segment, pieces)
+
+    monkeypatch.setattr(writer, "aio_stage", aio_stage)
+    items.records = [item(number) for number in range(5)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert "the database can't serve us now (QueryCanceledError" in outcome.error
+    assert (searches, await failures()) == ([], [])
+
+
+async def test_what_a_search_for_refused_rows_had_staged_when_it_was_refused_itself_is_written(
+    items, outcome_of, failures, raw, table
+):
+    await raw.execute("""
+        CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
+        BEGIN
+          IF id = 150 THEN RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = 'not this table'; END IF;
+          RETURN id > 100 OR id % 2 = 0;
+        END $$;
+        ALTER TABLE item ADD CHECK (look(id))""")
+    items.records = [item(number) for number in range(200)]
+    pipeline = BEARS_ALL | {"batch_size": 200}
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=pipeline))
+    counts = outcome.result["counts"]
+    # Up to the last transaction of the search that was committed, in the order of the rows.
+    written = int(counts["inserted"])
+    assert 0 < written < 50
+    assert sorted(map(int, await table("id"))) == [*range(0, 2 * written, 2)]
+    assert counts["rows_failed"] == 200 - written
+    [*rows, (phase, key, error)] = await failures()
+    assert (len(rows), phase, key) == (50, "batch", f"{150 - written} rows of /items")
+    assert "not this table" in error
+
+
+async def test_a_row_may_lack_columns_that_others_have(items, counts_of, failures, raw, table):
+    await raw.execute("ALTER TABLE item ADD note text")
+    items.records = [item(1), {**item(2), "note": "x"}]
+    assert (await counts_of(items_load(items.service.url, windows=None)))["inserted"] == 2
+    assert await failures() == []
+    assert await table() == ["(1,2026-01-01,a,)", "(2,2026-01-01,a,x)"]
+
+
+LOOKS = """
+CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF new.value = 'unknown' THEN INSERT INTO notes VALUES (1); END IF;
+  RETURN new;
+END $$;
+CREATE {kind} look AFTER INSERT ON item {when} FOR EACH ROW EXECUTE FUNCTION look()
+"""
+
+
+@pytest.mark.parametrize(
+    ("refusing", "said"),
+    [
+        ("ALTER TABLE item ADD FOREIGN KEY (value) REFERENCES known", "item_value_fkey"),
+        ("ALTER TABLE item ADD FOREIGN KEY (value) REFERENCES known INITIALLY DEFERRED", "item_value_fkey"),
+        (LOOKS.format(kind="TRIGGER", when=""), 'relation "notes" does not exist'),
+        (LOOKS.format(kind="CONSTRAINT TRIGGER", when="INITIALLY DEFERRED"), 'relation "notes" does not exist'),
+    ],
+)
+async def test_a_segment_that_its_table_refuses_is_rolled_back_whole_and_the_next_one_goes_on(
+    items, counts_of_failed, failures, raw, table, refusing, said
+):
+    await raw.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a')")
+    await raw.execute(refusing)
+    items.records = [item(1, 1), item(2, 2), item(3, 2, value="unknown"), item(4, 3)]
+    counts = await counts_of_failed(items_load(items.service.url), to="2026-01-04")
+    assert (counts["segments_failed"], counts["inserted"], counts["segments"]) == (1, 2, 2)
+    assert await table("id") == ["1", "4"]
+    [(phase, key, error)] = await failures()
+    assert (phase, key[:10]) == ("segment", "2026-01-02")
+    assert said in error
+    assert "queue" not in error
+    upto = await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+    assert upto == "02"
+
+
+async def test_what_failed_in_a_window_that_ended_then_is_solved_by_a_later_run_over_more(
+    items, outcome_of, counts_of, failures, soon
+):
+    load = items_load(items.service.url)
+    items.service.misbehave("from=2026-01-0[24]", times=None, status=404)
+    await outcome_of(load, to="2026-01-02T12:00:00+00:00")
+    await outcome_of(load, **{"from": "2026-01-04T06:00:00+00:00", "to": "2026-01-04T12:00:00+00:00"})
+    items.service.behave()
+
+    async def solved():
+        return [solved for (solved,) in await failures("solved_at IS NOT NULL")]
+
+    # Of the fourth day only a part is loaded: not all of what failed.
+    await counts_of(load, to="2026-01-04T11:59:59+00:00")
+    assert await solved() == [True, False]
+    await counts_of(load, **{"from": "2026-01-04", "to": "2026-01-05"})
+    assert await solved() == [True, True]
+
+
+@pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
+async def test_ten_records_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
+    items, outcome_of, failures, number, status
+):
+    items.records = [{**item(n), "id": None} for n in range(number)] + [item(99)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL))
+    assert outcome.status == status
+    assert outcome.result["status"] == ("failed" if status == "failed" else "succeeded_with_failures")
+    assert outcome.result["counts"]["records_failed"] == number
+    assert len(await failures()) == number
+
+
+@pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
+async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_the_run(
+    items, outcome_of, failures, raw, soon, number, status
+):
+    items.records = [item(99, 14)]
+    items.service.misbehave(times=number, status=404)
+    outcome = await outcome_of(items_load(items.service.url, page_size=2, pipeline=BEARS_ALL), to="2026-01-15")
+    assert outcome.status == status
+    assert len(await failures()) == outcome.result["counts"]["requests_failed"] == number
+    if status == "failed":
+        assert outcome.error.startswith(
+            "11 failures in a row (max_failures is 10); the last one was a request (/items): "
+        )
+        assert len(items.service.requests) == 11
+        assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
+        assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
+
+
+async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw):
+    await raw.execute("""
+        CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
+        BEGIN
+          IF id % 3 < 2 THEN RETURN id % 3 = 0; END IF;
+          RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', MESSAGE = 'not this table';
+        END $$;
+        ALTER TABLE item ADD CHECK (look(id))""")
+    # Of each three rows one is taken, and goes with the search that is refused itself.
+    items.records = [item(number) for number in range(21)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
+    assert outcome.error.startswith(
+        "11 failures in a row (max_failures is 10); the last one was a batch (2 rows of /items): "
+    )
+    assert [phase for phase, *_ in await failures()] == ["row", "batch"] * 6
+
+
+@pytest.mark.parametrize(("refused", "is_a_row"), [(3, False), (8, True)])
+async def test_failures_of_all_kinds_make_one_row(items, outcome_of, failures, refused, is_a_row):
+    # A page with a part that is no record and six records that fail, then pages that are refused.
+    page = json.dumps({"items": [1, *({**item(n), "id": None} for n in range(6))], "total": 700}).encode()
+    items.service.misbehave(body=page)
+    items.service.misbehave(times=refused, status=404)
+    outcome = await outcome_of(items_load(items.service.url, windows=None, page_size=7, total_path="total"))
+    assert ("failures in a row" in outcome.error) is is_a_row
+    phases = [phase for phase, _, _ in await failures()]
+    assert phases.count("record") == 7
+    assert phases.count("request") == (11 - 7 if is_a_row else refused)
+
+
+async def test_a_success_in_between_begins_a_new_row(items, outcome_of, soon):
+    items.records = [{**item(n), "id": None if n % 10 else n} for n in range(60)]
+    outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL))
+    assert (outcome.status, outcome.result["counts"]["records_failed"]) == ("succeeded", 54)
+
+
+async def test_a_request_that_is_answered_in_between_begins_a_new_row(items, outcome_of, soon):
+    items.service.misbehave("from=2026-01-(0|10|1[2-9]|2[01])", times=None, status=404)
+    # With time to read the answer before ten more have failed.
+    paused = BEARS_ALL | {"workers": 1, "rate_min": 0.02, "rate_max": 0.02}
+    outcome = await outcome_of(items_load(items.service.url, pipeline=paused), to="2026-01-22")
+    assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("succeeded", 20)
+
+
+async def test_how_many_failures_end_a_run_can_be_set(items, outcome_of, soon):
+    items.service.misbehave(times=None, status=404)
+    outcome = await outcome_of(items_load(items.service.url, pipeline={"max_failures": 2}), to="2026-01-31")
+    assert outcome.error.startswith("3 failures in a row")
+    assert len(items.service.requests) == 3
+
+
+@pytest.mark.requirement("S7")
+async def test_a_file_that_can_not_be_read_to_its_end_is_left_out_whole(
+    items, counts_of_failed, failures, table, tmp_path
+):
+    lines = "id,day,value\n" + "".join(f"{number},2026-01-01,a\n" for number in range(20_000))
+    (tmp_path / "1.csv").write_bytes(lines.encode("utf-16") + b"\x00")
+    (tmp_path / "2.csv").write_text("id,day,value\n1,2026-01-01,b\n", encoding="utf-16")
+    load = Load(
+        name="files",
+        source=Files(f"{tmp_path}/*.csv", format=Csv(encoding="utf-16"), record_source=False),
+        target=Target(table="item", key=("id",)),
+    )
+    counts = await counts_of_failed(load)
+    assert (counts["inserted"], counts["requests_failed"], counts["segments"]) == (1, 1, 1)
+    [(phase, key, error)] = await failures()
+    assert (phase, key) == ("request", f"{tmp_path}/1.csv")
+    assert "the text is not utf-16" in error
+    assert await table() == ["(1,2026-01-01,b)"]
+
+
+@pytest.mark.requirement("E7")
+async def test_a_detail_whose_request_can_not_be_made_is_its_own_affair(items, counts_of_failed, failures, raw):
+    items.records = [item(number) for number in (0, 1, 2)]
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+
+    def request(number):
+        return Request(endpoint="/items", params={"share": 1 // number})
+
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=request,
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))
+    assert (counts["details"], counts["details_failed"]) == (2, 1)
+    told = "its request can't be made: ZeroDivisionError: integer division or modulo by zero"
+    assert await failures() == [("detail", "0", told)]
+
+
+@pytest.mark.requirement("E7")
+async def test_details_whose_ids_are_of_one_text_are_one(items, details, counts_of):
+    items.records = [item(1, value=7), item(2, value="7"), item(3, value=8)]
+    load = detailed_load(items.service.url, transform=lambda record: {**record, "value": None})
+    load = attrs.evolve(load, detail=attrs.evolve(load.detail, id=lambda record: record["value"]))
+    assert (await counts_of(load))["details"] == 2
+    assert details() == [7, 8]
+
+
+@pytest.mark.requirement("E9")
+def test_a_phase_has_begun_when_its_first_work_began():
+    times = PhaseTimes()
+    times.add(2.0)
+    assert times.began_at is not None
+    assert times.ended_at is not None
+    assert (times.ended_at - times.began_at).total_seconds() == 2
+    began_at = times.began_at
+    times.add(0.0)
+    assert times.began_at == began_at
+
+
+@pytest.mark.requirement("E9")
+async def test_the_summary_has_time_and_counts_of_each_phase_and_the_progress_the_depths_of_the_queues(
+    items, outcome_of, soon, monkeypatch
+):
+    monkeypatch.setattr(load_run, "LOG_S", 0)
+    items.records = [item(n, 1 + n // 10) for n in range(20)]
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-03")
+    result = outcome.result
+    assert (result["status"], result["failures"]) == ("succeeded", [])
+    assert result["counts"].items() >= {"inserted": 20, "records": 20, "requests": 2, "segments": 2}.items()
+    assert result["phases"].keys() == {"requests", "processing", "writing"}
+    for phase in result["phases"].values():
+        assert phase["began_at"] <= phase["ended_at"]
+        assert 0 < phase["busy_s"] <= result["seconds"]
+    first, last = outcome.progress[0], outcome.progress[-1]
+    assert {"queued": 0, "active_workers": 0, "unwritten": 0}.items() <= first.items()
+    assert (last["inserted"], last["requests"], last["queued"], last["unwritten"]) == (20, 2, 0, 0)
+    assert last["segment"].startswith("2026-01-02")
+    logged = {line.message: line.fields for line in outcome.log}
+    assert logged["progress"].keys() >= {"queued", "active_workers", "unwritten", "segments_planned"}
+    assert logged["ended"] == {"load": "items", "phase": "run", **{name: result[name] for name in ENDED}}
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("E9")
+async def test_counters_of_each_load_are_in_the_metrics(items, serve, add, row_when, client_of):
+    items.records = [item(1), item(2), {**item(3), "id": None}]
+    service = await serve(tasks="etl_tasks:tasks", environment={"ITEMS_URL": items.service.url})
+    await row_when(await add("items", {"to": "2026-01-03"}), "failed")
+    async with client_of(service) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    for count, number in (("requests", 2), ("records", 3), ("inserted", 2), ("records_failed", 1), ("segments", 2)):
+        assert f'dataloader_etl_total{{count="{count}",load="items"}} {number:.1f}' in lines
+    assert 'dataloader_etl_runs_total{load="items",status="failed"} 1.0' in lines
+
+
+async def test_what_failed_can_be_tried_again_alone(
+    items, counts_of_failed, counts_of, failures, soon, table, monkeypatch
+):
+    monkeypatch.setattr(load_run, "MOST_RETRIED", 2)
+    items.records = [item(number, number) for number in range(1, 6)]
+    items.service.misbehave("from=2026-01-0[235]", times=None, status=500)
+    load = items_load(items.service.url)
+    await counts_of_failed(load, to="2026-01-06")
+    items.service.behave()
+    items.service.misbehave("from=2026-01-03", times=None, status=404)
+    asked = len(items.service.requests)
+    # Two at a time; what fails once more waits for another run.
+    counts = await counts_of_failed(load, failures="all")
+    assert items.asked()[asked:] == ["2026-01-02", "2026-01-03", "2026-01-05"]
+    assert (counts["inserted"], counts["segments"], counts["segments_failed"]) == (2, 1, 1)
+    assert await failures("left(segment, 13), solved_at IS NOT NULL") == [
+        *((f"2026-01-0{number}T00", True) for number in (2, 3, 5)),
+        # It keeps the segment in which it failed first.
+        ("2026-01-03T00", False),
+    ]
+    await counts_of_failed(load, failures="all")
+    items.service.behave()
+    counts = await counts_of(load, failures="all")
+    assert items.asked()[asked + 3 :] == ["2026-01-03", "2026-01-03"]
+    assert (counts["inserted"], counts["segments"]) == (1, 1)
+    assert await table("id") == ["1", "2", "3", "4", "5"]
+    assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
+    assert (await counts_of(load, failures="all")) == {}
+
+
+async def test_what_fails_once_more_when_it_is_tried_again_is_solved_by_a_run_over_its_window(
+    items, details, counts_of, outcome_of, failures, soon, raw
+):
+    # A page of a walk, a record, a row, a detail: each of a day of its own.
+    items.records = [item(number, number) for number in range(1, 6)]
+    items.records[1]["id"] = None
+    items.records[2]["value"] = "x"
+    await raw.execute("ALTER TABLE item ADD CHECK (value <> 'x')")
+    items.service.misbehave("from=2026-01-01", times=None, status=404)
+    items.service.misbehave("^/detail.*id=4", times=None, status=404)
+    load = attrs.evolve(detailed_load(items.service.url, pipeline=BEARS_ALL), windows=items_load("http://h").windows)
+    load = attrs.evolve(load, source=items_load(items.service.url, page_size=2).source)
+    await outcome_of(load, to="2026-01-06")
+    first = await failures("phase, segment")
+    assert sorted(phase for phase, _ in first) == ["detail", "record", "request", "row"]
+    assert len({segment for _, segment in first}) == 4
+    await outcome_of(load, failures="all")
+    assert sorted(await failures("phase, segment")) == sorted(first * 2)
+    items.service.behave()
+    items.records[1]["id"], items.records[2]["value"] = 2, "a"
+    await counts_of(load, **{"from": "2026-01-01"}, to="2026-01-06")
+    assert set(await failures("solved_at IS NOT NULL")) == {(True,)}
+
+
+async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_open(
+    items, counts_of, counts_of_failed, failures, raw, table
+):
+    await raw.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a')")
+    await raw.execute("ALTER TABLE item ADD FOREIGN KEY (value) REFERENCES known")
+    items.records = [item(number, 1) for number in range(3)]
+    items.records[0]["id"] = items.records[1]["id"] = None
+    load = items_load(items.service.url)
+    await counts_of_failed(load, to="2026-01-02")
+    items.records = [item(number, 1, "unknown") for number in range(2)]
+    counts = await counts_of_failed(load, failures="all")
+    assert (counts["segments_failed"], counts["requests"]) == (1, 1)
+    # They say what is missing, and what is needed to have it; the cursor is behind it.
+    assert await failures("phase, solved_at") == [("record", None)] * 2
+    await raw.execute("INSERT INTO known VALUES ('unknown')")
+    await counts_of(load, failures="all")
+    assert await table("id") == ["0", "1", "2"]
+    assert None not in [solved for (solved,) in await failures("solved_at")]
+
+
+async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of, raw):
+    await raw.execute("DROP TABLE item")
+    outcome = await outcome_of(items_load(items.service.url, windows=None))
+    assert outcome.status == "failed"
+    assert "item" in outcome.error
+    assert items.service.requests == []
+    assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"until": "2026-01-01"}, "args.until: must be one of from, to, pipeline, failures"),
+        ({"from": "yesterday"}, "args.from: must be a day or an instant, "),
+        ({"pipeline": {"worker": 1}}, "'worker' is no setting of a pipeline"),
+        (
+            {"pipeline": {"rate_min": 3, "rate_max": 2}},
+            "pipeline.rate_min: must be a number of seconds not greater ",
+        ),
+        ({"failures": "some"}, 'args.failures: must be "all", or a list of numbers'),
+        ({"failures": [*range(1_001)]}, 'args.failures: must be 1,000 numbers at most, or "all", not 1,001'),
+    ],
+)
+async def test_a_job_with_args_that_are_not_allowed_fails_and_says_so(items, database, args, said):
+    tasks = Tasks()
+    add_loads(tasks, items_load(items.service.url))
+    outcome = await run_task(tasks, "items", args, dsn=database.dsn)
+    assert (outcome.status, said in outcome.error) == ("failed", True)
+    assert items.service.requests == []
+
+
+async def test_a_failure_that_is_tried_again_alone_solves_no_other(items, counts_of_failed, counts_of, raw):
+    def one_is_bad(record):
+        if record["value"] == "bad":
+            raise ValueError("bad")
+        return record
+
+    items.records = [item(1, 1, "bad"), item(2, 2, "bad")]
+    # One worker: the failures have the order of the days.
+    load = items_load(items.service.url, transform=one_is_bad, pipeline={"workers": 1})
+    await counts_of_failed(load, to="2026-01-03")
+    await counts_of_failed(load, failures="all")  # both fail again
+    opened = "SELECT array_agg(failure_id ORDER BY failure_id) FROM dl_etl_failures WHERE solved_at IS NULL"
+    first, second = await raw.fetchval(opened)
+    items.records[0]["value"] = "good"
+    await counts_of(load, failures=[first])
+    assert await raw.fetchval(opened) == [second]
+
+
+async def test_failures_are_on_record_though_the_pool_is_busy_for_long(
+    items, counts_of_failed, failures, soon, monkeypatch
+):
+    monkeypatch.setattr(writer, "CLEAN_UP_S", 0)
+    items.records = [item(1), item(2, 2)]
+    items.service.misbehave("from=2026-01-01", times=None, status=404)
+    await counts_of_failed(items_load(items.service.url), to="2026-01-03")
+    assert [phase for phase, *_ in await failures()] == ["request"]
+
+
+async def test_of_very_many_records_that_fail_only_some_are_named_and_those_do_not_wait_for_their_segment(
+    items, outcome_of, failures, raw
+):
+    def refuse(record):
+        raise ValueError("bad")
+
+    items.records = [item(number) for number in range(5_000)]
+    pipeline = {"max_failures": 9_000, "workers": 1}
+    load = items_load(items.service.url, windows=None, transform=refuse, page_size=3_000, pipeline=pipeline)
+    outcome = await outcome_of(load)
+    assert outcome.result["counts"]["records_failed"] == 5_000
+    kept = await failures()
+    assert (kept[1_000][1], kept[2_001][1], len(kept)) == ("2000 more records", "1000 more records", 2_002)
+    # Each page's by itself, in a transaction of its own.
+    assert await raw.fetchval("SELECT count(DISTINCT failed_at) FROM dl_etl_failures") == 2
+
+
+async def test_an_id_that_is_no_text_or_number_is_its_records_own_affair(items, counts_of_failed, failures, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+    items.records = [item(1), item(2)]
+    detail = Detail(
+        id=lambda record: {"odd": 1} if record["id"] == 1 else record["id"],
+        request=lambda _number: Request(endpoint="/items"),
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of_failed(items_load(items.service.url, windows=None, detail=detail))
+    assert (counts["records_failed"], counts["details"]) == (1, 1)
+    assert "a text or a number is needed" in (await failures())[0][2]

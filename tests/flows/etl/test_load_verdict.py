@@ -1,0 +1,238 @@
+"""How a run ends by what failed in it: a run with failures is not plainly succeeded (E10, E12)."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from etl_tasks import BEARS_ALL, item, items_load
+
+from dataloader import Tasks
+from dataloader.flows.etl import Detail, Flow, Load, Request, Target, add_flows, add_loads
+from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
+from dataloader.flows.etl.run.load_metrics import EtlMetrics
+from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.run.load_verdict import judge
+from dataloader.store.etl.run_journal import Failure
+from dataloader.testing import work_off
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
+WITH_FAILURES = "succeeded_with_failures"
+
+
+@pytest.fixture
+def statuses(raw):
+    """What stands of runs and of their tasks, in order."""
+
+    async def statuses():
+        runs = await raw.fetch("SELECT name, status FROM dl_etl_runs ORDER BY started_at")
+        tasks = await raw.fetch("SELECT task, status FROM dl_etl_tasks ORDER BY run_id, ordinal")
+        return [tuple(row) for row in (*runs, *tasks)]
+
+    return statuses
+
+
+@pytest.fixture
+def days(raw):
+    """How far the load `items` has come."""
+
+    async def days():
+        return await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors")
+
+    return days
+
+
+def some_bad(good, bad):
+    """Records of the first of January, of which the last ones fail."""
+    return [*(item(number) for number in range(good)), *({**item(number), "id": None} for number in range(bad))]
+
+
+@pytest.mark.parametrize(
+    ("counts", "end"),
+    [
+        ({"records": 100, "rows": 100}, "succeeded"),
+        ({"records": 100, "rows": 99, "records_failed": 1}, WITH_FAILURES),
+        ({"records": 100, "rows": 98, "records_failed": 2}, "failed"),
+        # A row that the table refuses counts as a record that fails does; of a record there may be many.
+        ({"records": 100, "rows": 99, "records_failed": 1, "rows_failed": 1}, "failed"),
+        ({"records": 10, "rows": 1_000, "rows_failed": 10}, WITH_FAILURES),
+        ({"records": 10, "rows": 1_000, "rows_failed": 11}, "failed"),
+        ({"details": 99, "details_failed": 1}, WITH_FAILURES),
+        ({"details": 98, "details_failed": 2}, "failed"),
+        ({"segments": 1, "segments_failed": 1}, WITH_FAILURES),
+        ({"segments": 1, "segments_failed": 2}, "failed"),
+        # Of a segment that lacks a page the rest is written, unless nothing of it is taken.
+        ({"segments_failed": 1, "records": 200, "rows": 200, "inserted": 199, "rows_failed": 1}, WITH_FAILURES),
+        # What was rolled back with its segment is not written.
+        ({"segments_failed": 1, "records": 200, "rows": 200}, "failed"),
+        ({"segments_failed": 1, "records": 0}, "failed"),
+    ],
+)
+def test_what_failed_is_weighed_against_what_was_tried(counts, end):
+    report = Report(load="items", max_failures=10, began=0)
+    report.counts.update(counts)
+    assert judge(report, PipelineConfig(max_failed_segments=1)).end == end
+
+
+def test_what_is_named_first_is_what_the_first_sentence_is_about():
+    report = Report(load="items", max_failures=10, began=0)
+    report.counts.update(segments=9, records=100)
+    # A row that is refused does not fail its segment.
+    for phase in ("row", "detail", "request"):
+        report.failed(Failure(load="items", segment="s", phase=phase, key="1", error="bad"))
+    report.counts.update(segments_failed=1)
+    told = "1 of 10 segments could not be loaded (max_failed_segments is 0); "
+    assert judge(report, PipelineConfig(max_failed_share=1)).reason.startswith(told)
+    assert judge(report, PipelineConfig()).reason.endswith("; the first failure was a request (1): bad")
+
+
+@pytest.mark.parametrize("what", ["records", "details"])
+@pytest.mark.parametrize(("good", "end"), [(0, "failed"), (1, WITH_FAILURES)])
+def test_where_any_share_may_fail_not_all_may(what, good, end):
+    report = Report(load="items", max_failures=10, began=0)
+    # A request for a detail that fails is none of the details.
+    report.counts.update({f"{what}_failed": 9, what: good + (9 if what == "records" else 0)})
+    assert judge(report, PipelineConfig(max_failed_share=1)).end == end
+
+
+async def test_a_run_of_which_little_failed_has_succeeded_with_failures(items, outcome_of, statuses, days, monkeypatch):
+    ended = []
+    monkeypatch.setattr(EtlMetrics, "ended", lambda _self, load, status: ended.append((load, status)))
+    items.records = some_bad(99, 1)
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-02")
+    assert (outcome.status, outcome.error) == ("succeeded", None)
+    assert (outcome.result["status"], outcome.result["reason"]) == (WITH_FAILURES, "records failed: 1")
+    assert await statuses() == [("items", WITH_FAILURES)] * 2
+    assert ended == [("items", WITH_FAILURES)]
+    assert await days() == "02"
+
+
+async def test_a_run_of_which_too_many_records_failed_has_failed_and_what_is_good_is_written(
+    items, outcome_of, statuses, days, table
+):
+    items.records = some_bad(98, 2)
+    outcome = await outcome_of(items_load(items.service.url), to="2026-01-02")
+    assert outcome.status == "failed"
+    assert outcome.error.startswith(
+        "2 of 100 records failed (2.0%; max_failed_share is 0.01); the first failure was a record "
+    )
+    assert outcome.result["reason"] == outcome.error
+    assert await statuses() == [("items", "failed")] * 2
+    assert len(await table("id")) == 98
+    # They are on record, and can be tried again by themselves: no reason to ask for all the others again.
+    assert await days() == "02"
+
+
+@pytest.mark.requirement("E5")
+@pytest.mark.parametrize("where", ["load", "run"])
+async def test_the_share_that_may_fail_can_be_set_for_a_load_and_for_a_run(items, outcome_of, where):
+    items.records = some_bad(8, 2)
+    bears = {"max_failed_share": 0.2}
+    load = items_load(items.service.url, windows=None, pipeline=bears if where == "load" else {})
+    outcome = await outcome_of(load, **({"pipeline": bears} if where == "run" else {}))
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", WITH_FAILURES)
+
+
+@pytest.mark.parametrize(("borne", "status"), [(0, "failed"), (1, "succeeded")])
+async def test_a_segment_that_could_not_be_loaded_fails_the_run_unless_it_is_borne(
+    items, outcome_of, days, table, soon, borne, status
+):
+    items.records = [item(number, number) for number in (1, 2, 3)]
+    items.service.misbehave("from=2026-01-02", times=None, status=404)
+    load = items_load(items.service.url, pipeline={"max_failed_segments": borne})
+    outcome = await outcome_of(load, to="2026-01-04")
+    assert outcome.status == status
+    assert outcome.result["status"] == ("failed" if status == "failed" else WITH_FAILURES)
+    counts = outcome.result["counts"]
+    assert (counts["segments"], counts["segments_failed"], counts["inserted"]) == (2, 1, 2)
+    assert (await table("id"), await days()) == (["1", "3"], "02")
+    if status == "failed":
+        assert outcome.error.startswith(
+            "1 of 3 segments could not be loaded (max_failed_segments is 0); the first failure was a request (/items): "
+        )
+
+
+async def test_a_run_that_has_loaded_nothing_has_failed_whatever_is_borne(items, outcome_of, soon):
+    items.service.misbehave(times=None, status=404)
+    load = items_load(items.service.url, pipeline=BEARS_ALL)
+    assert (await outcome_of(load, to="2026-01-04")).status == "failed"
+    items.service.behave()
+    items.records = some_bad(0, 3)
+    assert (await outcome_of(load, to="2026-01-02")).status == "failed"
+
+
+@pytest.mark.requirement("E7")
+@pytest.mark.parametrize(("failing", "status"), [(1, WITH_FAILURES), (3, "failed")])
+async def test_details_that_fail_count_by_their_own_share(items, outcome_of, raw, failing, status):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+    items.records = [item(number) for number in range(100)]
+
+    def request(number):
+        return Request(endpoint="/items", params={"share": 1 // max(0, number - failing + 1)})
+
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=request,
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    outcome = await outcome_of(items_load(items.service.url, windows=None, detail=detail))
+    assert outcome.result["status"] == status
+    assert outcome.result["counts"]["details_failed"] == failing
+    assert await raw.fetchval("SELECT count(*) FROM detail") == 100 - failing
+
+
+@pytest.fixture
+def closed():
+    """The address of a source that refuses each connection."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_a_load_whose_source_is_closed_fails_for_good_and_is_not_tried_again(closed, database, raw, items, soon):
+    tasks = Tasks()
+    add_loads(tasks, items_load(closed))
+    await raw.execute(
+        """INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, max_attempts)
+        VALUES (gen_random_uuid(), 'q', 'items', '{"to": "2026-01-09"}', 'k', 5)"""
+    )
+    [outcome] = await work_off(database.dsn, tasks)
+    assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("failed", 8)
+    assert outcome.error.startswith("8 of 8 segments could not be loaded")
+    assert await raw.fetchval("SELECT attempt FROM dl_jobs") == 1
+
+
+@pytest.mark.requirement("E12")
+async def test_a_flow_stops_where_a_load_has_failed(closed, items, outcome_of, statuses, soon):
+    second = items_load(items.service.url, name="others", windows=None)
+    tasks = Tasks()
+    add_flows(tasks, Flow(name="nightly", layers={"ods": [items_load(closed, windows=None)], "dwd": [second]}))
+    outcome = await outcome_of(tasks)
+    assert outcome.status == "failed"
+    assert outcome.error.startswith("items: 1 of 1 segments could not be loaded")
+    assert await statuses() == [("nightly", "failed"), ("items", "failed"), ("others", "waiting")]
+    assert items.service.requests == []
+
+
+@pytest.mark.requirement("E12")
+async def test_a_flow_goes_on_behind_a_load_with_failures_and_does_not_run_it_again(items, database, raw, statuses):
+    items.records = some_bad(99, 1)
+    there = "CREATE TABLE other (id int PRIMARY KEY, day date, value text)"
+    first = items_load(items.service.url, windows=None)
+    second = Load(name="others", source=first.source, target=Target(table="other", key=("id",)), pipeline=BEARS_ALL)
+    tasks = Tasks()
+    add_flows(tasks, Flow(name="nightly", layers={"ods": [first], "dwd": [second]}))
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 'nightly', 'k')"
+    )
+    [outcome] = await work_off(database.dsn, tasks)
+    assert "there is no table other" in outcome.error
+    assert await statuses() == [("nightly", "failed"), ("items", WITH_FAILURES), ("others", "failed")]
+    await raw.execute(there)
+    await raw.execute("UPDATE dl_jobs SET status = 'queued', available_at = now(), finished_at = NULL")
+    [outcome] = await work_off(database.dsn, tasks)
+    assert (outcome.status, outcome.result["status"]) == ("succeeded", WITH_FAILURES)
+    assert outcome.result["tasks"]["items"]["status"] == WITH_FAILURES
+    assert len(items.service.requests) == 2

@@ -1,0 +1,116 @@
+"""Windows: where a run begins and ends, and how it is cut (E6)."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloader.flows.etl.declare.windows import SEGMENTS, Windows
+from dataloader.jobs.errors import BadRequest
+
+pytestmark = pytest.mark.requirement("E6")
+NOW = datetime(2026, 4, 14, 9, 30, tzinfo=UTC)
+
+
+def days(windows):
+    return [(f"{window.start:%Y-%m-%d}", f"{window.end:%Y-%m-%d}") for window in windows]
+
+
+def test_a_first_run_begins_at_the_start_and_ends_now():
+    windows = Windows(start=date(2026, 2, 10)).plan(cursor=None, now=NOW)
+    assert days(windows) == [("2026-02-10", "2026-03-01"), ("2026-03-01", "2026-04-01"), ("2026-04-01", "2026-04-14")]
+    assert windows[-1].end == NOW
+
+
+def test_a_later_run_begins_where_the_last_one_ended_less_the_look_back():
+    load = Windows(start=date(2020, 1, 1), segment="day", look_back=timedelta(days=2))
+    windows = load.plan(cursor=datetime(2026, 4, 13, tzinfo=UTC), now=NOW)
+    assert days(windows)[0] == ("2026-04-11", "2026-04-12")
+    assert len(windows) == 4
+
+
+def test_the_look_back_does_not_reach_behind_the_start():
+    load = Windows(start=date(2026, 4, 1), segment="week", look_back=timedelta(days=365))
+    assert days(load.plan(cursor=datetime(2026, 4, 10, tzinfo=UTC), now=NOW))[0] == ("2026-04-01", "2026-04-06")
+
+
+def test_what_is_too_young_is_left_out():
+    windows = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3)).plan(cursor=None, now=NOW)
+    assert windows[-1].end == NOW - timedelta(days=3)
+
+
+def test_a_run_that_is_asked_for_more_than_there_is_yet_ends_where_any_other_does():
+    load = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3))
+    assert load.plan(cursor=None, now=NOW, until=date(2027, 1, 1))[-1].end == NOW - timedelta(days=3)
+    with pytest.raises(BadRequest, match="from"):
+        load.plan(cursor=None, now=NOW, since=date(2026, 4, 13), until=date(2027, 1, 1))
+
+
+def test_nothing_is_new():
+    assert Windows(start=date(2026, 1, 1)).plan(cursor=NOW, now=NOW) == []
+
+
+def test_a_run_loads_what_it_was_asked_for_instead():
+    windows = Windows(start=date(2020, 1, 1)).plan(cursor=NOW, now=NOW, since=date(1999, 1, 15), until=date(1999, 3, 1))
+    assert days(windows) == [("1999-01-15", "1999-02-01"), ("1999-02-01", "1999-03-01")]
+
+
+def test_a_day_is_as_long_as_its_zone_has_it():
+    load = Windows(start=date(2026, 3, 28), segment="day", zone="Europe/Berlin")
+    windows = load.plan(cursor=None, now=NOW, until=date(2026, 3, 31))
+    lengths = [window.end.astimezone(UTC) - window.start.astimezone(UTC) for window in windows]
+    assert lengths == [timedelta(hours=hours) for hours in (24, 23, 24)]
+
+
+@given(
+    segment=st.sampled_from([*SEGMENTS, timedelta(hours=7), timedelta(days=10)]),
+    start=st.datetimes(NOW.replace(year=2020, tzinfo=None), NOW.replace(year=2021, tzinfo=None)),
+    length=st.timedeltas(timedelta(minutes=1), timedelta(days=40)),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/New_York"]),
+)
+def test_segments_follow_each_other_without_gaps_and_reach_the_end(segment, start, length, zone):
+    begin = start.replace(tzinfo=ZoneInfo(zone))
+    end = (begin.astimezone(UTC) + length).astimezone(ZoneInfo(zone))
+    windows = Windows(start=start, segment=segment, zone=zone).plan(cursor=None, now=end)
+    instants = [(window.start.astimezone(UTC), window.end.astimezone(UTC)) for window in windows]
+    assert all(first < last for first, last in instants)
+    assert [last for _, last in instants[:-1]] == [first for first, _ in instants[1:]]
+    assert instants[0][0] == begin.astimezone(UTC)
+    assert instants[-1][1] == end.astimezone(UTC)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"segment": "fortnight"}, "segment: must be hour, day, week, month, year or a timedelta, not 'fortnight'"),
+        ({"segment": timedelta()}, "segment: must be a second or more, not 0:00:00"),
+        ({"look_back": timedelta(days=-1)}, "look_back: must be a timedelta not below zero, not -1 day, 0:00:00"),
+        ({"zone": "Mars/Olympus"}, "zone: must be a time zone such as Europe/Berlin, not 'Mars/Olympus'"),
+    ],
+)
+def test_bad_windows_are_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Windows(start=date(2026, 1, 1), **fields)
+
+
+def test_a_span_that_ends_before_it_begins_is_refused():
+    now, since = NOW.replace(microsecond=6423), date(2026, 5, 1)
+    load = Windows(start=date(2020, 1, 1), delay=timedelta(days=12))
+    for windows, until, told in (
+        (Windows(start=date(2020, 1, 1)), None, "2026-04-14T09:30:00+00:00 (now)"),
+        (load, None, "2026-04-02T09:30:00+00:00 (now, less the load's delay of 12 days)"),
+        (load, date(2026, 4, 1), "2026-04-01T00:00:00+00:00 (what is given as to)"),
+    ):
+        said = re.escape(f"from: must be a time before {told}, not 2026-05-01T00:00:00+00:00")
+        with pytest.raises(BadRequest, match=f"^{said}$"):
+            windows.plan(cursor=None, now=now, since=since, until=until)
+
+
+def test_a_span_of_too_many_segments_is_refused():
+    with pytest.raises(ValueError, match="more than 100,000"):
+        Windows(start=date(1900, 1, 1), segment=timedelta(seconds=1)).plan(cursor=None, now=NOW)

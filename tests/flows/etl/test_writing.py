@@ -1,0 +1,369 @@
+"""What becomes of rows in their table: inserted, updated, left alone, marked as gone; where the cursor goes (E6)."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+import pytest
+import trio
+from databases import raw_connection
+from etl_tasks import item, items_load
+
+from dataloader import Tasks
+from dataloader.flows.etl import Csv, Detail, Files, History, Load, Request, Target, add_loads
+from dataloader.testing import run_task
+
+pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6")]
+DELETING = Target(table="item", key=("id",), delete_missing="deleted_at")
+
+
+@pytest.fixture
+async def deleting(items, raw):
+    """A load by days that marks rows as gone."""
+    await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
+    return items_load(items.service.url, target=DELETING, page_size=2, total_path="total")
+
+
+@pytest.fixture
+async def deleting_all(items, deleting):
+    """A load of everything that marks rows as gone."""
+    return items_load(items.service.url, target=DELETING, windows=None, page_size=2)
+
+
+@pytest.fixture
+def gone(raw):
+    """The items that are marked as gone."""
+
+    async def gone():
+        return [row["id"] for row in await raw.fetch("SELECT id FROM item WHERE deleted_at IS NOT NULL ORDER BY 1")]
+
+    return gone
+
+
+@pytest.fixture
+def cursor(raw):
+    """The day that the load has come to."""
+
+    async def cursor():
+        upto = await raw.fetchval("SELECT upto FROM dl_etl_cursors WHERE load = 'items'")
+        return None if upto is None else f"{upto.astimezone(UTC):%d}"
+
+    return cursor
+
+
+async def test_rows_are_inserted_updated_or_left_alone(items, counts_of, table):
+    load = items_load(items.service.url, windows=None)
+    items.records = [item(1), item(2)]
+    assert (await counts_of(load))["inserted"] == 2
+    items.records = [item(1, value="b"), item(2), item(3)]
+    counts = await counts_of(load)
+    assert (counts["inserted"], counts["updated"], counts["unchanged"]) == (1, 1, 1)
+    assert await table("(id, value)") == ["(1,b)", "(2,a)", "(3,a)"]
+
+
+async def test_a_rerun_with_the_same_input_writes_no_row(items, counts_of, raw):
+    load = items_load(items.service.url)
+    items.records = [item(number, 1 + number % 3) for number in range(9)]
+    args = {"from": "2026-01-01", "to": "2026-01-04"}
+    await counts_of(load, **args)
+    before = await raw.fetch("SELECT id, xmin::text FROM item ORDER BY id")
+    counts = await counts_of(load, **args)
+    assert counts["unchanged"] == 9
+    assert not counts.keys() & {"inserted", "updated", "deleted"}
+    assert await raw.fetch("SELECT id, xmin::text FROM item ORDER BY id") == before
+
+
+async def test_two_runs_of_one_load_at_the_same_time_leave_one_of_each_row(items, database, table):
+    items.records = [item(number, 1 + number // 50) for number in range(200)]
+    tasks = Tasks()
+    add_loads(tasks, items_load(items.service.url))
+    outcomes = []
+
+    async def run():
+        outcomes.append(await run_task(tasks, "items", {"to": "2026-01-05"}, dsn=database.dsn))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            nursery.start_soon(run)
+    assert [outcome.status for outcome in outcomes] == ["succeeded"] * 2
+    assert await table("id") == sorted(map(str, range(200)))
+    counts = [outcome.result["counts"] for outcome in outcomes]
+    assert sum(count.get("inserted", 0) for count in counts) == 200
+    assert items.service.most_at_once() == 1
+
+
+async def test_a_load_that_only_inserts_leaves_rows_that_are_there(items, counts_of, table):
+    load = items_load(items.service.url, windows=None, target=Target(table="item", key=("id",), mode="insert"))
+    items.records = [item(1)]
+    await counts_of(load)
+    items.records = [item(1, value="b"), item(2)]
+    counts = await counts_of(load)
+    assert (counts["inserted"], counts["unchanged"]) == (1, 1)
+    assert await table("(id, value)") == ["(1,a)", "(2,a)"]
+
+
+async def test_rows_that_a_window_has_no_more_are_marked_as_gone_and_others_are_not(items, counts_of, deleting, gone):
+    items.records = [item(1, 1), item(2, 1), item(3, 2), item(4, 3)]
+    await counts_of(deleting, to="2026-01-04")
+    items.records = [item(2, 1)]
+    counts = await counts_of(deleting, **{"from": "2026-01-01", "to": "2026-01-03"})
+    assert (counts["deleted"], counts["unchanged"]) == (2, 1)
+    # The fourth lies behind the windows.
+    assert await gone() == [1, 3]
+
+
+async def test_a_row_that_comes_back_loses_its_mark(items, counts_of, deleting_all, gone):
+    items.records = [item(1), item(2)]
+    await counts_of(deleting_all)
+    items.records = [item(2)]
+    assert (await counts_of(deleting_all))["deleted"] == 1
+    assert await gone() == [1]
+    assert (await counts_of(deleting_all)).get("deleted") is None
+    items.records = [item(1), item(2)]
+    counts = await counts_of(deleting_all)
+    assert (counts["updated"], counts["unchanged"]) == (1, 1)
+    assert await gone() == []
+
+
+async def test_an_answer_without_any_record_marks_nothing_in_the_whole_table(items, counts_of, deleting_all, gone):
+    items.records = [item(1), item(2)]
+    await counts_of(deleting_all)
+    items.records = []
+    assert (await counts_of(deleting_all)).get("deleted") is None
+    assert await gone() == []
+
+
+async def test_a_segment_that_lacks_a_page_marks_nothing_and_moves_no_cursor(
+    items, counts_of, counts_of_failed, deleting, gone, cursor, table, soon
+):
+    items.records = [item(number, 1 + number // 5) for number in range(15)]
+    await counts_of(deleting, to="2026-01-04")
+    assert await cursor() == "04"
+    items.records = [item(number, 1 + number // 5) for number in range(15, 30)]
+    items.service.misbehave("from=2026-01-05.*page=2", times=None, status=500)
+    counts = await counts_of_failed(deleting, to="2026-01-07")
+    assert (counts["requests_failed"], counts["inserted"], counts["segments"], counts["segments_failed"]) == (
+        1,
+        13,
+        2,
+        1,
+    )
+    # A day that came whole behind one that did not is no reason to pass that over.
+    assert await cursor() == "05"
+    assert len(await table("id")) == 28
+
+    items.service.behave()
+    counts = await counts_of(deleting, to="2026-01-07")
+    assert items.asked()[-6:-3] == ["2026-01-05/1", "2026-01-05/2", "2026-01-05/3"]
+    assert (counts["inserted"], counts["unchanged"], counts.get("deleted")) == (2, 8, None)
+    assert await cursor() == "07"
+
+    items.records = [item(27, 6)]
+    items.service.misbehave("page=1", times=None, status=500)
+    await counts_of_failed(deleting, **{"from": "2026-01-05", "to": "2026-01-07"})
+    assert await gone() == []
+
+
+async def test_a_record_that_failed_is_not_taken_for_gone(items, counts_of, counts_of_failed, deleting_all, gone):
+    items.records = [item(1), item(2), item(3)]
+    await counts_of(deleting_all)
+    items.records = [item(1), {**item(2), "id": None}]
+    counts = await counts_of_failed(deleting_all)
+    assert (counts["records_failed"], counts.get("deleted")) == (1, None)
+    # The second may well be what could not be read.
+    assert await gone() == []
+
+
+async def test_a_row_that_was_refused_is_not_taken_for_gone(items, counts_of, counts_of_failed, deleting, gone, cursor):
+    items.records = [item(1, 1), item(2, 1)]
+    await counts_of(deleting, to="2026-01-02")
+    items.records = [{**item(1, 1), "day": "2026-01-01x"}]
+    counts = await counts_of_failed(deleting, **{"from": "2026-01-01", "to": "2026-01-02"})
+    assert counts["rows_failed"] == 1
+    assert (await gone(), await cursor()) == ([], "02")
+    items.records = [{**item(3, 2), "day": "2026-01-02x"}]
+    assert (await counts_of_failed(deleting, to="2026-01-03"))["rows_failed"] == 1
+    # It is on record; were it there for ever, the load would come to no other day.
+    assert (await gone(), await cursor()) == ([], "03")
+
+
+@pytest.mark.requirement("E6", "E7")
+async def test_a_status_that_means_no_data_moves_the_cursor_and_is_no_failed_detail(items, counts_of, cursor, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY)")
+    items.records = [item(number, number) for number in (1, 3)]
+    items.service.misbehave("from=2026-01-02", times=None, status=404)
+    items.service.misbehave("detail=1", times=None, status=404)
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda number: Request(endpoint="/items", params={"detail": number}),
+        source=items_load(items.service.url, statuses={404: "empty"}).source,
+        target=Target(table="detail", key=("id",)),
+        transform=lambda number, _record: {"id": number},
+    )
+    counts = await counts_of(items_load(items.service.url, statuses={404: "empty"}, detail=detail), to="2026-01-04")
+    assert (counts["segments"], counts["details"], counts.get("details_failed")) == (3, 2, None)
+    assert await raw.fetchval("SELECT array_agg(id) FROM detail") == [3]
+    assert await cursor() == "04"
+
+
+async def test_a_run_begins_where_the_last_one_has_come_to(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, to="2026-01-03")
+    await counts_of(load, to="2026-01-05")
+    assert items.asked() == ["2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"]
+    assert await cursor() == "05"
+    assert (await counts_of(load, to="2026-01-05")) == {}
+    assert len(items.service.requests) == 4
+
+
+async def test_a_run_over_days_long_past_does_not_move_the_cursor_back(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, to="2026-01-05")
+    await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-03"})
+    assert await cursor() == "05"
+
+
+async def test_a_run_over_days_to_come_does_not_move_the_cursor_over_those_in_between(items, counts_of, cursor):
+    load = items_load(items.service.url)
+    await counts_of(load, **{"from": "2026-01-07", "to": "2026-01-09"})
+    assert await cursor() is None
+    await counts_of(load, to="2026-01-03")
+    await counts_of(load, **{"from": "2026-01-05", "to": "2026-01-06"})
+    assert await cursor() == "03"
+    # What begins before the cursor and ends behind it leaves nothing out.
+    await counts_of(load, **{"from": "2026-01-02", "to": "2026-01-05"})
+    assert await cursor() == "05"
+
+
+async def test_a_run_s_segments_and_its_cursor_are_on_record(items, counts_of, raw):
+    items.records = [item(1, 1), item(2, 2), item(3, 2)]
+    await counts_of(items_load(items.service.url), to="2026-01-03")
+    run = await raw.fetchrow("SELECT run_id, name, kind, status, finished_at IS NOT NULL, summary FROM dl_etl_runs")
+    assert tuple(run)[1:5] == ("items", "load", "succeeded", True)
+    segments = await raw.fetch("SELECT segment, counts->>'inserted' AS rows FROM dl_etl_segments ORDER BY segment")
+    assert [tuple(row) for row in segments] == [
+        ("2026-01-01T00:00:00+0000 to 2026-01-02T00:00:00+0000", "1"),
+        ("2026-01-02T00:00:00+0000 to 2026-01-03T00:00:00+0000", "2"),
+    ]
+    cursor = await raw.fetchrow("SELECT load, upto, run_id FROM dl_etl_cursors")
+    assert tuple(cursor) == ("items", datetime(2026, 1, 3, tzinfo=UTC), run["run_id"])
+    task = await raw.fetchrow("SELECT task, status, started_at <= finished_at FROM dl_etl_tasks")
+    assert tuple(task) == ("items", "succeeded", True)
+
+
+@pytest.mark.requirement("E6")
+async def test_without_a_key_only_whole_segments_are_taken_in(
+    items, counts_of, counts_of_failed, outcome_of, raw, soon
+):
+    await raw.execute("CREATE TABLE event (id int, day date, value text)")
+    items.records = [item(1), item(2), item(3)]
+    load = items_load(items.service.url, page_size=1, target=Target(table="event", mode="insert"))
+    items.service.misbehave("page=2", times=3, status=500)
+    counts = await counts_of_failed(load, to="2026-01-02")
+    assert (counts["requests_failed"], counts.get("inserted", 0)) == (1, 0)
+    assert (await outcome_of(load, failures="all")).status == "failed"
+    assert (await counts_of(load, to="2026-01-02"))["inserted"] == 3
+    assert await raw.fetchval("SELECT count(*) FROM event") == 3
+
+
+@pytest.mark.requirement("E6")
+async def test_of_a_day_that_is_loaded_in_part_no_row_is_taken_for_gone(items, counts_of, deleting, gone):
+    items.records = [item(1), item(2, 2)]
+    await counts_of(deleting, to="2026-01-03")
+    items.records = []
+    await counts_of(deleting, **{"from": "2026-01-01T10:00:00+00:00", "to": "2026-01-02"})
+    assert await gone() == []
+
+
+@pytest.mark.requirement("E6")
+async def test_a_number_that_the_table_gives_need_not_be_brought(items, counts_of, raw):
+    await raw.execute(
+        "CREATE TABLE numbered (n int GENERATED BY DEFAULT AS IDENTITY, id int PRIMARY KEY, day date, value text)"
+    )
+    items.records = [item(7), item(8)]
+    await counts_of(items_load(items.service.url, windows=None, target=Target(table="numbered", key=("id",))))
+    assert [tuple(row) for row in await raw.fetch("SELECT n, id FROM numbered ORDER BY n")] == [(1, 7), (2, 8)]
+
+
+@pytest.mark.requirement("E6")
+async def test_a_stage_that_somebody_reads_holds_up_no_load(items, counts_of, database, raw):
+    left = f"dl_stage_{'0' * 32}_1_1"
+    await raw.execute(f"CREATE TABLE {left} (n int)")
+    items.records = [item(1)]
+    async with raw_connection(database.dsn) as dump:
+        await dump.execute("BEGIN")
+        await dump.execute(f"SELECT FROM {left}")
+        await counts_of(items_load(items.service.url, windows=None))
+        await dump.execute("ROLLBACK")
+    await counts_of(items_load(items.service.url, windows=None))
+    assert await raw.fetchval(f"SELECT to_regclass('{left}')") is None
+
+
+@pytest.mark.requirement("E6")
+async def test_no_snapshot_is_taken_in_before_an_older_one_is_whole(items, counts_of, counts_of_failed, raw, soon):
+    await raw.execute("""
+        CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
+          PRIMARY KEY (id, valid_from))""")
+    target = Target(table="versioned", key=("id",), history=History(tracked=("value",)))
+    load = items_load(items.service.url, target=target, transform=lambda r: {"id": r["id"], "value": r["value"]})
+    items.records = [item(1, number, f"of {number}") for number in (1, 2, 3)]
+    items.service.misbehave("from=2026-01-02", times=3, status=500)
+    await counts_of_failed(load, to="2026-01-04")
+    versions = "SELECT value, valid_from::text FROM versioned ORDER BY valid_from"
+    assert [tuple(row) for row in await raw.fetch(versions)] == [("of 1", "2026-01-01")]
+    counts = await counts_of(load, to="2026-01-04")
+    assert [row["value"] for row in await raw.fetch(versions)] == ["of 1", "of 2", "of 3"]
+    assert counts.get("segments_failed", 0) == 0
+
+
+@pytest.mark.requirement("E6", "E8")
+async def test_snapshots_in_files_are_taken_in_once_and_one_that_comes_late_is_refused(outcome_of, raw, tmp_path):
+    await raw.execute("""
+        CREATE TABLE versioned (id int, value text, valid_from date, valid_to date, is_current boolean NOT NULL,
+          PRIMARY KEY (id, valid_from))""")
+    history = History(tracked=("value",), as_of=lambda segment: date.fromisoformat(segment.name[-14:-4]))
+    load = Load(
+        name="snapshots",
+        source=Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+        target=Target(table="versioned", key=("id",), history=history),
+    )
+
+    async def run_with(*days):
+        for day in days:
+            (tmp_path / f"2026-01-0{day}.csv").write_text(f"id,value\n1,of {day}\n")
+        outcome = await outcome_of(load)
+        versions = await raw.fetch("SELECT value FROM versioned ORDER BY valid_from")
+        return outcome.result, [row["value"] for row in versions], outcome.log
+
+    result, versions, _ = await run_with(1, 3)
+    assert (result["counts"]["segments"], versions) == (2, ["of 1", "of 3"])
+    result, versions, log = await run_with(4)
+    assert (result["status"], result["counts"]["segments"], versions) == ("succeeded", 2, ["of 1", "of 3", "of 4"])
+    assert result["counts"]["unchanged"] == 1
+    assert [line.fields["segments"] for line in log if "left out" in line.message] == [1]
+    # Of an instant that was taken in, and not itself.
+    (tmp_path / "late 2026-01-01.csv").write_text("id,value\n1,late\n")
+    result, versions, _ = await run_with()
+    assert [failure["item"][-19:] for failure in result["failures"]] == ["late 2026-01-01.csv"]
+    (tmp_path / "late 2026-01-01.csv").unlink()
+    result, versions, _ = await run_with(2)
+    assert [failure["item"][-14:] for failure in result["failures"]] == ["2026-01-02.csv"]
+    assert versions == ["of 1", "of 3", "of 4"]
+
+
+@pytest.mark.requirement("E6")
+async def test_details_of_a_window_take_none_of_another_window_for_gone(items, outcome_of, raw):
+    await raw.execute("CREATE TABLE detail (id int PRIMARY KEY, deleted_at timestamptz)")
+    await raw.execute("INSERT INTO detail VALUES (99)")
+    items.records = [item(1), item(2, 2)]
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda _number: Request(endpoint="/items"),
+        source=items_load(items.service.url).source,
+        target=Target(table="detail", key=("id",), delete_missing="deleted_at"),
+        transform=lambda number, _record: {"id": int(number)},
+    )
+    outcome = await outcome_of(items_load(items.service.url, detail=detail), to="2026-01-03")
+    assert "a window needs a column" in outcome.error
+    assert await raw.fetchval("SELECT count(*) FROM detail WHERE deleted_at IS NOT NULL") == 0

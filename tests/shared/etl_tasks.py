@@ -1,0 +1,141 @@
+"""Small loads for the tests of pipelines: `Items` is what a service has, `items_load` loads it into the table `item`.
+
+In the tests' own process they are made with arguments; `dataloader serve --tasks etl_tasks:tasks` has some that are
+made of variables. Each day of January 2026 is a window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from datetime import date
+
+import attrs
+from source_app import Answer, Seen, SourceApp
+
+from dataloader import Tasks
+from dataloader.flows.etl import Budget, Detail, Load, Request, Target, Windows, add_loads
+from dataloader.flows.etl.formats.csv_format import Csv
+from dataloader.flows.etl.formats.json_format import Json
+from dataloader.flows.etl.sources.files import Files
+from dataloader.flows.etl.sources.http import Http
+from dataloader.flows.etl.sources.pagination import PageNumber
+
+AT_ONCE = {"rate_min": 0, "rate_max": 0}
+BEARS_ALL = {"max_failed_segments": 1_000, "max_failed_share": 1}
+"""A run that ends by failures in a row alone, or because it has loaded nothing."""
+ITEM = "CREATE TABLE item (id int PRIMARY KEY, day date NOT NULL, value text)"
+DETAIL = "CREATE TABLE detail (id int PRIMARY KEY, about text)"
+
+
+def day(number: int) -> str:
+    """A day of January 2026."""
+    return f"2026-01-{number:02}"
+
+
+def item(number: int, of_day: int = 1, value: object = "a") -> dict[str, object]:
+    """A record."""
+    return {"id": number, "day": day(of_day), "value": value}
+
+
+@attrs.define
+class Items:
+    """The records of a service, by windows and pages; `answered_at` is when each answer was ready to be sent."""
+
+    service: SourceApp
+    records: list[dict[str, object]] = attrs.field(factory=list)
+    before: Callable[[Seen], object] = lambda _seen: None
+    answered_at: list[float] = attrs.field(factory=list)
+
+    def answer(self, seen: Seen) -> Answer:
+        """The records that a request asks for, after `before` has returned."""
+        self.before(seen)
+        since, until = seen.query.get("from", ""), seen.query.get("to", "9")
+        found = [record for record in self.records if since <= str(record["day"]) < until]
+        size, page = int(seen.query.get("size", 100_000)), int(seen.query.get("page", 1))
+        body = json.dumps({"items": found[(page - 1) * size : page * size], "total": len(found)}).encode()
+        self.answered_at.append(time.monotonic())
+        return Answer(body)
+
+    def gaps(self) -> list[float]:
+        """Seconds from when an answer was ready to the next request: a pause is not longer than its gap."""
+        began_at = [seen.began_at for seen in self.service.requests]
+        return [began - answered for answered, began in zip(self.answered_at, began_at[1:], strict=False)]
+
+    def asked(self) -> list[str]:
+        """What was asked for, in order: days, and pages where there are any."""
+        return [
+            "/".join(seen.query[name] for name in ("from", "page") if name in seen.query)
+            for seen in self.service.requests
+        ]
+
+
+def span(window) -> dict[str, str]:
+    return {"from": f"{window.start:%Y-%m-%d}", "to": f"{window.end:%Y-%m-%d}"}
+
+
+def items_load(url: str, *, page_size: int | None = None, name: str = "items", **fields: object) -> Load:
+    """A load of the items by day; `windows=None` asks for all at once, `pipeline` goes on top of no pauses.
+
+    `total_path="total"` reads how many there are.
+    """
+    pipeline = {**AT_ONCE, **fields.pop("pipeline", {})}
+    total_path = fields.pop("total_path", None)
+    windows = fields.pop("windows", Windows(start=date(2026, 1, 1), segment="day", column="day"))
+    source = Http(
+        url,
+        endpoint="/items",
+        params={} if windows is None else span,
+        pages=None if page_size is None else PageNumber(size=page_size, total_path=total_path),
+        format=Json("items"),
+        statuses=fields.pop("statuses", {}),
+    )
+    target = fields.pop("target", Target(table="item", key=("id",)))
+    return Load(name=name, source=source, windows=windows, target=target, pipeline=pipeline, **fields)
+
+
+def detailed_load(url: str, *, name: str = "detailed", target: Target | None = None, **fields: object) -> Load:
+    """A load of all items at once, and for each of its details into the table `detail`."""
+    detail = Detail(
+        id=lambda record: record["id"],
+        request=lambda number: Request(endpoint="/detail", params={"id": number}),
+        source=Http(url, format=Json()),
+        target=target or Target(table="detail", key=("id",)),
+        transform=fields.pop("detail_transform", lambda _number, record: record),
+    )
+    return items_load(url, name=name, windows=None, detail=detail, **fields)
+
+
+def names_load(archive: str) -> Load:
+    """The files of an archive, of a year each, with name, sex and count of the children."""
+    return Load(
+        name="names",
+        source=Files(archive, members="*.txt", format=Csv(columns=("name", "sex", "count"))),
+        transform=lambda row: {"year": row["source_file"][-8:-4], **row},
+        target=Target(table="name", key=("year", "name", "sex")),
+        pipeline={"batch_size": 5_000},
+    )
+
+
+tasks = Tasks()
+
+
+def and_memory(record):
+    """The record, and the most memory that this process has had by now."""
+    return {**record, "value": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+if url := os.environ.get("ITEMS_URL"):
+    paused = json.loads(os.environ.get("ITEMS_PIPELINE", "{}"))
+    budgets = tuple(Budget(*budget) for budget in json.loads(os.environ.get("ITEMS_BUDGETS", "[]")))
+    add_loads(
+        tasks,
+        *(items_load(url, name=name, pipeline=paused, budgets=budgets) for name in ("items", "others")),
+        items_load(url, name="measured", transform=and_memory),
+        detailed_load(url, pipeline=paused),
+    )
+if archive := os.environ.get("NAMES_ARCHIVE"):
+    add_loads(tasks, names_load(archive))
