@@ -23,7 +23,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, Session
-from dataloader.store.queue.leases import Beat, Pulse, aio_beat
+from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import SHOW_EVERY_S, Worker, aio_show
 
@@ -83,7 +83,7 @@ class Heartbeat:
             return False
         self.outage.worked("heartbeat")
         expired = [runs[pulse.token] for pulse in pulses if pulse.beat is Beat.EXPIRED]
-        revived = await self._revive(expired, timeout_s) if expired else {}
+        revived = await self._revive_expired(expired, timeout_s) if expired else {}
         certain = True
         for pulse in pulses:
             certain &= self._apply(runs[pulse.token], pulse, revived.get(pulse.token, pulse.beat), sent_at)
@@ -96,18 +96,23 @@ class Heartbeat:
             await self.session.open()
             self.outage.worked("heartbeat")
 
-    async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
+    async def _revive_expired(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
         """By our clock some of these leases hold: the database's has jumped (F32).
 
-        While we have their keys the jobs are ours. What could not be asked, or is locked by somebody, is unknown.
+        Jobs with a key are ours while we have their keys, the others while they have our token. What could not be
+        asked, or is locked by somebody, is unknown.
         """
-        held = [run.job for run in expired if run.lease_until > trio.current_time() and self.locks.holds(run.job.token)]
-        beats = dict.fromkeys((job.token for job in held), Beat.UNKNOWN)
+        jobs = [run.job for run in expired if run.lease_until > trio.current_time()]
+        keyed = [(job.job_id, job.token) for job in jobs if self.locks.holds(job.token)]
+        keyless = [(job.job_id, job.token) for job in jobs if job.lock_hash is None]
+        beats = dict.fromkeys((token for _, token in keyed + keyless), Beat.UNKNOWN)
+        revived: set[int] = set()
         try:
-            revived = await self.locks.revive([(job.job_id, job.token) for job in held], timeout_s=timeout_s)
+            if keyless:
+                revived |= await self.session.write_within(timeout_s, aio_revive, keyless)
+            revived |= await self.locks.revive(keyed, timeout_s=timeout_s)
         except StoreError as error:
             log.warning("leases that the database's clock has ended were not renewed yet", error=str(error))
-            return beats
         if revived:
             log.warning("the database's clock jumped: leases that it had ended were renewed", jobs=len(revived))
         return beats | dict.fromkeys(revived, Beat.RENEWED)
@@ -116,7 +121,7 @@ class Heartbeat:
         match beat:
             case Beat.RENEWED:
                 run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
-                run.set_deadline(self.runs.key_safe_until)
+                run.set_deadline(run.key_safe_until)
             case Beat.LOST | Beat.EXPIRED if (
                 not run.body_ended and not run.committed and run.stop_reason is not StopReason.LEASE_LOST
             ):

@@ -1,8 +1,9 @@
 """The runs of this process: which jobs are ours now, until when, and who stopped them.
 
 Owner of every run's deadline: a run's cancel scope ends at the earliest of its task's timeout, its lease and its key's
-safety, less a margin in which the body can clean up. The heartbeat moves the lease, the keeper of the lock session the
-key's safety. A run is here from its claim until its end is recorded, so that it gets heartbeats all that time.
+safety, if it has a key, less a margin in which the body can clean up. The heartbeat moves the lease, the keeper of the
+lock session the key's safety. A run is here from its claim until its end is recorded, so that it gets heartbeats all
+that time.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Runs:
         if self._added is not None:
             self._added.set()
             self._added = None
-        run.open_scope(self.key_safe_until)
+        run.open_scope(math.inf if run.job.lock_hash is None else self.key_safe_until)
         if self.closed:
             run.stop(StopReason.DRAIN)
         elif self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
@@ -201,4 +202,5 @@ class Runs:
         """The lock session has answered: nobody is given our keys before `until` and some time in which to clean up."""
         self.key_safe_until = until
         for run in self._by_token.values():
-            run.set_deadline(until)
+            if run.job.lock_hash is not None:
+                run.set_deadline(until)

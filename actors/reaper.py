@@ -77,10 +77,10 @@ class Reaper:
                 log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
                 self.jumped.set()
                 ahead_s = None  # what it was: the next sweep takes, also if this one can't tell what it is now
-            if reaped.hashes:
-                log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.hashes))
+            if reaped.became:
+                log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
                 self.telemetry.taken_back(reaped.became)
-            if len(reaped.hashes) < BATCH or batches == MAX_BATCHES:
+            if len(reaped.became) < BATCH or batches == MAX_BATCHES:
                 return reaped.ahead_s if reaped.took_s < JUMP_S else ahead_s
 
     async def _look_for_endless(self) -> None:

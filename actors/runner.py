@@ -33,6 +33,7 @@ from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
+from dataloader.store.queue.enqueue import MAX_ARGS_BYTES
 from dataloader.store.queue.transaction import Transactions
 
 log = get_logger(__name__)
@@ -128,6 +129,8 @@ async def _run_body(
 
 async def _call(task: Task, run: Run, port: _Port, limiter: trio.CapacityLimiter) -> object:
     claimed = run.job
+    if claimed.args is None:
+        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
     try:
         args = read_json(claimed.args) if task.args is None else task.args.decode(claimed.args)
     except BadRequest as misfit:

@@ -105,7 +105,7 @@ class _Facts(Generic[A]):
     queue: str
     task: str
     args: A
-    lock_key: str
+    lock_key: str | None
     partition_key: str
     attempt: int
     max_attempts: int

@@ -80,8 +80,8 @@ class NewJob:
     """A job as requested (Q2). `BadRequest` names the field when a value is not allowed.
 
     `args` is any JSON object. `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` None mean the task's
-    own, which the database knows, or else: no queue (`BadRequest`), 100, the job's own id, so that nothing excludes it,
-    5, and the settings' lease. `available_at` None means now.
+    own, which the database knows, or else: no queue (`BadRequest`), 100, no key, so that nothing excludes the job, 5,
+    and the settings' lease. `available_at` None means now.
     """
 
     task: str
@@ -152,16 +152,18 @@ class Enqueued:
 class ClaimedJob:
     """A job that this process may run now, until its lease ends: what the runner needs and no more.
 
-    `token` fences every later write; `lock_hash` is the advisory lock held for it; `lease_s` seconds were granted.
+    `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later
+    write; `lock_hash` is the advisory lock held for its `lock_key`, None for a job that has none; `lease_s` seconds
+    were granted.
     """
 
     job_id: UUID
     token: int
     queue: str
     task: str
-    args: str
-    lock_key: str
-    lock_hash: int
+    args: str | None
+    lock_key: str | None
+    lock_hash: int | None
     partition_key: str
     attempt: int
     max_attempts: int
@@ -172,7 +174,8 @@ class ClaimedJob:
 class JobRecord:
     """A job as it stands, all of it: a row of `dl_jobs`. `error`, `args` and `progress` are as stored, unmasked.
 
-    `args` and `progress` are objects in our own rows; other services may store any JSON there. `queue_state` is no
+    `args` and `progress` are objects in our own rows; other services may store any JSON there. `lock_key` is None for a
+    job that was given none. `queue_state` is no
     column: what keeps the queue of a queued job from taking it, as far as its workers are known when it is read.
     """
 
@@ -181,7 +184,7 @@ class JobRecord:
     task: str
     args: Any
     idempotency_key: str | None
-    lock_key: str
+    lock_key: str | None
     partition_key: str
     priority: int
     available_at: datetime

@@ -26,7 +26,7 @@ def job(record: JobRecord) -> JobRecord:
         task=mask_text(record.task),
         args=mask(record.args),
         idempotency_key=text(record.idempotency_key),
-        lock_key=mask_text(record.lock_key),
+        lock_key=text(record.lock_key),
         partition_key=mask_text(record.partition_key),
         progress=mask(record.progress),
         result=mask(record.result),

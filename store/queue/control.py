@@ -50,12 +50,12 @@ WITH changed AS (
   UPDATE dl_jobs SET status = 'canceled', cancel_requested = true, waits_for = NULL, lease_expires_at = NULL,
                      claimed_by = NULL, finished_at = now()
   WHERE job_id = ANY ($1::uuid[])
-  RETURNING job_id, queue, lock_key
+  RETURNING job_id, queue, CASE WHEN keyed THEN hashtext(lock_key) END AS lock_hash
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, 'canceled', '{"reason": "operator"}' FROM changed
 )
-SELECT job_id, hashtext(lock_key) AS lock_hash FROM changed
+SELECT job_id, lock_hash FROM changed
 """
 
 _REQUEST_CANCEL: Final = "UPDATE dl_jobs SET cancel_requested = true WHERE job_id = ANY ($1::uuid[])"
@@ -255,7 +255,7 @@ async def _aio_end(connection: Any, rows: list[Any]) -> list[int]:
     ended = await connection.fetch(_CANCEL, nobodys) if nobodys else []
     if held:
         await connection.execute(_REQUEST_CANCEL, held)
-    return sorted({row["lock_hash"] for row in ended if row["job_id"] in blocking})
+    return sorted({row["lock_hash"] for row in ended if row["lock_hash"] is not None and row["job_id"] in blocking})
 
 
 def _is_held(row: Any) -> bool:

@@ -55,10 +55,11 @@ _COLUMNS: Final = {
 }
 _ADD: Final = """
 WITH added AS (
-  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
-  SELECT job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
-         coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group, request_hash
+  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
+                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+  SELECT job_id, queue, task, args::jsonb, idempotency_key, coalesce(lock_key, job_id::text), lock_key IS NOT NULL,
+         partition_key, priority, coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group,
+         request_hash
   FROM {rows} AS r ({names}) {where}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue
@@ -88,7 +89,7 @@ _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 
 _WINNERS: Final = """
-SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, partition_key,
+SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
        args::text AS args
 FROM dl_jobs WHERE idempotency_key = ANY ($1::text[]) OR job_id = ANY ($2::uuid[])
 """
@@ -214,7 +215,7 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
         job.task,
         args.decode(),
         job.idempotency_key,
-        job.lock_key if job.lock_key is not None else str(job.job_id),
+        job.lock_key,
         job.partition_key,
         DEFAULT_PRIORITY if job.priority is None else job.priority,
         job.available_at,
@@ -301,7 +302,7 @@ def _answer(job: NewJob, row: Row, added: set[UUID], winners: dict[Any, Any]) ->
     else:
         same = (
             (winner["queue"], winner["task"], winner["partition_key"]) == (job.queue, job.task, job.partition_key)
-            and (job.lock_key is None or winner["lock_key"] == job.lock_key)
+            and (job.lock_key is None or (winner["keyed"] and winner["lock_key"] == job.lock_key))
             and shown_json(winner["args"]) == msgspec.json.decode(row[3])
         )
     if not same:

@@ -14,7 +14,7 @@ _FRAGMENTS: Final = {
     "queue": "queue = ${0}",
     "task": "task = ${0}",
     "status": "status = ANY (${0}::dl_status[])",
-    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0}",
+    "lock_key": "hashtext(lock_key) = hashtext(${0}) AND lock_key = ${0} AND keyed",
     "created_from": "created_at >= ${0}",
     "created_to": "created_at < ${0}",
     "finished_from": "finished_at >= ${0}",

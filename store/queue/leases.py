@@ -3,7 +3,8 @@
 Both pass over rows that somebody else has locked at the moment: one row held by a psql must not cost the others their
 lease. Such a row is `UNKNOWN`, not lost, and is asked for again soon. A heartbeat never renews an expired lease:
 between its end and now another job of its key may have started. Only on the session that holds the key (`aio_revive`),
-where that can't be, a lease is renewed that has expired because the database's clock jumped (F32).
+where that can't be, a lease is renewed that has expired because the database's clock jumped (F32); and anywhere, by its
+token alone, that of a job without a key.
 """
 
 from __future__ import annotations
@@ -77,15 +78,16 @@ WITH clock AS MATERIALIZED (
     finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
                        THEN now() END
   FROM expired e WHERE j.job_id = e.job_id
-  RETURNING j.job_id, j.queue, j.status, hashtext(j.lock_key) AS lock_hash, j.attempt, e.claimed_by
+  RETURNING j.job_id, j.queue, j.status, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS lock_hash, j.attempt,
+            e.claimed_by
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
          jsonb_strip_nulls(jsonb_build_object('reason', 'lease expired', 'attempt', attempt, 'worker', claimed_by))
   FROM taken
 )
-SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken) AS hashes, ARRAY(SELECT queue FROM taken) AS queues,
-       ARRAY(SELECT status::text FROM taken) AS statuses
+SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken WHERE lock_hash IS NOT NULL) AS hashes,
+       ARRAY(SELECT queue FROM taken) AS queues, ARRAY(SELECT status::text FROM taken) AS statuses
 FROM clock
 """
 
@@ -150,7 +152,8 @@ def _found(record: Any) -> Beat:
 async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[int]:
     """Renew leases of (job_id, token), expired or not (asyncio-flavoured); the tokens of those that are ours come back.
 
-    Only on the session that holds their keys: no other job of a key can have started, and none can while this runs.
+    For jobs with a key only on the session that holds it: no other job of the key can have started, and none can while
+    this runs. A job without one can have been started by no other: it would have another token.
     """
     records = await connection.fetch(_REVIVE, *map(list, zip(*sorted(runs), strict=True)))
     return {record["token"] for record in records}
@@ -158,11 +161,11 @@ async def aio_revive(connection: Any, runs: Sequence[tuple[UUID, int]]) -> set[i
 
 @attrs.frozen
 class Reaped:
-    """What a sweep took back, by the hashes of the keys; their next jobs have been woken already.
+    """What a sweep took back: by `hashes` the keys of those that had one, whose next jobs have been woken already.
 
     `ahead_s` is the database's clock less Trio's, or up to `took_s` more than that, if the statement waited before the
     server looked at its clock. `jumped` tells that it has changed too much, and nothing was taken. `became` has the
-    queue and the new status of each job.
+    queue and the new status of each job taken.
     """
 
     hashes: list[int]

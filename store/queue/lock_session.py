@@ -1,8 +1,8 @@
 """The process's one session that holds advisory locks: claims are made on it, keys are freed on it, it is kept alive.
 
-Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to its key's hash, None once the key
-was lost (the job is still ours to stop). Everything that changes it happens while the session's turn is held, so that a
-repair never takes a claim that just succeeded for a lost one.
+Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to the hash of the key that is held
+for it, None where it has no key, or has lost it (the job is still ours to stop). Everything that changes it happens
+while the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one.
 
 Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the
 next claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt.
@@ -40,7 +40,7 @@ IDLE_SHARE: Final = 0.8
 
 MIN_PING_S: Final = 1.0
 
-_CLAIM: Final = "SELECT * FROM dl_claim($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_CLAIM: Final = "SELECT * FROM dl_claim_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -199,11 +199,10 @@ class LockSession:
                     more = True
                 case "last":
                     last = record["job_id"]
-                case "held":
+                case verdict:
                     candidates += 1
-                case _:
-                    candidates += 1
-                    to_test.add(record["lock_hash"])
+                    if verdict != "held" and record["lock_hash"] is not None:
+                        to_test.add(record["lock_hash"])
         full = candidates >= max(slots, look)
         more = more or full or after is not None
         return Claim(jobs, waited, more, passed_over, last if full else None, sorted(to_test), sent_at)
@@ -211,7 +210,7 @@ class LockSession:
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
 
-        Its key is to be freed at the next chance.
+        Its key, if it has one, is to be freed at the next chance.
         """
         lock_hash = self.tokens.pop(token, None)
         if lock_hash is not None:
@@ -272,7 +271,7 @@ class LockSession:
         await self._beside.close()
 
     def holds(self, token: int) -> bool:
-        """Whether we have this run's key, as far as we know."""
+        """Whether we have this run's key, as far as we know; False for one that has none."""
         return self.tokens.get(token) is not None
 
     async def revive(self, runs: Sequence[tuple[UUID, int]], *, timeout_s: float) -> set[int]:

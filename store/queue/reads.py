@@ -54,9 +54,9 @@ def shown(column: str, most: int = MAX_SHOWN) -> str:
 _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result")
 _COLUMNS: Final = """
-       job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at, status, waits_for,
-       attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at, cancel_requested, producer,
-       consumer_group, claimed_by, created_at, started_at, finished_at"""
+       job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
+       available_at, status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at,
+       cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at"""
 # As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"

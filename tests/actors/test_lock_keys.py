@@ -212,7 +212,12 @@ async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, ra
 
 @pytest.mark.requirement("Q7")
 async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open_worker, database, raw, row_of):
-    tasks, started, again = Tasks(), trio.Event(), trio.Event()
+    tasks, started, again, keyless_started, release = Tasks(), trio.Event(), trio.Event(), trio.Event(), trio.Event()
+
+    @tasks.task("wait")
+    async def wait(job):
+        keyless_started.set()
+        await release.wait()
 
     @tasks.task("hold")
     async def hold(job):
@@ -226,6 +231,9 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
         with trio.fail_after(20):
             job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await started.wait()
+            keyless = await supervisor.jobs.enqueue("wait", queue="q")
+            await keyless_started.wait()
+            assert await raw.fetchval("SELECT pg_try_advisory_lock(hashtext($1))", str(keyless.job_id))
             # Another program that uses the document's advisory lock stands next in line when the session ends.
             async with raw_connection(database.dsn) as administrator, trio.open_nursery() as nursery:
                 nursery.start_soon(raw.execute, "SELECT pg_advisory_lock(hashtext('k'))")
@@ -239,8 +247,11 @@ async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open
             await raw.execute("SELECT pg_advisory_unlock(hashtext('k'))")
             with trio.fail_after(5):
                 await again.wait()
-            done = await when_ended(supervisor, job.job_id, within_s=10)
-            assert (done.status, done.attempt) == ("succeeded", 1)
+            # A job without a key has lost nothing.
+            release.set()
+            for one in (job, keyless):
+                done = await when_ended(supervisor, one.job_id, within_s=10)
+                assert (done.status, done.attempt) == ("succeeded", 1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,19 @@ from dataloader.jobs.states import Step
 from dataloader.store.queue import control
 
 
+@pytest.fixture
+def add_foreign(raw):
+    """Adds a job of the task `quick` as another service would, with args as an SQL expression; its id."""
+
+    async def add_foreign(args):
+        return await raw.fetchval(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, max_attempts, args)"
+            f" VALUES (gen_random_uuid(), 'q', 'quick', 'k', 5, {args}) RETURNING job_id"
+        )
+
+    return add_foreign
+
+
 @pytest.mark.requirement("Q11")
 async def test_a_plain_function_logs_while_the_recorder_is_idle(open_worker, raw):
     tasks = Tasks()
@@ -27,6 +40,23 @@ async def test_a_plain_function_logs_while_the_recorder_is_idle(open_worker, raw
             assert (ended.status, ended.result) == ("succeeded", "said")
             lines = await raw.fetch("SELECT payload FROM dl_job_events WHERE job_id = $1 AND kind = 'log'", job.job_id)
             assert ["from a thread" in line["payload"] for line in lines] == [True]
+
+
+@pytest.mark.requirement("Q1")
+async def test_args_that_no_worker_should_hold_fail_their_job_for_good_and_no_other(open_worker, add_foreign, row_of):
+    tasks = Tasks()
+
+    @tasks.task("quick")
+    async def quick(job):
+        pass
+
+    too_long = await add_foreign("jsonb_build_object('a', repeat('x', 17000000))")
+    beside = await add_foreign("'{}'")
+    async with open_worker(tasks) as supervisor:
+        failed = await when_ended(supervisor, too_long, within_s=10)
+        assert (failed.status, failed.attempt) == ("failed", 1)
+        assert failed.error.startswith("args: must have at most 16,777,216 bytes")
+        assert (await when_ended(supervisor, beside, within_s=10)).status == "succeeded"
 
 
 @pytest.mark.requirement("Q9")

@@ -105,8 +105,11 @@ async def test_f15_sessions_that_are_ended_one_role_after_another_cost_no_attemp
     serve, add, load, calm, ledger, raw, row_when
 ):
     service = await serve({"q": 6}, **FAST)
-    long_job = await add("visit", {"s": 2 * LEASE_S + 2}, lease_ttl_sec=LEASE_S)
-    await row_when(long_job, "running")
+    long_jobs = [
+        await add("visit", {"s": 2 * LEASE_S + 2}, keyed=keyed, lease_ttl_sec=LEASE_S) for keyed in (True, False)
+    ]
+    for long_job in long_jobs:
+        await row_when(long_job, "running")
     async with load(service, tasks=("visit", "visit", "ledger")) as jobs:
         for role in 2 * ROLES:
             before = await until(partial(_backends, raw, role))
@@ -115,7 +118,8 @@ async def test_f15_sessions_that_are_ended_one_role_after_another_cost_no_attemp
             await until(partial(_backends, raw, role), lambda pids, before=before: pids and not pids & before)
             await until(partial(raw.fetchval, SUCCEEDED), lambda count, done=done: count > done + 1)
     await jobs.succeeded(raw.fetch)
-    assert (await row_when(long_job, "succeeded"))["attempt"] == 1
+    for long_job in long_jobs:
+        assert (await row_when(long_job, "succeeded"))["attempt"] == 1
     assert await ledger.overlaps() == []
     calm(service)
 

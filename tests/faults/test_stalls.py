@@ -273,8 +273,9 @@ async def test_f15_lock_sessions_that_are_ended_again_and_again_never_let_two_jo
 ):
     await all_at_once(*[partial(serve, {"q": 4}, **PATIENT)] * 2)
     await raw.execute("""
-        INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, args)
-        SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 15, '{"s": 0.2}' FROM generate_series(1, 400) AS n""")
+        INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lease_ttl_sec, args)
+        SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, n % 4 > 0, 15, '{"s": 0.2}'
+        FROM generate_series(1, 400) AS n""")
     ended = 0
     with trio.fail_after(60):
         while ended < 10:
@@ -314,9 +315,10 @@ async def test_a_foreign_service_beside_us_and_we_never_run_two_jobs_of_a_key_at
         nursery.start_soon(serve_as_a_foreigner)
         nursery.start_soon(serve_as_a_foreigner)
         await raw.execute("""
-            INSERT INTO dl_jobs (job_id, queue, task, lock_key, lease_ttl_sec, max_attempts, args)
-            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, 15, 1000, '{"s": 0.01}'
-            FROM generate_series(1, 300) AS n
+            INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lease_ttl_sec, max_attempts, args)
+            SELECT gen_random_uuid(), 'q', 'visit', 'key ' || n % 6, n % 2 = 0, 15, 1000, '{"s": 0.01}'
+            FROM generate_series(1, 300) AS n;
+            UPDATE dl_jobs SET lock_key = job_id::text WHERE NOT keyed
             """)
         await until(counts, lambda found: found == {"succeeded": 300}, within_s=180)
         nursery.cancel_scope.cancel()

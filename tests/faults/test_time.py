@@ -135,7 +135,7 @@ async def test_f32_live_workers_keep_their_jobs_when_the_databases_clock_jumps(
     settings = FAST | {"reaper_period_sec": 3}
     services = [await serve({"q": 3}, **settings) for _ in range(2)]
     end = {"s": 2 * LEASE_S + 3, "until": str(tmp_path / "end")}
-    jobs = [await add("visit", end, lease_ttl_sec=LEASE_S) for _ in range(6)]
+    jobs = [await add("visit", end, keyed=n % 2 == 0, lease_ttl_sec=LEASE_S) for n in range(6)]
     await until(ledger.visits, lambda visits: len(visits) == 6)
     # By then each reaper has seen the clock as it was.
     await until(lambda: raw.fetchval("SELECT min(heartbeat_at - started_at) > interval '3.5 s' FROM dl_jobs"))

@@ -148,16 +148,18 @@ async def raw(database):
 
 @pytest.fixture
 def add(raw):
-    """Puts a job into the queue as another service would; its id comes back."""
+    """Puts a job into the queue as another service would, or one without a key as we would; its id comes back."""
 
-    async def add(task, args=None, *, queue="q", lock_key=None, lease_ttl_sec=60, max_attempts=5):
+    async def add(task, args=None, *, queue="q", lock_key=None, keyed=True, lease_ttl_sec=60, max_attempts=5):
         return await raw.fetchval(
-            "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, lease_ttl_sec, max_attempts)"
-            " VALUES (gen_random_uuid(), $1, $2, $3, coalesce($4, gen_random_uuid()::text), $5, $6) RETURNING job_id",
+            "INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, keyed, lease_ttl_sec, max_attempts)"
+            " VALUES (gen_random_uuid(), $1, $2, $3, coalesce($4, gen_random_uuid()::text), $5, $6, $7)"
+            " RETURNING job_id",
             queue,
             task,
             json.dumps(args or {}),
             lock_key,
+            keyed,
             lease_ttl_sec,
             max_attempts,
         )

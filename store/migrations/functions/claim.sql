@@ -6,11 +6,15 @@
 
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
+-- A job that has no key (keyed is false) takes no lock: the row's own lock makes it ours alone, whoever else claims. Its
+-- lock_hash and lock_key are NULL.
 -- First it frees the keys of ended jobs, p_freed, as dl_release does, so that one round trip does both.
 -- It looks from the job p_after on, the last that an earlier claim has looked at, or from the first: while somebody holds an
 -- old snapshot, the entries of jobs that were claimed since stay in the index, and each claim would walk over all of them.
 -- One row for each candidate, with its verdict:
---   run       it is ours now; the other columns are filled
+--   run       it is ours now; the other columns are filled, but for args of more than 16 MiB (MAX_ARGS_BYTES in
+--             store/queue/enqueue.py), which another service has written and no worker should have to hold. What the row has
+--             compressed to less than 64 kB is never so long
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
 --   task      the worker does not know its task: parked until one that does comes
@@ -20,7 +24,7 @@
 --   last      a next claim may go on behind it
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
-CREATE OR REPLACE FUNCTION {schema}.dl_claim(
+CREATE OR REPLACE FUNCTION {schema}.dl_claim_jobs(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
   p_after uuid)
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
@@ -35,6 +39,7 @@ DECLARE
   v_jobs uuid[];
   v_hashes int[];
   v_verdicts text[];
+  v_keyed boolean;
   v_live int[];
   v_last uuid;
   v_priority int;
@@ -53,8 +58,8 @@ BEGIN
   -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
   -- and LIMIT it would lock more than it returns.
   WITH picked AS MATERIALIZED (
-    SELECT j.job_id, hashtext(j.lock_key) AS h, j.task = ANY (p_tasks) AS known, j.cancel_requested AS stop,
-           j.priority, j.created_at
+    SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
+           j.cancel_requested AS stop, j.priority, j.created_at
     FROM {schema}.dl_jobs j
     WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
       AND (j.priority, j.created_at, j.job_id)
@@ -63,25 +68,26 @@ BEGIN
     LIMIT p_limit
     FOR NO KEY UPDATE SKIP LOCKED
   ), placed AS MATERIALIZED (
-    SELECT p.*, row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) AS place
+    SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
+           OR row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) > 1) AS held
     FROM picked p
   ), ranked AS MATERIALIZED (
-    SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR place > 1 OR h = ANY (p_held)
-                                   ORDER BY priority, created_at, job_id) AS rank
+    SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held ORDER BY priority, created_at, job_id) AS rank
     FROM placed p
   ), judged AS MATERIALIZED (
     SELECT r.job_id, r.h,
            CASE WHEN stop THEN 'canceled'
                 WHEN NOT known THEN 'task'
-                WHEN place > 1 OR h = ANY (p_held) THEN 'held'
+                WHEN held THEN 'held'
                 WHEN rank > p_slots THEN 'later'
+                WHEN h IS NULL THEN 'run'
                 WHEN pg_try_advisory_lock(h) THEN 'run'
                 ELSE 'busy' END AS v
     FROM ranked r
   )
-  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v),
+  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL),
          (SELECT p.job_id FROM picked p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1)
-  INTO v_jobs, v_hashes, v_verdicts, v_last FROM judged;
+  INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_last FROM judged;
   IF coalesce(cardinality(v_jobs), 0) < p_limit AND v_created_at IS NULL THEN
     -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
     PERFORM FROM (
@@ -100,14 +106,16 @@ BEGIN
 
   -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
   -- session that held its lock.
-  SELECT array_agg(k.h) INTO v_live
-  FROM unnest(v_hashes, v_verdicts) AS k (h, v)
-  CROSS JOIN LATERAL (
-    SELECT FROM {schema}.dl_jobs r
-    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
-    ORDER BY r.job_id LIMIT 1
-  ) AS live
-  WHERE k.v = 'run';
+  IF v_keyed THEN
+    SELECT array_agg(k.h) INTO v_live
+    FROM unnest(v_hashes, v_verdicts) AS k (h, v)
+    CROSS JOIN LATERAL (
+      SELECT FROM {schema}.dl_jobs r
+      WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+      ORDER BY r.job_id LIMIT 1
+    ) AS live
+    WHERE k.v = 'run' AND k.h IS NOT NULL;
+  END IF;
   IF v_live IS NOT NULL THEN
     FOR i IN 1 .. array_length(v_jobs, 1) LOOP
       IF v_verdicts[i] = 'run' AND v_hashes[i] = ANY (v_live) THEN
@@ -125,14 +133,16 @@ BEGIN
         started_at = coalesce(j.started_at, now())
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
     WHERE j.job_id = w.id
-    RETURNING j.job_id, j.token, j.queue, j.task, j.args, j.lock_key, j.partition_key, j.attempt, j.max_attempts,
-              j.lease_ttl_sec, j.available_at
+    RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
+              j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at
   ), journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
   )
-  SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task, m.args::text, m.lock_key, m.partition_key, m.attempt,
-         m.max_attempts, m.lease_ttl_sec,
+  SELECT 'run'::text, hashtext(m.lock_key), m.job_id, m.token, m.task,
+         CASE WHEN pg_column_size(m.args) <= 65536 THEN m.args::text
+              ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
+         m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
          CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8
   FROM mine m;
 
@@ -167,4 +177,4 @@ BEGIN
   END IF;
 
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_claim(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_claim_jobs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;

@@ -84,7 +84,7 @@ BEGIN
   FROM unnest(v_free) AS k (h)
   CROSS JOIN LATERAL (
     SELECT FROM {schema}.dl_jobs r
-    WHERE r.status = 'running' AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
+    WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
     ORDER BY r.job_id LIMIT 1
   ) AS live;
   RETURN ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}')));

@@ -78,7 +78,7 @@ async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(star
 async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):
     worker = start_worker()
     await worker.claim()
-    await raw.execute("ALTER FUNCTION dl_claim RENAME TO gone")
+    await raw.execute("ALTER FUNCTION dl_claim_jobs RENAME TO gone")
     with pytest.raises(SchemaError):
         await worker.claim()
     assert worker.locks.settled

@@ -31,12 +31,13 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.queue import control
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.leases import Beat, reap
+from dataloader.store.queue.leases import Beat, aio_revive, reap
 from dataloader.store.queue.make_ready import ready_due, ready_free, ready_known, unpark
 
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
 KEYS = ("k0", "k1", "k2")
+KEYS_OR_NONE = (*KEYS, None)
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
 OPERATOR = Operator("operator")
@@ -70,7 +71,13 @@ class World:
 
     async def enqueue(self, a, b):
         jobs = [
-            NewJob(queue="q", task=TASKS[b == 7], lock_key=KEYS[(a + n) % 3], max_attempts=1 + b % 3, lease_ttl_sec=60)
+            NewJob(
+                queue="q",
+                task=TASKS[b == 7],
+                lock_key=KEYS_OR_NONE[(a + n) % 4],
+                max_attempts=1 + b % 3,
+                lease_ttl_sec=60,
+            )
             for n in range(1 + a % 4)
         ]
         await enqueue(self.store, jobs)
@@ -80,8 +87,9 @@ class World:
         worker = self.workers[a % len(self.workers)]
         claim = await self.insist(worker, lambda: worker.ask(limit=1 + b, tasks=TASKS[: 1 + (a % 2)]))
         for job in claim.jobs:
-            # The one promise that matters most: nobody else's handler of that key runs now.
-            assert job.lock_hash not in {body.job.lock_hash for body in self.bodies}
+            # The one promise that matters most: nobody else's handler of that job or key runs now.
+            assert job.job_id not in {body.job.job_id for body in self.bodies}
+            assert job.lock_hash is None or job.lock_hash not in {body.job.lock_hash for body in self.bodies}
             self.bodies.append(Body(worker, job))
         if b != 3:  # else the process is too slow with its second look, and the sweep must do
             await unpark(self.store, claim.to_test)
@@ -119,8 +127,12 @@ class World:
         if bodies:
             found = await worker.beat(*(body.job for body in bodies))
             found_of = list(zip(bodies, found, strict=True))
-            expired = [(body.job.job_id, body.job.token) for body, beat in found_of if beat is Beat.EXPIRED]
-            revived = await self.insist(worker, lambda: worker.locks.revive(expired, timeout_s=5))
+            expired = [body.job for body, beat in found_of if beat is Beat.EXPIRED]
+            runs = [(job.job_id, job.token) for job in expired]
+            revived = await self.insist(worker, lambda: worker.locks.revive(runs, timeout_s=5))
+            keyless = [(job.job_id, job.token) for job in expired if job.lock_hash is None]
+            if keyless:
+                revived = revived | await self.store.write(aio_revive, keyless)
             for body, beat in found_of:
                 lost = beat is Beat.LOST or (beat is Beat.EXPIRED and body.job.token not in revived)
                 if lost and body in self.bodies:
@@ -283,11 +295,12 @@ class World:
 
     async def check(self):
         rows = {row["job_id"]: row for row in await self.sql(
-            "SELECT *, status::text AS status, hashtext(lock_key) AS h, lease_expires_at > now() AS live,"
+            "SELECT *, status::text AS status, CASE WHEN keyed THEN hashtext(lock_key) END AS h,"
+            " lease_expires_at > now() AS live,"
             " available_at <= now() AS due FROM dl_jobs"
         )}  # fmt: skip
         ours = [row for row in rows.values() if row["status"] == "running" and row["claimed_by"] is not None]
-        live = [row["h"] for row in ours if row["live"]]
+        live = [row["h"] for row in ours if row["live"] and row["h"] is not None]
         assert len(live) == len(set(live)), "two live leases of one key"
         tokens = [row["token"] for row in rows.values() if row["token"]]
         assert len(tokens) == len(set(tokens)), "two rows with one token"
