@@ -10,7 +10,7 @@ import click
 from dataloader.cli.output import print_json
 from dataloader.cli.target import data_dir_option, json_option
 from dataloader.jobs.errors import ConfigError
-from dataloader.store.embedded.cluster import versions_in
+from dataloader.store.embedded.data_dir import versions_in
 from dataloader.store.embedded.dump import back_up, check_backup
 from dataloader.store.embedded.dump import restore as restore_database
 from dataloader.store.embedded.postgres import embedded_postgres

@@ -59,7 +59,7 @@ def plan(
     the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
     """
     from dataloader.flows.etl.run.load_task import read_args  # noqa: PLC0415 - not for --help
-    from dataloader.store.embedded.cluster import versions_in  # noqa: PLC0415
+    from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415
 
     declared = _declared(load, where)
     settings = load_settings(overrides={"data_dir": data_dir})

@@ -122,7 +122,7 @@ def provide_server(settings: Settings, *, create: bool) -> Iterator[tuple[Settin
     if settings.db_dsn is not None:
         yield settings, None
         return
-    from dataloader.store.embedded.cluster import versions_in  # noqa: PLC0415 - most have a database of their own
+    from dataloader.store.embedded.data_dir import versions_in  # noqa: PLC0415 - most have a database of their own
     from dataloader.store.embedded.postgres import embedded_postgres  # noqa: PLC0415
 
     if not create and not versions_in(settings.data_dir):

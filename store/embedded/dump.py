@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
-from dataloader.store.embedded.cluster import VERSION, programs_of, sync_directory
+from dataloader.store.embedded.cluster import VERSION
+from dataloader.store.embedded.data_dir import sync_directory
 from dataloader.store.embedded.file_lock import lock_alone
 from dataloader.store.embedded.postgres import DATABASE, EmbeddedPostgres
+from dataloader.store.embedded.server_programs import programs_of
 
 RESTORED: Final = f"{DATABASE}_restored"
 """The database that a restore fills."""

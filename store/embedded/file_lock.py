@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
+from pathlib import Path
 from typing import Final
 
 AGAIN_S: Final = 0.02
+
+
+def open_lock(path: Path) -> int:
+    """Open a file that is there for its lock alone, and make it if it is missing."""
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def lock_alone(handle: int, timeout_s: float) -> None:

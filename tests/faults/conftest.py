@@ -192,7 +192,7 @@ class OwnServer:
 
     async def stop(self, mode):
         """Stop it as pg_ctl does: `fast` ends the sessions in good order, `immediate` is a crash."""
-        stop = partial(self.cluster._run_server_program, cwd=self.cluster.directory)
+        stop = partial(self.cluster.programs.run_as_server, cwd=self.cluster.directory)
         await trio.to_thread.run_sync(stop, "pg_ctl", "stop", "--pgdata=.", f"--mode={mode}", "--wait")
 
     async def start(self):
@@ -223,7 +223,9 @@ def server_in(data_dir, **settings):
                 yield OwnServer(database.dsn, cluster, settings)
         finally:
             if cluster.state() == "busy":  # a test has failed half way
-                cluster._run_server_program("pg_ctl", "stop", "--pgdata=.", "--mode=immediate", cwd=cluster.directory)
+                cluster.programs.run_as_server(
+                    "pg_ctl", "stop", "--pgdata=.", "--mode=immediate", cwd=cluster.directory
+                )
 
 
 @pytest.fixture

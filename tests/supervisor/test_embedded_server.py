@@ -134,8 +134,8 @@ def kill_postmaster(cluster):
 
 
 def stop_by_hand(cluster):
-    account = {"user": cluster.server_uid, "group": cluster.server_gid} if os.geteuid() == 0 else {}
-    command = [cluster.bin_dir / "pg_ctl", "stop", "--pgdata=.", "--mode=fast"]
+    account = {"user": cluster.programs.uid, "group": cluster.programs.gid} if os.geteuid() == 0 else {}
+    command = [cluster.programs.bin_dir / "pg_ctl", "stop", "--pgdata=.", "--mode=fast"]
     subprocess.run(command, cwd=cluster.directory, check=True, timeout=60, stdout=subprocess.DEVNULL, **account)
 
 

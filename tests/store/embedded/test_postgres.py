@@ -141,7 +141,7 @@ def home(request):
     uid = os.geteuid() if request.param == "self" else pwd.getpwnam("nobody").pw_uid
     parent = Path(tempfile.mkdtemp(prefix="embedded-"))
     try:
-        psql = Cluster.in_directory(parent, 18).bin_dir / "psql"
+        psql = Cluster.in_directory(parent, 18).programs.bin_dir / "psql"
         os.chown(parent, uid, -1)
         if uid != os.geteuid() and subprocess.run(["test", "-x", psql], user=uid, cwd="/", check=False).returncode:
             pytest.skip("root's installation is closed to nobody")

@@ -1,0 +1,74 @@
+"""The directory in which the embedded PostgreSQL lives: whose it must be, what lies in it, its password.
+
+`postgres-18/` is the cluster, `postgres.password` and `postgres.log` have mode 0600, the lock files are those of
+members.py and cluster.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
+
+
+def make_writable(data_dir: Path) -> Path:
+    """Make the directory if it is missing; its real path comes back.
+
+    Raises `ConfigError` if it can't be made, or nothing can be written there.
+    """
+    try:
+        found = data_dir.resolve()
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it can't be written to")
+    except (OSError, RuntimeError) as error:  # the latter for links that lead in a circle, before Python 3.13
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, FileExistsError):
+            reason = "it is a file"
+        raise ConfigError(
+            f"DL_DATA_DIR: must be a directory that this user can write to, not '{data_dir}' ({reason})"
+        ) from error
+    return found
+
+
+def check_own(data_dir: Path) -> None:
+    """Refuse a directory in which somebody else can put a cluster, a password or a log of his in the place of ours."""
+    found = data_dir.stat()
+    if found.st_uid != os.geteuid():
+        raise EmbeddedDatabaseError(
+            f"The data directory {data_dir} belongs to user id {found.st_uid}, this process runs as user id "
+            f"{os.geteuid()}: run it as the owner, or set DL_DATA_DIR to a directory of your own"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EmbeddedDatabaseError(
+            f"Other users can write into the data directory {data_dir}, its mode is {stat.S_IMODE(found.st_mode):o}: "
+            f"run `chmod go-w {shlex.quote(str(data_dir))}`, or set DL_DATA_DIR to a directory of your own"
+        )
+
+
+def versions_in(data_dir: Path) -> list[int]:
+    """The major versions of the clusters in a data directory."""
+    return [int(file.read_text()) for file in data_dir.glob("postgres-[0-9][0-9]/PG_VERSION")]
+
+
+def write_password(path: Path, password: str) -> None:
+    """Have the password on the disk, for us alone, in the place of an older one."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600, exist_ok=False)
+    with new.open("w") as file:
+        file.write(password)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names of its files on the disk."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(handle)
+    os.close(handle)

