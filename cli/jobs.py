@@ -32,6 +32,7 @@ from dataloader.cli.target import Target, asks_queue
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
 from dataloader.supervisor.client import Client, Patience, job_that_was_added, wait_for_end
 
@@ -177,7 +178,8 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", help="Lines at most, without --follow.  [default: 1000]"
 )
 @click.option(
-    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the line with this number."
+    "--after",
+    help="Only lines behind the cursor that the page before ended with, or behind the event with this number.",
 )
 @asks_queue
 def logs(
@@ -188,7 +190,7 @@ def logs(
     level: Level | None,
     load: str | None,
     limit: int | None,
-    after: int,
+    after: str | None,
     as_json: bool,
 ) -> None:
     """Read what a job has logged, oldest line first.
@@ -198,7 +200,7 @@ def logs(
     if follow and (as_json or limit is not None):
         raise click.UsageError("--follow goes without --json and --limit")
 
-    def read(client: Client, behind: int) -> Awaitable[LogPage]:
+    def read(client: Client, behind: After) -> Awaitable[LogPage]:
         return client.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
 
     if follow:
@@ -215,7 +217,9 @@ def logs(
         click.echo("no lines", err=True)
 
 
-async def _follow(client: Client, job_id: UUID, read: Callable[[Client, int], Awaitable[LogPage]], after: int) -> None:
+async def _follow(
+    client: Client, job_id: UUID, read: Callable[[Client, After], Awaitable[LogPage]], after: After
+) -> None:
     """Print what the job logs until it has ended."""
     patience = Patience(job_id, tell)
     while True:

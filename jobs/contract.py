@@ -20,6 +20,7 @@ from dataloader.jobs.job import A
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.new_job import new_job
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.tasks import Task
 
 MAX_BULK: Final = 10_000
@@ -86,29 +87,37 @@ class Jobs(abc.ABC):
         """The job as it stands. Raises `JobNotFound`."""
 
     @abc.abstractmethod
-    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: str | None = None) -> JobPage:
+    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
         """A page of at most `limit` (1 to 1,000) jobs, newest first, behind `after`, the `next` of the page before.
 
         A page of jobs with megabytes of args or results has fewer. Raises `BadRequest`.
         """
 
     @abc.abstractmethod
-    async def events(self, job_id: UUID, *, limit: int = 200, after: int = 0) -> EventPage:
-        """The job's journal, oldest line first: at most `limit` (1 to 1,000) behind the `event_id` `after`.
+    async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
+        """The job's journal, oldest line first: at most `limit` (1 to 1,000) lines.
+
+        They begin behind `after`, the `next` of the page before, or the `event_id` of any line of the job.
 
         Raises `JobNotFound`, `BadRequest`.
         """
 
     @abc.abstractmethod
     async def logs(
-        self, job_id: UUID, *, limit: int = 200, after: int = 0, level: Level | None = None, load: str | None = None
+        self,
+        job_id: UUID,
+        *,
+        limit: int = 200,
+        after: After = None,
+        level: Level | None = None,
+        load: str | None = None,
     ) -> LogPage:
-        """What the job has logged, oldest line first: at most `limit` (1 to 1,000) behind the `event_id` `after`.
+        """What the job has logged, oldest line first: at most `limit` (1 to 1,000) lines.
 
         Args:
             job_id: which job.
             limit: lines at most.
-            after: the `next` of the page before.
+            after: the `next` of the page before, or the `event_id` of the last line that was seen.
             level: leaves out lines that are less serious.
             load: leaves out lines about other loads of a flow.
 
@@ -205,8 +214,8 @@ class Jobs(abc.ABC):
         """The processes that have been heard of in the last minute, by name."""
 
     @abc.abstractmethod
-    async def audit(self, *, limit: int = 100, after: int | None = None) -> AuditPage:
-        """What operators did, latest first: at most `limit` (1 to 1,000) actions before the `audit_id` `after`.
+    async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
+        """What operators did, latest first: at most `limit` (1 to 1,000) actions, from behind `after`.
 
         Raises `BadRequest`.
         """

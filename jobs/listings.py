@@ -11,7 +11,8 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.model import MAX_INT, JobEvent, JobRecord, check_instant, check_text
+from dataloader.jobs.model import MAX_INT, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_instant, check_text
+from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.states import Status
 
 MAX_PAGE: Final = 1_000
@@ -61,18 +62,18 @@ EVERY_JOB: Final = JobFilter()
 
 @attrs.frozen
 class JobPage:
-    """Some jobs, newest first, and the cursor of the next page as text; None after the last."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobRecord]
-    next: str | None
+    next: Next
 
 
 @attrs.frozen
 class EventPage:
-    """Lines of a job's journal, oldest first. `next` is the `event_id` to go on behind, None when there is no more."""
+    """A page of a job's journal, oldest line first. Without a `next` there is no more yet."""
 
     events: list[JobEvent]
-    next: int | None
+    next: Next
 
 
 @attrs.frozen(kw_only=True)
@@ -93,10 +94,10 @@ class LogLine:
 
 @attrs.frozen
 class LogPage:
-    """Lines in their order. `next` is what to go on behind when there is more; None when there is no more yet."""
+    """A page of a job's log, oldest line first. Without a `next` there is no more yet."""
 
     lines: list[LogLine]
-    next: int | None
+    next: Next
 
 
 @attrs.frozen
@@ -113,7 +114,23 @@ class AuditRecord:
 
 @attrs.frozen
 class AuditPage:
-    """What operators did, latest first. `next` is the `audit_id` to go on behind, None after the first action."""
+    """A page of what operators did, latest first."""
 
     audit: list[AuditRecord]
-    next: int | None
+    next: Next
+
+
+@attrs.frozen
+class QueuePage:
+    """A page of the queues that have work, are served or are paused, by name."""
+
+    queues: list[QueueRecord]
+    next: Next
+
+
+@attrs.frozen
+class WorkerPage:
+    """A page of the processes that have been heard of in the last minute, by name."""
+
+    workers: list[WorkerRecord]
+    next: Next

@@ -7,10 +7,11 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypedDict
 from uuid import UUID
 
 import attrs
+from msgspec import Meta
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
@@ -35,6 +36,10 @@ DEFAULT_MAX_ATTEMPTS: Final = 5
 DEFAULT_PRIORITY: Final = 100
 NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
 """What names and keys must be, besides not too long."""
+
+
+Instant = Annotated[datetime, Meta(tz=True)]
+"""An instant with a time zone; RFC 3339 outside, which OpenAPI calls `date-time`."""
 
 
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:

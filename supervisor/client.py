@@ -16,6 +16,7 @@ import trio
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.run_records import FailureLine, LoadPage, LoadRecord
 
@@ -45,7 +46,7 @@ class Client(Protocol):
         """The job's journal, oldest first, from behind the event `after`."""
 
     async def logs(
-        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+        self, job_id: UUID, *, after: After, limit: int, level: Level | None = None, load: str | None = None
     ) -> LogPage:
         """What the job has logged, oldest line first, from behind the event `after`; `store.job_logs` says the rest."""
 

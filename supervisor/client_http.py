@@ -21,6 +21,7 @@ import msgspec
 from dataloader.jobs.errors import BadRequest, ConfigError, Conflict, DataloaderError, JobNotFound, StoreUnavailable
 from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.etl.run_records import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
@@ -111,7 +112,7 @@ class HttpClient(Client):
         return await self._list(JobEvent, "events", f"/jobs/{job_id}/events", params=page)
 
     async def logs(
-        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+        self, job_id: UUID, *, after: After, limit: int, level: Level | None = None, load: str | None = None
     ) -> LogPage:
         wanted = {"after": after, "limit": limit, "level": level, "load": load}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -175,8 +176,9 @@ class HttpClient(Client):
 
     async def _list(self, kind: type[T], name: str, path: str, **request: Any) -> list[T]:
         """The records under `name` in an answer."""
-        answer = await self._ask(dict[str, list[kind]], "GET", path, **request)  # type: ignore[valid-type]
-        return answer[name]
+        answer = await self._ask(dict[str, msgspec.Raw], "GET", path, **request)
+        found: list[T] = msgspec.json.decode(answer[name], type=list[kind])  # type: ignore[valid-type]
+        return found
 
     async def _ask(self, kind: type[T], method: str, path: str, *, body: object = None, **request: Any) -> T:
         """The answer to one request, as `kind`; another status than a good one is raised as our error."""

@@ -22,6 +22,7 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.listings import AuditRecord, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.etl import run_records
@@ -91,14 +92,13 @@ class StoreClient(Client):
         return await reads.get_job(self.database, seen.job_id)
 
     async def jobs(self, wanted: JobFilter, *, limit: int, after: str | None) -> JobPage:
-        cursor = None if after is None else reads.Cursor.decode(after)
-        return await reads.list_jobs(self.database, wanted, limit=limit, after=cursor)
+        return await reads.list_jobs(self.database, wanted, limit=limit, after=after)
 
     async def events(self, job_id: UUID, *, after: int, limit: int) -> list[JobEvent]:
         return (await reads.list_events(self.database, job_id, after=after, limit=limit)).events
 
     async def logs(
-        self, job_id: UUID, *, after: int, limit: int, level: Level | None = None, load: str | None = None
+        self, job_id: UUID, *, after: After, limit: int, level: Level | None = None, load: str | None = None
     ) -> LogPage:
         return await list_log(self.database, job_id, after=after, limit=limit, level=level, load=load)
 
@@ -131,13 +131,13 @@ class StoreClient(Client):
         return (await reads.list_audit(self.database, limit=limit, after=before)).audit
 
     async def loads(self, *, limit: int, after: str | None) -> LoadPage:
-        return await run_records.list_loads(self.database, limit=limit, after=after or "")
+        return await run_records.list_loads(self.database, limit=limit, after=after)
 
     async def load(self, name: str) -> LoadRecord:
         return await run_records.get_load(self.database, name)
 
     async def failures_of_run(self, run_id: UUID, *, after: int, limit: int) -> list[FailureLine]:
-        return await run_records.list_failures_of_run(self.database, run_id, after=after, limit=limit)
+        return (await run_records.list_failures_of_run(self.database, run_id, after=after, limit=limit)).failures
 
     async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
-        return await run_records.list_failures_of_load(self.database, name, after=after, limit=limit)
+        return (await run_records.list_failures_of_load(self.database, name, after=after, limit=limit)).failures

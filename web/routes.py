@@ -55,10 +55,11 @@ class Answer:
 
 @attrs.frozen
 class Call:
-    """Who calls, and what the view may use."""
+    """Who calls, what the view may use, and the query as it was sent."""
 
     services: Services
     operator: Operator
+    arguments: Mapping[str, list[str]]
 
     @property
     def jobs(self) -> Jobs:
@@ -71,7 +72,8 @@ class Route:
     """An address and what is there.
 
     `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `large`: its body may be as long as
-    a batch. `rows`: its answer may have megabytes. `waits`: it may be asked to wait for a change.
+    a batch. `rows`: its answer may have megabytes. `pages`: so has it, and it is a page of a list. `waits`: it may be
+    asked to wait for a change.
     """
 
     method: str
@@ -84,6 +86,7 @@ class Route:
     conflicts: bool = False
     large: bool = False
     rows: bool = False
+    pages: bool = False
     waits: bool = False
     deadline_s: float = DEADLINE_S
 
@@ -120,10 +123,11 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     name = ""
     if route.role is not None:
         name = authorize(services.settings.tokens, request.method, request.headers, route.role)
+    arguments = dict(request.args.lists())
     if route.query is not None:
-        parts["query"] = decode_query(dict(request.args.lists()), route.query)
+        parts["query"] = decode_query(arguments, route.query)
     data = await _body(route, services, request)
-    call = Call(services, Operator(name, request_id))
+    call = Call(services, Operator(name, request_id), arguments)
     if route.role is None:
         return await _view(route, call, parts)
     # Probes ask what is open to all, so there is always a connection that can give way to one.
@@ -145,7 +149,7 @@ async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data
     if route.body is not None:
         parts["body"] = await decode_body(data, route.body, call.services.refusals, call.services.turns.decoding)
         data.clear()  # it may be megabytes, and is there twice now
-    if not route.rows:
+    if not (route.rows or route.pages):
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
         async with call.services.turns.long_answers:

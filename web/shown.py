@@ -5,17 +5,13 @@ In the database they stay as they were sent: keys lock, filters find and request
 
 from __future__ import annotations
 
-from hashlib import sha256
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
-
-DIGEST: Final = "sha256:"
-"""How the place of a queue begins whose name is not shown."""
 
 
 def job(record: JobRecord) -> JobRecord:
@@ -61,12 +57,6 @@ def worker(record: WorkerRecord) -> WorkerRecord:
 def audit(record: AuditRecord) -> AuditRecord:
     """What an operator did; the filter of a bulk action included."""
     return attrs.evolve(record, actor=mask_text(record.actor), detail=fields(record.detail))
-
-
-def place(name: str) -> str:
-    """What stands for a name as the `next` of a page: itself, or the digest of one that has a secret in it."""
-    shows_itself = mask_text(name) == name and not name.startswith(DIGEST)
-    return name if shows_itself else DIGEST + sha256(name.encode()).hexdigest()
 
 
 def text(given: str | None) -> str | None:

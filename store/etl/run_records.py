@@ -19,11 +19,11 @@ import attrs
 from dataloader.jobs.errors import JobNotFound, StoreError
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.jobs.page_cursor import BY_INSTANT, BY_NAME, BY_NUMBER, After, Next
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database, set_local
 from dataloader.store.connection.connect import PLANNER_OF_USERS
 from dataloader.store.etl import run_journal
-from dataloader.store.queue.reads import Cursor
 from dataloader.store.queue.transaction import told_of_users
 
 MAX_LOADS: Final = 200
@@ -54,7 +54,8 @@ SELECT r.run_id, r.name, r.kind, {_as_job("r")} FROM dl_etl_runs r JOIN dl_jobs 
 _TASKS: Final = f"""
 SELECT t.ordinal, t.layer, t.task, {_as_job("t")},
   coalesce(t.summary -> 'phases', '{{}}') AS phases, coalesce(t.summary -> 'tables', '{{}}') AS tables
-FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id WHERE t.run_id = $1 ORDER BY t.ordinal
+FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id WHERE t.run_id = $1 AND t.ordinal > $2
+ORDER BY t.ordinal LIMIT $3
 """
 _THIS: Final = """
 known AS (SELECT $1 AS load WHERE EXISTS (SELECT FROM dl_etl_tasks WHERE task = $1)
@@ -113,10 +114,10 @@ class RunRecord:
 
 @attrs.frozen
 class RunPage:
-    """Some runs, newest first, and the cursor of the next page as text; None after the last."""
+    """A page of runs, newest first."""
 
     runs: list[RunRecord]
-    next: str | None
+    next: Next
 
 
 @attrs.frozen(kw_only=True)
@@ -141,10 +142,11 @@ class TaskRecord:
 
 @attrs.frozen
 class Timeline:
-    """A run and its tasks, in the order of their registration (E11, E12)."""
+    """A run and a page of its tasks, in the order of their registration (E11, E12)."""
 
     run: RunRecord
     tasks: list[TaskRecord]
+    next: Next
 
 
 @attrs.frozen(kw_only=True)
@@ -172,10 +174,10 @@ class LoadRecord:
 
 @attrs.frozen
 class LoadPage:
-    """Some loads by name, and the name behind which the next page begins; None after the last."""
+    """A page of loads, by name."""
 
     loads: list[LoadRecord]
-    next: str | None
+    next: Next
 
 
 @attrs.frozen(kw_only=True)
@@ -204,9 +206,15 @@ class FailureLine:
         )
 
 
-async def list_runs(
-    database: Database, *, name: str | None = None, limit: int = 50, after: Cursor | None = None
-) -> RunPage:
+@attrs.frozen
+class FailurePage:
+    """A page of failures, oldest first."""
+
+    failures: list[FailureLine]
+    next: Next
+
+
+async def list_runs(database: Database, *, name: str | None = None, limit: int = 50, after: After = None) -> RunPage:
     """A page of at most `limit` (1 to 1,000) runs, of all or of one name, newest first, from behind `after`.
 
     Raises `BadRequest` for a `limit` or a `name` that is not allowed.
@@ -219,29 +227,32 @@ async def list_runs(
         # With the name in the key no plan walks the runs of all names to find those of one.
         key, terms, values = f"r.name, {key}", "r.name = $1", [name]
     if after is not None:
-        values += [after.created_at, after.job_id]
+        values += BY_INSTANT.key(after)
         terms += f" AND ({key}) < ({', '.join(f'${number}' for number in range(1, len(values) + 1))})"
     newest = ", ".join(f"{column} DESC" for column in key.split(", "))
     sql = f"{_RUNS} WHERE {terms} ORDER BY {newest} LIMIT ${len(values) + 1}"
     runs = [RunRecord(**row) for row in await database.run(_aio_fetch, sql, *values, limit + 1)]
-    if len(runs) <= limit:
-        return RunPage(runs, None)
-    last = runs[limit - 1]
-    return RunPage(runs[:limit], Cursor(last.started_at, last.run_id).encode())
+    return RunPage(*BY_INSTANT.page(runs, limit, lambda run: (run.started_at, run.run_id)))
 
 
 async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
     return list(await connection.fetch(sql, *values))
 
 
-async def get_timeline(database: Database, run_id: UUID) -> Timeline:
-    """A run with its tasks (E11, E12). Raises `RunNotFound`."""
-    return await database.run(_aio_timeline, run_id)
+async def get_timeline(database: Database, run_id: UUID, *, limit: int = MAX_PAGE, after: After = None) -> Timeline:
+    """A run with at most `limit` (1 to 1,000) of its tasks, from behind `after` (E11, E12).
+
+    Raises `RunNotFound`, and `BadRequest` for a `limit` that is not allowed.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    behind = -1 if after is None else BY_NUMBER.key(after)
+    run, tasks = await database.run(_aio_timeline, run_id, behind, limit + 1)
+    return Timeline(run, *BY_NUMBER.page(tasks, limit, lambda task: task.ordinal))
 
 
-async def _aio_timeline(connection: Any, run_id: UUID) -> Timeline:
+async def _aio_timeline(connection: Any, run_id: UUID, behind: int, limit: int) -> tuple[RunRecord, list[TaskRecord]]:
     run = await _aio_run(connection, run_id)
-    return Timeline(run, [TaskRecord(**row) for row in await connection.fetch(_TASKS, run_id)])
+    return run, [TaskRecord(**row) for row in await connection.fetch(_TASKS, run_id, behind, limit)]
 
 
 async def _aio_run(connection: Any, run_id: UUID) -> RunRecord:
@@ -267,16 +278,15 @@ async def _aio_load(connection: Any, load: str) -> LoadRecord:
     return _load_of(row)
 
 
-async def list_loads(database: Database, *, limit: int = 50, after: str = "") -> LoadPage:
-    """A page of at most `limit` (1 to 200) loads that this database knows, by name, from behind the name `after`.
+async def list_loads(database: Database, *, limit: int = 50, after: After = None) -> LoadPage:
+    """A page of at most `limit` (1 to 200) loads that this database knows, by name, from behind `after`.
 
-    Raises `BadRequest` for a `limit` or a name that is not allowed.
+    Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_LOADS)
-    check_text("after", after, MAX_NAME, empty=True)
-    rows = await database.run(_aio_fetch, f"WITH {_NAMES} {_LOADS} LIMIT $2", after, limit + 1)
-    loads = [_load_of(row) for row in rows[:limit]]
-    return LoadPage(loads, loads[-1].load if len(rows) > limit else None)
+    behind = "" if after is None else BY_NAME.key(after)
+    rows = await database.run(_aio_fetch, f"WITH {_NAMES} {_LOADS} LIMIT $2", behind, limit + 1)
+    return LoadPage(*BY_NAME.page(list(map(_load_of, rows)), limit, lambda load: load.load))
 
 
 def _load_of(row: Mapping[str, Any]) -> LoadRecord:
@@ -286,36 +296,38 @@ def _load_of(row: Mapping[str, Any]) -> LoadRecord:
 
 
 async def list_failures_of_run(
-    database: Database, run_id: UUID, *, after: int = 0, limit: int = 100
-) -> list[FailureLine]:
-    """What failed in a run, oldest first, behind the failure_id `after`: at most `limit` (1 to 1,000).
+    database: Database, run_id: UUID, *, after: After = None, limit: int = 100
+) -> FailurePage:
+    """What failed in a run, oldest first, from behind `after`: at most `limit` (1 to 1,000).
 
     Raises `RunNotFound`, and `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    found = await run_journal.list_failures(database, run_id=run_id, after=after, limit=limit)
+    behind = 0 if after is None else BY_NUMBER.key(after)
+    found = await run_journal.list_failures(database, run_id=run_id, after=behind, limit=limit + 1)
     if not found:
         await database.run(_aio_run, run_id)
-    return [_failure(record) for record in found]
+    return _failures(found, limit)
 
 
-async def list_failures_of_load(
-    database: Database, load: str, *, after: int = 0, limit: int = 100
-) -> list[FailureLine]:
+async def list_failures_of_load(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
     """What failed in any run of a load and was not solved since; else as `list_failures_of_run`.
 
     Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
     check_text("load", load, MAX_NAME)
-    found = await run_journal.list_failures(database, load=load, after=after, limit=limit)
+    behind = 0 if after is None else BY_NUMBER.key(after)
+    found = await run_journal.list_failures(database, load=load, after=behind, limit=limit + 1)
     if not found:
         await database.run(_aio_load, load)
-    return [_failure(record) for record in found]
+    return _failures(found, limit)
 
 
-def _failure(record: run_journal.FailureRecord) -> FailureLine:
-    return FailureLine(**{field.name: getattr(record, field.name) for field in attrs.fields(FailureLine)})
+def _failures(found: Sequence[run_journal.FailureRecord], limit: int) -> FailurePage:
+    names = [field.name for field in attrs.fields(FailureLine)]
+    failures = [FailureLine(**{name: getattr(record, name) for name in names}) for record in found]
+    return FailurePage(*BY_NUMBER.page(failures, limit, lambda failure: failure.failure_id))
 
 
 async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, Level, LogLine, LogPage
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.jobs.page_cursor import BY_NUMBER, After
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import (
     MAX_PAGE_PAYLOADS,
@@ -53,12 +54,12 @@ async def list_log(
     database: Database,
     job_id: UUID,
     *,
-    after: int = 0,
+    after: After = None,
     limit: int = 200,
     level: Level | None = None,
     load: str | None = None,
 ) -> LogPage:
-    """A job's log in order, from behind the event_id `after`: at most `limit` (1 to 1,000) lines.
+    """A job's log in order, from behind `after`: at most `limit` (1 to 1,000) lines.
 
     A page of long lines, as other services may write them, has fewer: see `reads.MAX_PAGE_PAYLOADS`.
 
@@ -71,7 +72,7 @@ async def list_log(
     if load is not None:
         check_text("load", load, MAX_NAME)
     levels = None if level is None else LEVELS[LEVELS.index(level) :]
-    return await database.run(_aio_list, job_id, after, (levels, load), limit)
+    return await database.run(_aio_list, job_id, 0 if after is None else BY_NUMBER.key(after), (levels, load), limit)
 
 
 async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int) -> LogPage:
@@ -86,10 +87,11 @@ async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[obj
         )
     lines = [_line(row) for row in rows]
     if more:
-        return LogPage(lines, lines[-1].event_id)
+        return LogPage(lines, BY_NUMBER.text(lines[-1].event_id))
     if not rows:
         await aio_get_job(connection, job_id)
-    return LogPage(lines, await connection.fetchval(_LAST_SCANNED, job_id, after))
+    scanned = await connection.fetchval(_LAST_SCANNED, job_id, after)
+    return LogPage(lines, None if scanned is None else BY_NUMBER.text(scanned))
 
 
 def _line(row: Mapping[str, Any]) -> LogLine:

@@ -14,6 +14,7 @@ from dataloader.jobs.contract import Change, Jobs, Operator, told_of_changes
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.queue import control, reads
@@ -53,17 +54,22 @@ class DatabaseJobs(Jobs):
         """As in `Jobs`."""
         return await reads.get_job(self.database, job_id)
 
-    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: str | None = None) -> JobPage:
+    async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
         """As in `Jobs`."""
-        cursor = None if after is None else reads.Cursor.decode(after)
-        return await reads.list_jobs(self.database, wanted, limit=limit, after=cursor)
+        return await reads.list_jobs(self.database, wanted, limit=limit, after=after)
 
-    async def events(self, job_id: UUID, *, limit: int = 200, after: int = 0) -> EventPage:
+    async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
         """As in `Jobs`."""
         return await reads.list_events(self.database, job_id, after=after, limit=limit)
 
     async def logs(
-        self, job_id: UUID, *, limit: int = 200, after: int = 0, level: Level | None = None, load: str | None = None
+        self,
+        job_id: UUID,
+        *,
+        limit: int = 200,
+        after: After = None,
+        level: Level | None = None,
+        load: str | None = None,
     ) -> LogPage:
         """As in `Jobs`."""
         return await list_log(self.database, job_id, after=after, limit=limit, level=level, load=load)
@@ -95,7 +101,7 @@ class DatabaseJobs(Jobs):
         """As in `Jobs`."""
         return await reads.list_workers(self.database)
 
-    async def audit(self, *, limit: int = 100, after: int | None = None) -> AuditPage:
+    async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
         """As in `Jobs`."""
         return await reads.list_audit(self.database, limit=limit, after=after)
 

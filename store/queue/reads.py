@@ -9,19 +9,17 @@ index; those that have not are looked for among all that have not.
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from datetime import datetime
+from typing import Any, Final
 from uuid import UUID
 
-import attrs
 import trio
 
-from dataloader.jobs.errors import BadRequest, JobNotFound, StoreError, StoreUnavailable
+from dataloader.jobs.errors import JobNotFound, StoreError, StoreUnavailable
 from dataloader.jobs.listings import MAX_PAGE, AuditPage, AuditRecord, EventPage, JobFilter, JobPage
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
+from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
 from dataloader.store.connection.bridge import Database
@@ -39,8 +37,6 @@ MAX_PAGE_PAYLOADS: Final = 8 << 20
 """The most characters that a page's events bring with them, which is as many as a page of our longest lines has."""
 _MOST_FETCHED: Final = 16
 """Rows that are fetched at once: how long they are is not known before."""
-_CURSOR: Final = struct.Struct(">q16s")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def shown(column: str, most: int = MAX_SHOWN) -> str:
@@ -77,7 +73,7 @@ SELECT event_id, job_id, queue, ts, kind, {shown("payload", MAX_PAYLOAD)} FROM d
 WHERE job_id = $1 AND event_id > $2 ORDER BY event_id LIMIT $3
 """
 
-_QUEUES: Final = """
+QUEUES: Final = """
 SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(slots), 0) AS slots,
        count(*) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS ready,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
@@ -99,16 +95,12 @@ GROUP BY queue ORDER BY queue
 """
 
 _QUEUE_PAGE: Final = f"""
-SELECT * FROM ({_QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
+SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY queue LIMIT $3
 """
 
 # Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
-_QUEUE_OF_DIGEST: Final = f"""
-SELECT queue FROM ({_QUEUES}) AS queues WHERE encode(sha256(convert_to(queue, 'UTF8')), 'hex') = $2
-"""
-
 _DEPTHS: Final = f"""
-WITH queues AS ({_QUEUES}),
+WITH queues AS ({QUEUES}),
      named AS (SELECT queue FROM queues
                ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + running DESC, queue LIMIT $2)
 SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
@@ -120,35 +112,13 @@ FROM queues GROUP BY 1 ORDER BY 1
 
 _WORKERS: Final = """
 SELECT worker, host, pid, version, started_at, seen_at, queues, tasks FROM dl_workers
-WHERE seen_at > now() - make_interval(secs => $1) ORDER BY worker
+WHERE seen_at > now() - make_interval(secs => $1) AND worker > $2 ORDER BY worker LIMIT $3
 """
 
 _AUDIT: Final = """
 SELECT audit_id, ts, actor, action, job_id, detail FROM dl_audit
 WHERE audit_id < $1 ORDER BY audit_id DESC LIMIT $2
 """
-
-
-@attrs.frozen
-class Cursor:
-    """A place in a list of jobs: behind the job made at `created_at` with `job_id`. Opaque text outside."""
-
-    created_at: datetime
-    job_id: UUID
-
-    def encode(self) -> str:
-        """The cursor as text for URLs."""
-        microseconds = (self.created_at - _EPOCH) // timedelta(microseconds=1)
-        return base64.urlsafe_b64encode(_CURSOR.pack(microseconds, self.job_id.bytes)).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        """The cursor that `text` stands for. Raises `BadRequest`."""
-        try:
-            microseconds, job_id = _CURSOR.unpack(base64.b64decode(text, altchars=b"-_", validate=True))
-            return cls(_EPOCH + timedelta(microseconds=microseconds), UUID(bytes=job_id))
-        except (ValueError, struct.error, OverflowError) as error:
-            raise BadRequest("after", f"must be the `next` of the page before, not {text!r:.60}") from error
 
 
 async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> dict[str, QueueState]:
@@ -193,9 +163,7 @@ async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
     return _job_of(record, {})
 
 
-async def list_jobs(
-    database: Database, job_filter: JobFilter, *, limit: int = 50, after: Cursor | None = None
-) -> JobPage:
+async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 50, after: After = None) -> JobPage:
     """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
 
     A page of long jobs has fewer: see `MAX_PAGE_TEXT`.
@@ -203,20 +171,21 @@ async def list_jobs(
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    sql, values = _list_statement(job_filter, limit + 1, after)
+    key = None if after is None else BY_INSTANT.key(after)
+    sql, values = _list_statement(job_filter, limit + 1, key)
     records, states, more = await database.run(_aio_list, sql, values, limit)
     jobs = []
     for record in records:
         jobs.append(_job_of(record, states))
         # Each may be long: the loop must turn in between.
         await trio.lowlevel.checkpoint()
-    return JobPage(jobs, Cursor(jobs[-1].created_at, jobs[-1].job_id).encode() if more else None)
+    return JobPage(jobs, BY_INSTANT.text((jobs[-1].created_at, jobs[-1].job_id)) if more else None)
 
 
-def _list_statement(job_filter: JobFilter, limit: int, after: Cursor | None) -> tuple[str, list[Any]]:
+def _list_statement(job_filter: JobFilter, limit: int, after: tuple[datetime, UUID] | None) -> tuple[str, list[Any]]:
     where, values = condition(job_filter)
     if after is not None:
-        values += (after.created_at, after.job_id)
+        values += after
         where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
     values.append(limit)
     newest = f"ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}"
@@ -259,8 +228,8 @@ async def aio_fetch_page(
     return records, False
 
 
-async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit: int = 200) -> EventPage:
-    """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines behind the event_id `after`.
+async def list_events(database: Database, job_id: UUID, *, after: After = None, limit: int = 200) -> EventPage:
+    """The job's journal (Q11), oldest first: at most `limit` (1 to 1,000) lines, from behind `after`.
 
     A payload longer than `MAX_PAYLOAD`, or nested deeper than `MAX_DEPTH`, is an object with its beginning
     (`truncated`) and `bytes`. A page of long ones has fewer lines, one at least: see `MAX_PAGE_PAYLOADS`.
@@ -269,12 +238,12 @@ async def list_events(database: Database, job_id: UUID, *, after: int = 0, limit
     """
     check_between("limit", limit, 1, MAX_PAGE)
     events = []
-    records, more = await database.run(_aio_events, job_id, after, limit)
+    records, more = await database.run(_aio_events, job_id, 0 if after is None else BY_NUMBER.key(after), limit)
     for record in records:
         events.append(JobEvent(**dict(record) | {"payload": read_payload(record)}))
         # Each may be long: the loop must turn in between.
         await trio.lowlevel.checkpoint()
-    return EventPage(events, events[-1].event_id if more else None)
+    return EventPage(events, BY_NUMBER.text(events[-1].event_id) if more else None)
 
 
 async def _aio_events(connection: Any, job_id: UUID, after: int, limit: int) -> tuple[list[Any], bool]:
@@ -305,44 +274,35 @@ async def count_queues(database: Database, *, most: int, rest: str) -> list[Queu
     return await database.run(_aio_queues, _DEPTHS, ALIVE_WITHIN_S, most, rest)
 
 
-async def queue_of_digest(database: Database, digest: str) -> str | None:
-    """The name, of one of these queues, whose SHA-256 is `digest` (in hexadecimal). There may be very many of them."""
-    name: str | None = await database.run(_aio_queue_of_digest, digest)
-    return name
-
-
-async def _aio_queue_of_digest(connection: Any, digest: str) -> str | None:
-    name: str | None = await connection.fetchval(_QUEUE_OF_DIGEST, ALIVE_WITHIN_S, digest)
-    return name
-
-
 async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:
     return [QueueRecord(**record) for record in await connection.fetch(sql, *values)]
 
 
-async def list_workers(database: Database) -> list[WorkerRecord]:
-    """The processes that live, by name: those that have shown themselves in the last `ALIVE_WITHIN_S` seconds."""
-    return await database.run(_aio_workers)
+async def list_workers(database: Database, *, limit: int | None = None, after: str = "") -> list[WorkerRecord]:
+    """The processes that live, by name: those that have shown themselves in the last `ALIVE_WITHIN_S` seconds.
+
+    At most `limit` of them, those behind the name `after`.
+    """
+    return await database.run(_aio_workers, after, limit)
 
 
-async def _aio_workers(connection: Any) -> list[WorkerRecord]:
-    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, ALIVE_WITHIN_S)]
+async def _aio_workers(connection: Any, after: str, limit: int | None) -> list[WorkerRecord]:
+    return [WorkerRecord(**record) for record in await connection.fetch(_WORKERS, ALIVE_WITHIN_S, after, limit)]
 
 
-async def list_audit(database: Database, *, limit: int = 100, after: int | None = None) -> AuditPage:
-    """What operators did, latest first: at most `limit` (1 to 1,000) rows, older than the audit_id `after`.
+async def list_audit(database: Database, *, limit: int = 100, after: After = None) -> AuditPage:
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`.
 
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
-    return await database.run(_aio_audit, after, limit)
+    newest = 2**63 - 1 if after is None else BY_NUMBER.key(after)
+    records = await database.run(_aio_audit, newest, limit + 1)
+    return AuditPage(*BY_NUMBER.page(records, limit, lambda record: record.audit_id))
 
 
-async def _aio_audit(connection: Any, after: int | None, limit: int) -> AuditPage:
-    newest = 2**63 - 1
-    records = await connection.fetch(_AUDIT, newest if after is None else after, limit + 1)
-    audit = [AuditRecord(**record) for record in records[:limit]]
-    return AuditPage(audit, audit[-1].audit_id if len(records) > limit else None)
+async def _aio_audit(connection: Any, before: int, limit: int) -> list[AuditRecord]:
+    return [AuditRecord(**record) for record in await connection.fetch(_AUDIT, before, limit)]
 
 
 async def ping(database: Database, timeout_s: float) -> None:

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from dataloader.jobs.listings import MAX_PAGE, AuditRecord
+from dataloader.jobs.listings import AuditPage
 from dataloader.store.queue import reads
 from dataloader.web import shown
-from dataloader.web.api.jobs import MAX_ID
 from dataloader.web.auth import Role
+from dataloader.web.paging import AfterPage, PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()
 
 
-class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class AuditQuery(PageQuery, kw_only=True):
     """A page of the operators' actions, newest first."""
 
-    before: Annotated[int, Meta(ge=0, le=MAX_ID, description="The smallest `audit_id` seen.")] | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
+    before: Annotated[AfterPage, Meta(description="The older name of `after`; an `audit_id`.")] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse both names at once."""
+        if self.before is not None and self.after is not None:
+            raise ValueError("before: is the older name of after; send one of them")
 
 
-class AuditList(Struct, frozen=True):
-    """A page of the operators' actions."""
-
-    audit: list[AuditRecord]
-
-
-@routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditList})
+@routes.add("GET", "/api/v1/audit", role=Role.ADMIN, query=AuditQuery, answers={200: AuditPage}, pages=True)
 async def list_audit(call: Call, query: AuditQuery) -> Answer:
-    """List what operators did, newest first: send the smallest `audit_id` as `before` to read on."""
-    page = await reads.list_audit(call.services.database, limit=query.limit, after=query.before)
-    return Answer(value=AuditList(list(map(shown.audit, page.audit))))
+    """List what operators did, newest first."""
+    after = query.before if query.after is None else query.after
+    page = await reads.list_audit(call.services.database, limit=query.limit, after=after)
+    return page_answer(call, AuditPage(list(map(shown.audit, page.audit)), page.next))

@@ -16,47 +16,51 @@ import trio
 from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl import run_records
 from dataloader.store.etl.run_records import (
     MAX_LOADS,
     FailureLine,
+    FailurePage,
     LoadPage,
     LoadRecord,
     RunPage,
     RunRecord,
     TaskRecord,
 )
-from dataloader.store.queue.reads import Cursor
 from dataloader.web import shown
 from dataloader.web.api.job_fields import LoadName
-from dataloader.web.api.jobs import MAX_ID
 from dataloader.web.auth import Role
+from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()
 
 
-class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class RunsQuery(PageQuery, kw_only=True):
     """A page of runs, newest first."""
 
     name: Annotated[LoadName, Meta(description="Only runs of this load or flow.")] | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
-    after: Annotated[str, Meta(description="`next` of the page before.", max_length=500)] | None = None
 
 
-class LoadsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class TimelineQuery(PageQuery, kw_only=True):
+    """A page of a run's tasks, in the order of their registration."""
+
+    limit: Limit = MAX_PAGE
+
+
+class LoadsQuery(PageQuery, kw_only=True):
     """A page of loads, by name."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LOADS)] = 50
-    after: Annotated[LoadName, Meta(description="`next` of the page before.")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_LOADS, description="The most rows of the page.")] = 50
 
 
-class FailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class FailuresQuery(PageQuery, kw_only=True):
     """A page of failures, oldest first."""
 
-    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="The last `failure_id` seen.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
+    limit: Limit = 100
+    after: Annotated[AfterPage, Meta(description="`next` of the page before, or a `failure_id`.")] | None = None
 
 
 class RunTimeline(Struct, frozen=True, kw_only=True):
@@ -77,20 +81,14 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(description="What failed in it, and how much; of a flow its tasks say so.")] | None
     counts: dict[str, Any]
     tasks: list[TaskRecord]
+    next: Next
 
 
-class FailureList(Struct, frozen=True):
-    """A page of failures."""
-
-    failures: list[FailureLine]
-
-
-@routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, rows=True)
+@routes.add("GET", "/api/v1/runs", role=Role.READ, query=RunsQuery, answers={200: RunPage}, pages=True)
 async def list_runs(call: Call, query: RunsQuery) -> Answer:
-    """List runs of loads and flows, newest first, in pages: send a page's `next` as `after` for the next one."""
-    after = None if query.after is None else Cursor.decode(query.after)
-    page = await run_records.list_runs(call.services.database, name=query.name, limit=query.limit, after=after)
-    return Answer(value=RunPage([_masked_run(run) for run in page.runs], page.next))
+    """List runs of loads and flows, newest first."""
+    page = await run_records.list_runs(call.services.database, name=query.name, limit=query.limit, after=query.after)
+    return page_answer(call, RunPage([_masked_run(run) for run in page.runs], page.next))
 
 
 async def _masked_failures(found: Sequence[FailureLine]) -> list[FailureLine]:
@@ -106,15 +104,22 @@ def _masked_run(run: RunRecord) -> RunRecord:
     return attrs.evolve(run, name=mask_text(run.name), reason=shown.text(run.reason), counts=shown.fields(run.counts))
 
 
-@routes.add("GET", "/api/v1/runs/<uuid:run_id>/timeline", role=Role.READ, answers={200: RunTimeline}, rows=True)
-async def show_timeline(call: Call, run_id: UUID) -> Answer:
+@routes.add(
+    "GET",
+    "/api/v1/runs/<uuid:run_id>/timeline",
+    role=Role.READ,
+    query=TimelineQuery,
+    answers={200: RunTimeline},
+    pages=True,
+)
+async def show_timeline(call: Call, run_id: UUID, query: TimelineQuery) -> Answer:
     """Show when each task of a run began and ended, what came of it, and when its phases were at work.
 
     A run's id is its job's. A run whose job has ended without a word of its own shows the job's status.
     """
-    timeline = await run_records.get_timeline(call.services.database, run_id)
+    timeline = await run_records.get_timeline(call.services.database, run_id, limit=query.limit, after=query.after)
     run, tasks = _masked_run(timeline.run), list(map(_masked_task, timeline.tasks))
-    return Answer(value=RunTimeline(**attrs.asdict(run), tasks=tasks))
+    return page_answer(call, RunTimeline(**attrs.asdict(run), tasks=tasks, next=timeline.next))
 
 
 def _masked_task(task: TaskRecord) -> TaskRecord:
@@ -132,20 +137,20 @@ def _masked_task(task: TaskRecord) -> TaskRecord:
     "/api/v1/runs/<uuid:run_id>/failures",
     role=Role.READ,
     query=FailuresQuery,
-    answers={200: FailureList},
-    rows=True,
+    answers={200: FailurePage},
+    pages=True,
 )
 async def list_failures_of_run(call: Call, run_id: UUID, query: FailuresQuery) -> Answer:
-    """List what failed in a run, oldest first: send the last `failure_id` as `after` to read on."""
-    found = await run_records.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
-    return Answer(value=FailureList(await _masked_failures(found)))
+    """List what failed in a run, oldest first."""
+    page = await run_records.list_failures_of_run(call.services.database, run_id, after=query.after, limit=query.limit)
+    return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))
 
 
-@routes.add("GET", "/api/v1/loads", role=Role.READ, query=LoadsQuery, answers={200: LoadPage})
+@routes.add("GET", "/api/v1/loads", role=Role.READ, query=LoadsQuery, answers={200: LoadPage}, pages=True)
 async def list_loads(call: Call, query: LoadsQuery) -> Answer:
-    """List the loads that this database knows, by name: send a page's `next` as `after` for the next one."""
-    page = await run_records.list_loads(call.services.database, limit=query.limit, after=query.after or "")
-    return Answer(value=LoadPage([_masked_load(load) for load in page.loads], page.next))
+    """List the loads that this database knows, by name."""
+    page = await run_records.list_loads(call.services.database, limit=query.limit, after=query.after)
+    return page_answer(call, LoadPage([_masked_load(load) for load in page.loads], page.next))
 
 
 @routes.add("GET", "/api/v1/loads/<path:load>", role=Role.READ, answers={200: LoadRecord})
@@ -168,10 +173,10 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
     "/api/v1/loads/<path:load>/failures",
     role=Role.READ,
     query=FailuresQuery,
-    answers={200: FailureList},
-    rows=True,
+    answers={200: FailurePage},
+    pages=True,
 )
 async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
-    """List what failed in a load, in any run, and was not solved since; oldest first, read on as in a run's list."""
-    found = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
-    return Answer(value=FailureList(await _masked_failures(found)))
+    """List what failed in a load, in any run, and was not solved since, oldest first."""
+    page = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
+    return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))

@@ -12,19 +12,20 @@ from uuid import UUID
 import trio
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from dataloader.jobs.listings import MAX_PAGE, Level, LogPage
-from dataloader.jobs.model import JobEvent, JobRecord
+from dataloader.jobs.listings import EventPage, JobPage, Level, LogPage
+from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status, WaitsFor
 from dataloader.store.queue import job_logs, reads
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
 from dataloader.web.auth import Role
+from dataloader.web.paging import AfterPage, Limit, PageQuery, page_answer
 from dataloader.web.routes import DEADLINE_S, Answer, Call, Routes
 from dataloader.web.services import Services
 
 routes: Final = Routes()
 
-MAX_ID: Final = 2**63 - 1
+AfterEvent = Annotated[AfterPage, Meta(description="`next` of the page before, or an `event_id`.")]
 MAX_WAIT_S: Final = 60.0
 """The longest that a status request may wait."""
 
@@ -32,15 +33,8 @@ MAX_WAIT_S: Final = 60.0
 class JobsQuery(Criteria, kw_only=True):
     """A page of jobs, newest first. `status` may be repeated or separated by commas."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
-    after: Annotated[str, Meta(description="`next` of the page before.", max_length=500)] | None = None
-
-
-class JobList(Struct, frozen=True):
-    """A page of jobs. `next` is what to send as `after` for the next page, null at the end."""
-
-    jobs: list[JobRecord]
-    next: str | None
+    limit: Limit = 50
+    after: AfterPage | None = None
 
 
 class StatusQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -97,37 +91,28 @@ class JobStatus(Struct, frozen=True, kw_only=True):
         )
 
 
-class EventsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of a job's journal, oldest first."""
+class EventsQuery(PageQuery, kw_only=True):
+    """A page of a job's journal, oldest line first."""
 
-    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="The last `event_id` seen.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
-
-
-class EventList(Struct, frozen=True):
-    """A page of a job's journal."""
-
-    events: list[JobEvent]
+    limit: Limit = 200
+    after: AfterEvent | None = None
 
 
-class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class LogQuery(EventsQuery, kw_only=True):
     """A page of a job's log, oldest line first."""
 
-    after: Annotated[int, Meta(ge=0, le=MAX_ID, description="`next` of the page before, or the last `event_id`.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
     level: Annotated[Level, Meta(description="Only what is as serious, or more.")] | None = None
     load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
 
 
-@routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobList}, rows=True)
+@routes.add("GET", "/api/v1/jobs", role=Role.READ, query=JobsQuery, answers={200: JobPage}, pages=True)
 async def list_jobs(call: Call, query: JobsQuery) -> Answer:
-    """List jobs, newest first, in pages: send a page's `next` as `after` for the next one.
+    """List jobs, newest first.
 
     A page of jobs with megabytes of args or results has fewer than `limit`.
     """
-    after = None if query.after is None else reads.Cursor.decode(query.after)
-    page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=after)
-    return Answer(value=JobList(await masked(call.services, page.jobs), page.next))
+    page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=query.after)
+    return page_answer(call, JobPage(await masked(call.services, page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
@@ -157,7 +142,7 @@ async def status_of(services: Services, job: JobRecord, note: str | UnsetType = 
     deadline_s=DEADLINE_S + MAX_WAIT_S,
     waits=True,
 )
-async def showstatus_of(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
+async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     """Say where a job stands; with `wait`, as soon as it ends or changes, or after so many seconds."""
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
@@ -166,25 +151,27 @@ async def showstatus_of(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
 
 
 @routes.add(
-    "GET", "/api/v1/jobs/<uuid:job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventList}, rows=True
+    "GET", "/api/v1/jobs/<uuid:job_id>/events", role=Role.READ, query=EventsQuery, answers={200: EventPage}, pages=True
 )
 async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
-    """Read a job's journal, oldest line first: send the last `event_id` as `after` to read on."""
+    """Read a job's journal, oldest line first. To follow it, send the last `event_id` as `after`."""
     events = []
     page = await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit)
     for event in page.events:
         events.append(shown.event(event))
         # Log lines have up to 8 kB each: the loop must turn in between.
         await trio.lowlevel.checkpoint()
-    return Answer(value=EventList(events))
+    return page_answer(call, EventPage(events, page.next))
 
 
-@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, rows=True)
+@routes.add(
+    "GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, pages=True
+)
 async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
-    """Read what a job has logged, oldest line first: send a page's `next` as `after` for the next one.
+    """Read what a job has logged, oldest line first. To follow it, send the last `event_id` as `after`.
 
-    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's.
-    `next` is null when there are no more lines yet. A page that a filter leaves empty can have a `next`.
+    Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's. A page that a filter
+    leaves empty can have a `next`.
     """
     page = await job_logs.list_log(
         call.services.database, job_id, after=query.after, limit=query.limit, level=query.level, load=query.load
@@ -194,4 +181,4 @@ async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
         lines.append(shown.log_line(line))
         # Lines have up to 8 kB each: the loop must turn in between.
         await trio.lowlevel.checkpoint()
-    return Answer(value=LogPage(lines, page.next))
+    return page_answer(call, LogPage(lines, page.next))

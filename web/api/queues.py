@@ -5,35 +5,32 @@ A pause is kept in the database and holds for all processes; what already runs g
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.model import QueueRecord, WorkerRecord
+from dataloader.jobs.listings import MAX_PAGE, QueuePage, WorkerPage
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.connection.bridge import Database
-from dataloader.store.queue import control, reads
+from dataloader.store.queue import control
+from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
 from dataloader.web.auth import Role
+from dataloader.web.paging import Limit, PageQuery, page_answer
 from dataloader.web.routes import Answer, Call, Routes
 
 routes: Final = Routes()
 
 
-class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class QueuesQuery(PageQuery, kw_only=True):
     """A page of queues, by name."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 200
-    after: Annotated[str, Meta(description="`next` of the page before.", max_length=3_000)] | None = None
+    limit: Limit = 200
 
 
-class QueueList(Struct, frozen=True):
-    """A page of the queues that have jobs, are served or are paused. `next`: what to send as `after`, or null."""
+class WorkersQuery(PageQuery, kw_only=True):
+    """A page of workers, by name."""
 
-    queues: list[QueueRecord]
-    next: str | None
+    limit: Limit = MAX_PAGE
 
 
 class QueuePaused(Struct, frozen=True):
@@ -45,37 +42,11 @@ class QueuePaused(Struct, frozen=True):
     paused: bool
 
 
-class WorkerList(Struct, frozen=True):
-    """The processes that have beaten lately."""
-
-    workers: list[WorkerRecord]
-
-
-@routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueueList}, rows=True)
+@routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueuePage}, pages=True)
 async def list_queues(call: Call, query: QueuesQuery) -> Answer:
-    """List the queues that have work, are served or are paused, by name: send a page's `next` as `after` to read on."""
-    return Answer(value=QueueList(*await page_of_queues(call.services.database, query.limit, query.after)))
-
-
-async def page_of_queues(
-    database: Database, limit: int, after: str | None = None
-) -> tuple[list[QueueRecord], str | None]:
-    """At most `limit` queues behind the place `after`, and the place to go on from, None after the last.
-
-    Raises `BadRequest` when the queue at that place has gone.
-    """
-    if after is not None and after.startswith(shown.DIGEST):
-        after = await _queue_at(database, after)
-    queues = await reads.list_queues(database, limit=limit + 1, after=after)
-    following = shown.place(queues[limit - 1].queue) if len(queues) > limit else None
-    return list(map(shown.queue, queues[:limit])), following
-
-
-async def _queue_at(database: Database, place: str) -> str:
-    queue = await reads.queue_of_digest(database, place.removeprefix(shown.DIGEST))
-    if queue is not None:
-        return queue
-    raise BadRequest("after", f"{place!r:.80} is the place of a queue that is gone; list them from the beginning")
+    """List the queues that have work, are served or are paused, by name."""
+    page = await page_of_queues(call.services.database, limit=query.limit, after=query.after)
+    return page_answer(call, QueuePage(list(map(shown.queue, page.queues)), page.next))
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
@@ -92,8 +63,8 @@ async def resume_queue(call: Call, queue: str) -> Answer:
     return Answer(value=QueuePaused(mask_text(queue), paused=False))
 
 
-@routes.add("GET", "/api/v1/workers", role=Role.READ, answers={200: WorkerList})
-async def list_workers(call: Call) -> Answer:
-    """List the processes that have beaten in the last minute."""
-    workers = await reads.list_workers(call.services.database)
-    return Answer(value=WorkerList(list(map(shown.worker, workers))))
+@routes.add("GET", "/api/v1/workers", role=Role.READ, query=WorkersQuery, answers={200: WorkerPage}, pages=True)
+async def list_workers(call: Call, query: WorkersQuery) -> Answer:
+    """List the processes that have beaten in the last minute, by name."""
+    page = await page_of_workers(call.services.database, limit=query.limit, after=query.after)
+    return page_answer(call, WorkerPage(list(map(shown.worker, page.workers)), page.next))

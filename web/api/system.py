@@ -7,20 +7,20 @@ takes this replica out of a load balancer while it drains or has no database. Bo
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import trio
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import QueueRecord, WorkerRecord
 from dataloader.jobs.secrets.masking import mask_names
 from dataloader.store.queue import reads
+from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
 from dataloader.web.api import metrics
 from dataloader.web.api.job_fields import Instant
 from dataloader.web.api.metrics import PING_S
-from dataloader.web.api.queues import page_of_queues
 from dataloader.web.auth import Role
 from dataloader.web.problems import unavailable
 from dataloader.web.routes import Answer, Call, Routes
@@ -52,7 +52,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     listener: str
     serving: dict[str, QueueLoad]
     queues: list[QueueRecord] | None
-    queues_next: str | None
+    queues_next: Annotated[str | None, Meta(description="`after` for the queues that are not shown; null: all are.")]
     workers: list[WorkerRecord] | None
 
 
@@ -82,9 +82,10 @@ async def show_process(call: Call) -> Answer:
     reachable = await reads.answers(call.services.database, PING_S)
     if reachable:
         with contextlib.suppress(StoreError), trio.move_on_after(PING_S):
-            found = await reads.list_workers(call.services.database)
-            workers = list(map(shown.worker, found))
-            queues, queues_next = await page_of_queues(call.services.database, MOST_QUEUES)
+            found = await page_of_workers(call.services.database)
+            workers = list(map(shown.worker, found.workers))
+            page = await page_of_queues(call.services.database, limit=MOST_QUEUES)
+            queues, queues_next = list(map(shown.queue, page.queues)), page.next
     return Answer(
         value=ProcessStatus(
             version=state.version,

@@ -10,7 +10,6 @@ import pytest
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl import run_records
 from dataloader.store.queue import job_logs
-from dataloader.store.queue.reads import Cursor
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +72,9 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost, monkeypatc
 
     monkeypatch.setattr(run_records, "_aio_fetch", aio_note)
     page = await run_records.list_runs(store, limit=10)
-    await run_records.list_runs(store, limit=10, after=Cursor.decode(page.next))
+    await run_records.list_runs(store, limit=10, after=page.next)
     page = await run_records.list_runs(store, name="load 7", limit=10)
-    await run_records.list_runs(store, name="load 7", limit=10, after=Cursor.decode(page.next))
+    await run_records.list_runs(store, name="load 7", limit=10, after=page.next)
     assert len(statements) == 4
     for sql, values in statements:
         assert await cost(sql, *values) <= 3 * 11, sql
@@ -101,6 +100,7 @@ async def test_a_page_has_at_least_one_row_and_not_too_many(store):
         for ask in (
             lambda limit=limit: job_logs.list_log(store, JOB, limit=limit),
             lambda limit=limit: run_records.list_runs(store, limit=limit),
+            lambda limit=limit: run_records.get_timeline(store, JOB, limit=limit),
             lambda limit=limit: run_records.list_loads(store, limit=limit),
             lambda limit=limit: run_records.list_failures_of_run(store, JOB, limit=limit),
             lambda limit=limit: run_records.list_failures_of_load(store, "x", limit=limit),

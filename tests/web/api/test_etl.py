@@ -187,6 +187,7 @@ async def test_a_timeline_has_the_tasks_in_order_with_their_times_phases_and_cou
     async with open_web() as web:
         run = await get(web, f"/runs/{run_id}/timeline")
     tasks = run.pop("tasks")
+    assert run.pop("next") is None
     assert run == {
         "run_id": run_id,
         "name": "nightly",
@@ -360,7 +361,7 @@ async def test_loads_are_listed_by_name_whether_they_have_runs_a_cursor_or_both(
         for load in loads:
             assert await get(web, f"/loads/{load['load']}".replace("a/b ü", "a%2Fb%20%C3%BC")) == load
         first = await get(web, "/loads", limit=3)
-        assert ([load["load"] for load in first["loads"]], first["next"]) == (["a/b ü", "c", "d"], "d")
-        second = await get(web, "/loads", limit=3, after="d")
+        assert [load["load"] for load in first["loads"]] == ["a/b ü", "c", "d"]
+        second = await get(web, "/loads", limit=3, after=first["next"])
         assert ([load["load"] for load in second["loads"]], second["next"]) == (["e"], None)
         assert [error["path"] for error in (await get(web, "/loads", 422, limit=201))["errors"]] == ["limit"]

@@ -157,7 +157,8 @@ async def test_queues_come_in_pages_and_the_status_shows_the_first(open_web, dat
         assert len({name for page in pages for name in page}) == 250
         status = (await web.client.get("/status")).json()
         assert [queue["queue"] for queue in status["queues"]] == pages[0]
-        assert status["queues_next"] == pages[0][-1]
+        following = (await web.client.get("/api/v1/queues", params={"after": status["queues_next"]})).json()["queues"]
+        assert [queue["queue"] for queue in following] == pages[1] + pages[2]
 
 
 async def test_scrapes_are_written_one_in_a_turn_of_the_loop(open_web, monkeypatch):

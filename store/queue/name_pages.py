@@ -1,0 +1,71 @@
+"""Pages of what is listed by name, queues and workers, whose cursors give no secret away that stands in a name (Q16).
+
+A page goes on behind the name of its last row. In the cursor stands the name; instead of one that has a secret in it,
+or is longer than a queue's, its SHA-256, and the row that has it is looked for.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.listings import MAX_PAGE, QueuePage, WorkerPage
+from dataloader.jobs.model import MAX_NAME, check_between
+from dataloader.jobs.page_cursor import BY_NAME, After
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.reads import QUEUES, list_queues, list_workers
+from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
+
+_DIGEST: Final = "sha256:"
+
+_QUEUE_OF_DIGEST: Final = f"""
+SELECT queue FROM ({QUEUES}) AS queues WHERE encode(sha256(convert_to(queue, 'UTF8')), 'hex') = $2
+"""
+_WORKER_OF_DIGEST: Final = """
+SELECT worker FROM dl_workers
+WHERE seen_at > now() - make_interval(secs => $1) AND encode(sha256(convert_to(worker, 'UTF8')), 'hex') = $2
+"""
+
+
+async def page_of_queues(database: Database, *, limit: int = 200, after: After = None) -> QueuePage:
+    """At most `limit` (1 to 1,000) queues by name, from behind `after`.
+
+    Raises `BadRequest` for a `limit` that is not allowed, and when the queue at the place `after` has gone.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    queues = await list_queues(database, limit=limit + 1, after=await _name(database, after, _QUEUE_OF_DIGEST))
+    return QueuePage(*BY_NAME.page(queues, limit, lambda queue: _place(queue.queue)))
+
+
+async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: After = None) -> WorkerPage:
+    """At most `limit` (1 to 1,000) workers by name, from behind `after`. Raises as `page_of_queues`."""
+    check_between("limit", limit, 1, MAX_PAGE)
+    behind = await _name(database, after, _WORKER_OF_DIGEST)
+    workers = await list_workers(database, limit=limit + 1, after=behind or "")
+    return WorkerPage(*BY_NAME.page(workers, limit, lambda worker: _place(worker.worker)))
+
+
+def _place(name: str) -> str:
+    """What stands for a name in a cursor."""
+    shows_itself = len(name) <= MAX_NAME and mask_text(name) == name and not name.startswith(_DIGEST)
+    return name if shows_itself else _DIGEST + sha256(name.encode()).hexdigest()
+
+
+async def _name(database: Database, after: After, sql: str) -> str | None:
+    """The name at the place `after`."""
+    if after is None:
+        return None
+    place = BY_NAME.key(after)
+    if not place.startswith(_DIGEST):
+        return place
+    name: str | None = await database.run(_aio_of_digest, sql, place.removeprefix(_DIGEST))
+    if name is None:
+        raise BadRequest("after", f"is a place that is gone, {str(after)!r:.80}; list from the beginning")
+    return name
+
+
+async def _aio_of_digest(connection: Any, sql: str, digest: str) -> str | None:
+    name: str | None = await connection.fetchval(sql, ALIVE_WITHIN_S, digest)
+    return name

@@ -1,0 +1,122 @@
+"""The one scheme of pages: each list over HTTP is read in pages, and what comes meanwhile disturbs none of them."""
+
+from __future__ import annotations
+
+from urllib.parse import urljoin
+
+import pytest
+
+from dataloader.web.app import ROUTES
+
+pytestmark = pytest.mark.requirement("Q2", "E12")
+
+RUN = "00000000-0000-7000-8000-000000000003"
+FIXTURES = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at)
+  SELECT ('00000000-0000-7000-8000-00000000000' || i)::uuid, 'q' || i, 't', 'k' || i, 'succeeded',
+         timestamptz '2026-01-01' + i / 2 * interval '1 s', now() FROM generate_series(1, 5) AS i;
+INSERT INTO dl_queues (queue, paused) SELECT 'q' || i, true FROM generate_series(1, 5) AS i;
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT '{run}', 'q', 'log', jsonb_build_object('level', 'info', 'message', i) FROM generate_series(1, 5) AS i;
+INSERT INTO dl_workers (worker, host, pid, version, queues)
+  SELECT 'w' || i, 'h', i, '1', '{{}}' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_etl_runs (run_id, name, kind, started_at) SELECT job_id, 'load', 'load', created_at FROM dl_jobs;
+INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
+  SELECT '{run}', i, 'load ' || i, 'succeeded' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_etl_failures (run_id, load, segment, phase, key, error)
+  SELECT '{run}', 'load 1', 'all', 'record', i, 'x' FROM generate_series(1, 5) AS i;
+"""
+# What comes in front of what is listed, once its first page has been read.
+NEWER = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
+  VALUES (gen_random_uuid(), 'a', 't', 'k', 'succeeded', now());
+INSERT INTO dl_queues (queue, paused) VALUES ('a', true);
+INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1, '1', '{}');
+INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
+INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, 'load', 'load' FROM dl_jobs WHERE queue = 'a';
+INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
+  SELECT job_id, 1, 'a', 'succeeded' FROM dl_jobs WHERE queue = 'a';
+"""
+LISTS = {
+    "/api/v1/jobs": ("jobs", "job_id"),
+    "/api/v1/jobs/<uuid:job_id>/events": ("events", "event_id"),
+    "/api/v1/jobs/<uuid:job_id>/logs": ("lines", "event_id"),
+    "/api/v1/queues": ("queues", "queue"),
+    "/api/v1/workers": ("workers", "worker"),
+    "/api/v1/audit": ("audit", "audit_id"),
+    "/api/v1/runs": ("runs", "run_id"),
+    "/api/v1/runs/<uuid:run_id>/timeline": ("tasks", "ordinal"),
+    "/api/v1/runs/<uuid:run_id>/failures": ("failures", "failure_id"),
+    "/api/v1/loads": ("loads", "load"),
+    "/api/v1/loads/<path:load>/failures": ("failures", "failure_id"),
+}
+GARBAGE = ("nonsense", "", "é", "\x00", "9" * 30)
+NUMBERS = {"event_id", "failure_id", "audit_id", "ordinal"}
+
+
+def address(rule):
+    for part in ("<uuid:job_id>", "<uuid:run_id>"):
+        rule = rule.replace(part, RUN)
+    return rule.replace("<path:load>", "load%201")
+
+
+async def test_every_list_is_read_in_pages_by_one_scheme_whatever_is_added_meanwhile(open_web, database):
+    assert {route.path for route in ROUTES if route.pages} == LISTS.keys()
+    database.psql(FIXTURES.format(run=RUN))
+    async with open_web() as web:
+
+        async def page(url, **params):
+            answer = await web.client.get(url, params=params or None)
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        whole = {rule: (await page(address(rule))).json() for rule in LISTS}
+        first = {rule: await page(address(rule), limit=2) for rule in LISTS}
+        database.psql(NEWER)
+        for rule, (name, key) in LISTS.items():
+            assert whole[rule]["next"] is None, rule
+            expected = [row[key] for row in whole[rule][name]]
+            assert len(expected) == 5, rule
+            for follow in ("next", "Link"):
+                answer, found = first[rule], []
+                while True:
+                    rows = answer.json()[name]
+                    assert len(rows) <= 2, rule
+                    found += [row[key] for row in rows]
+                    following = answer.json()["next"]
+                    assert (following is None) == ("next" not in answer.links), rule
+                    if following is None:
+                        break
+                    link = urljoin(str(answer.url), answer.links["next"]["url"])
+                    answer = await (page(address(rule), limit=2, after=following) if follow == "next" else page(link))
+                assert found == expected, (rule, follow)
+            for garbage in GARBAGE:
+                refused = await web.client.get(address(rule), params={"after": garbage})
+                assert refused.status_code == 422, (rule, garbage)
+                [error] = refused.json()["errors"]
+                assert error["path"] == "after"
+                assert error["message"].startswith("must be the `next` of the page before, not "), (rule, garbage)
+            if key in NUMBERS:
+                behind = (await page(address(rule), after=expected[1])).json()[name]
+                assert [row[key] for row in behind] == expected[2:], rule
+            else:
+                assert (await web.client.get(address(rule), params={"after": "17"})).status_code == 422, rule
+        numbers = [row["audit_id"] for row in whole["/api/v1/audit"]["audit"]]
+        older = await page("/api/v1/audit", before=numbers[1])
+        assert [row["audit_id"] for row in older.json()["audit"]] == numbers[2:]
+        both = await web.client.get("/api/v1/audit", params={"before": numbers[1], "after": numbers[1]})
+        assert (both.status_code, both.json()["errors"][0]["path"]) == (422, "before")
+
+
+async def test_the_link_to_the_next_page_keeps_the_filter(open_web):
+    async with open_web() as web:
+        for _ in range(2):
+            await web.trigger(queue="a/b c&ü", lock_key="password=sesame")
+        await web.trigger()
+        query = {"queue": "a/b c&ü", "status": ["queued", "running"], "limit": "1", "lock_key": "password=sesame"}
+        answer = await web.client.get("/api/v1/jobs", params=query)
+        assert answer.links["next"]["url"].startswith("?")
+        second = await web.client.get(urljoin(str(answer.url), answer.links["next"]["url"]))
+        assert [job["queue"] for job in answer.json()["jobs"] + second.json()["jobs"]] == ["a/b c&ü"] * 2
+        assert (second.json()["next"], second.links) == (None, {})
