@@ -346,7 +346,6 @@ def _app(parts: Parts) -> App:
     settings = parts.settings
     return create_app(
         Services(
-            database=parts.database,
             jobs=parts.jobs,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),

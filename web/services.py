@@ -86,7 +86,6 @@ class Turns:
 class Services:
     """Everything a view may use. `state` is asked at each request; `/metrics` shows `measures` beside its own."""
 
-    database: Database
     jobs: DatabaseJobs
     settings: WebSettings
     state: Callable[[], ProcessState]
@@ -100,9 +99,14 @@ class Services:
     at_work: Bound = attrs.field(init=False)
     turns: Turns = attrs.field(factory=Turns, init=False)
 
+    @property
+    def database(self) -> Database:
+        """Where the queue lies, for what is no part of `Jobs`: pages by name, runs of loads, pings."""
+        return self.jobs.database
+
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
-        return QueueDepths(self.database)
+        return QueueDepths(self.jobs.database)
 
     @receiving.default
     def _receiving_two_batches_at_least(self) -> LongBodies:

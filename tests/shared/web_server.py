@@ -81,7 +81,6 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
     options = DatabaseOptions(dsn=dsn, connect_timeout_s=3, statement_timeout_s=5)
     async with open_database(options) as database, trio.open_nursery() as nursery:
         services = Services(
-            database=database,
             jobs=DatabaseJobs(
                 database=database,
                 operator=Operator("the process"),

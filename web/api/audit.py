@@ -7,7 +7,6 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from dataloader.jobs.listings import AuditPage
-from dataloader.store.queue import reads
 from dataloader.web import shown
 from dataloader.web.auth import Role
 from dataloader.web.paging import AfterPage, PageQuery, page_answer
@@ -31,5 +30,5 @@ class AuditQuery(PageQuery, kw_only=True):
 async def list_audit(call: Call, query: AuditQuery) -> Answer:
     """List what operators did, newest first."""
     after = query.before if query.after is None else query.after
-    page = await reads.list_audit(call.services.database, limit=query.limit, after=after)
+    page = await call.jobs.audit(limit=query.limit, after=after)
     return page_answer(call, AuditPage(list(map(shown.audit, page.audit)), page.next))

@@ -13,7 +13,6 @@ from msgspec import Meta, Struct
 from dataloader.jobs.contract import MAX_BULK
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
-from dataloader.store.queue import control
 from dataloader.web.api.job_fields import Criteria, JobFields, Priority
 from dataloader.web.api.jobs import JobStatus, masked, status_of
 from dataloader.web.auth import Role
@@ -76,7 +75,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     A queued job is canceled at once. A running one is asked to stop: it is canceled when its status says so; at once if
     its lease never ends and nobody renews it. One that has ended is left as it is, and `note` says so.
     """
-    job = await control.cancel(call.services.database, job_id, call.operator)
+    job = await call.jobs.cancel(job_id)
     if job.status.is_final and job.status is not Status.CANCELED:
         return Answer(
             value=await status_of(call.services, job, f"the job had ended before: it is {job.status} and stays so")
@@ -95,7 +94,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
 )
 async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
     """Queue a failed, canceled or lost job again, from attempt 0."""
-    job = await control.retry(call.services.database, job_id, call.operator, force=query.force)
+    job = await call.jobs.retry(job_id, force=query.force)
     return Answer(value=await status_of(call.services, job))
 
 
@@ -104,9 +103,7 @@ async def retry_job(call: Call, job_id: UUID, query: RetryQuery) -> Answer:
 )
 async def run_job_now(call: Call, job_id: UUID) -> Answer:
     """Make a job that waits for its time due at once. A lock_key that is held still holds it."""
-    return Answer(
-        value=await status_of(call.services, await control.run_now(call.services.database, job_id, call.operator))
-    )
+    return Answer(value=await status_of(call.services, await call.jobs.run_now(job_id)))
 
 
 @routes.add(
@@ -120,37 +117,33 @@ async def run_job_now(call: Call, job_id: UUID) -> Answer:
 )
 async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> Answer:
     """Change the priority of a queued job."""
-    [job] = await masked(
-        call.services, [await control.set_priority(call.services.database, job_id, body.priority, call.operator)]
-    )
+    [job] = await masked(call.services, [await call.jobs.set_priority(job_id, body.priority)])
     return Answer(value=job)
 
 
 @routes.add("POST", "/api/v1/jobs/cancel", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
 async def cancel_many(call: Call, body: BulkRequest) -> Answer:
     """Cancel the jobs that fit a filter, up to its limit; repeat until it changes 0."""
-    changed = await control.cancel_many(call.services.database, body.job_filter(), call.operator, limit=body.limit)
+    changed = await call.jobs.cancel(body.job_filter(), limit=body.limit)
     return Answer(value=Changed(changed))
 
 
 @routes.add("POST", "/api/v1/jobs/retry", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
 async def retry_many(call: Call, body: BulkRequest) -> Answer:
     """Queue the failed, canceled and lost jobs that fit a filter again, up to its limit; repeat until it changes 0."""
-    changed = await control.retry_many(call.services.database, body.job_filter(), call.operator, limit=body.limit)
+    changed = await call.jobs.retry(body.job_filter(), limit=body.limit)
     return Answer(value=Changed(changed))
 
 
 @routes.add("POST", "/api/v1/jobs/run-now", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
 async def run_many_now(call: Call, body: BulkRequest) -> Answer:
     """Make the jobs that fit a filter and wait for their time due, up to its limit; repeat until it changes 0."""
-    changed = await control.run_now_many(call.services.database, body.job_filter(), call.operator, limit=body.limit)
+    changed = await call.jobs.run_now(body.job_filter(), limit=body.limit)
     return Answer(value=Changed(changed))
 
 
 @routes.add("POST", "/api/v1/jobs/reprioritize", role=Role.ADMIN, body=BulkPriorityRequest, answers={200: Changed})
 async def change_many_priorities(call: Call, body: BulkPriorityRequest) -> Answer:
     """Change the priority of the queued jobs that fit a filter, up to its limit; repeat until it changes 0."""
-    changed = await control.set_priority_many(
-        call.services.database, body.job_filter(), body.priority, call.operator, limit=body.limit
-    )
+    changed = await call.jobs.set_priority(body.job_filter(), body.priority, limit=body.limit)
     return Answer(value=Changed(changed))

@@ -1,6 +1,6 @@
 """Jobs are looked at (Q3): one, a page of them, their journals and logs; and waited for.
 
-Views read rows through store/; what happens to jobs is the actors' work.
+What happens to jobs is the actors' work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from dataloader.jobs.listings import EventPage, JobPage, Level, LogPage
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status, WaitsFor
-from dataloader.store.queue import job_logs, reads
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
 from dataloader.web.auth import Role
@@ -111,14 +110,14 @@ async def list_jobs(call: Call, query: JobsQuery) -> Answer:
 
     A page of jobs with megabytes of args or results has fewer than `limit`.
     """
-    page = await reads.list_jobs(call.services.database, query.job_filter(), limit=query.limit, after=query.after)
+    page = await call.jobs.find(query.job_filter(), limit=query.limit, after=query.after)
     return page_answer(call, JobPage(await masked(call.services, page.jobs), page.next))
 
 
 @routes.add("GET", "/api/v1/jobs/<uuid:job_id>", role=Role.READ, answers={200: JobRecord}, rows=True)
 async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
-    [job] = await masked(call.services, [await reads.get_job(call.services.database, job_id)])
+    [job] = await masked(call.services, [await call.jobs.get(job_id)])
     return Answer(value=job)
 
 
@@ -147,7 +146,7 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
     if query.wait > 0:
         await call.services.waiting.until_changed(job_id, timeout_s=query.wait)
     async with call.services.turns.long_answers:
-        return Answer(value=await status_of(call.services, await reads.get_job(call.services.database, job_id)))
+        return Answer(value=await status_of(call.services, await call.jobs.get(job_id)))
 
 
 @routes.add(
@@ -156,7 +155,7 @@ async def show_status(call: Call, job_id: UUID, query: StatusQuery) -> Answer:
 async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     """Read a job's journal, oldest line first. To follow it, send the last `event_id` as `after`."""
     events = []
-    page = await reads.list_events(call.services.database, job_id, after=query.after, limit=query.limit)
+    page = await call.jobs.events(job_id, limit=query.limit, after=query.after)
     for event in page.events:
         events.append(shown.event(event))
         # Log lines have up to 8 kB each: the loop must turn in between.
@@ -173,9 +172,7 @@ async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
     Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's. A page that a filter
     leaves empty can have a `next`.
     """
-    page = await job_logs.list_log(
-        call.services.database, job_id, after=query.after, limit=query.limit, level=query.level, load=query.load
-    )
+    page = await call.jobs.logs(job_id, limit=query.limit, after=query.after, level=query.level, load=query.load)
     lines = []
     for line in page.lines:
         lines.append(shown.log_line(line))

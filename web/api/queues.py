@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from dataloader.jobs.listings import MAX_PAGE, QueuePage, WorkerPage
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.queue import control
 from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
 from dataloader.web.auth import Role
@@ -52,14 +51,14 @@ async def list_queues(call: Call, query: QueuesQuery) -> Answer:
 @routes.add("POST", "/api/v1/queues/<path:queue>/pause", role=Role.OPERATE, answers={200: QueuePaused})
 async def pause_queue(call: Call, queue: str) -> Answer:
     """Let no process start jobs of a queue until it is resumed. Running jobs go on."""
-    await control.pause(call.services.database, queue, call.operator)
+    await call.jobs.pause(queue)
     return Answer(value=QueuePaused(mask_text(queue), paused=True))
 
 
 @routes.add("POST", "/api/v1/queues/<path:queue>/resume", role=Role.OPERATE, answers={200: QueuePaused})
 async def resume_queue(call: Call, queue: str) -> Answer:
     """Let the jobs of a queue start again, at once."""
-    await control.resume(call.services.database, queue, call.operator)
+    await call.jobs.resume(queue)
     return Answer(value=QueuePaused(mask_text(queue), paused=False))
 
 

@@ -12,7 +12,8 @@ from logged import capture_logs
 from prometheus_client.parser import text_string_to_metric_families
 from web_server import open_server
 
-from dataloader.web.api import jobs, metrics, queue_depths, system
+from dataloader.store.queue import reads
+from dataloader.web.api import metrics, queue_depths, system
 from dataloader.web.app import ROUTES
 
 pytestmark = pytest.mark.requirement("Q5")
@@ -254,7 +255,7 @@ async def test_what_nobody_expected_is_a_500_with_its_number_and_a_traceback_in_
     async def broken(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError("postgresql://me:hush@db SELECT")
 
-    monkeypatch.setattr(jobs.reads, "list_jobs", broken)
+    monkeypatch.setattr(reads, "list_jobs", broken)
     async with open_web() as web:
         with capture_logs() as lines:
             answer = await web.client.get("/api/v1/jobs", headers={"X-Request-ID": "abc-1"})
