@@ -14,7 +14,7 @@ from dataloader.store.embedded.data_dir import versions_in
 from dataloader.store.embedded.dump import back_up, check_backup
 from dataloader.store.embedded.dump import restore as restore_database
 from dataloader.store.embedded.postgres import embedded_postgres
-from dataloader.supervisor.settings import load_settings
+from dataloader.supervisor.settings_layers import load_settings
 
 MIB = 2**20
 

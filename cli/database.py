@@ -21,7 +21,8 @@ from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.server_check import check_server
 from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.supervisor.client_store import database_options
-from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings_layers import load_settings
 
 MIGRATION_WAIT_S: Final = 600.0
 """How long `migrate` waits for the migration of another process."""

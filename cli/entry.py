@@ -151,7 +151,7 @@ def report(error: BaseException) -> int:
 
 def _point_out_unknown_variables() -> None:
     """Where a setting is wrong or missing, the name of another may be mistyped."""
-    from dataloader.supervisor.settings import unknown_variables  # noqa: PLC0415
+    from dataloader.supervisor.settings_layers import unknown_variables  # noqa: PLC0415
 
     with contextlib.suppress(ConfigError):  # a file that can't be read has been told of
         for sentence in unknown_variables():

@@ -25,7 +25,8 @@ from dataloader.cli.target import data_dir_option, json_option, provide_database
 from dataloader.cli.task_module import load_tasks
 from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
 from dataloader.store.etl.run_records import LoadNotFound
-from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings_layers import load_settings
 
 if TYPE_CHECKING:
     from dataloader.flows.etl.declare.load import Load

@@ -28,7 +28,7 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.client import Client, job_that_was_added, knows_task, served_instead, wait_for_end
-from dataloader.supervisor.settings import load_settings
+from dataloader.supervisor.settings_layers import load_settings
 
 QUEUE: Final = "default"
 PRODUCER: Final = "dataloader etl"

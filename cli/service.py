@@ -20,7 +20,8 @@ from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabas
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.secrets.masking import mask_address
 from dataloader.jobs.tasks import Tasks
-from dataloader.supervisor.settings import Settings, Worker, explain, load_settings, unknown_variables
+from dataloader.supervisor.settings import Settings, Worker
+from dataloader.supervisor.settings_layers import explain, load_settings, unknown_variables
 
 DEFAULT_WORKERS: Final = (Worker("default", 10),)
 UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait for the end of their leases"

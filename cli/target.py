@@ -20,7 +20,8 @@ import trio
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.client import Client
-from dataloader.supervisor.settings import CLIENT_VARIABLE, Settings, load_settings
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
 from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:

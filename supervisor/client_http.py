@@ -26,7 +26,7 @@ from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.states import Status
 from dataloader.store.etl.run_records import FailureLine, LoadNotFound, LoadPage, LoadRecord, RunNotFound
 from dataloader.supervisor.client import BULK, MANY_AGAIN, Client, repeat_bulk
-from dataloader.supervisor.values import is_loopback
+from dataloader.supervisor.setting_kinds import is_loopback
 
 T = TypeVar("T")
 

@@ -26,7 +26,8 @@ from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.model import JobRecord
 from dataloader.jobs.states import Status
-from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings_layers import load_settings
 from dataloader.supervisor.supervisor import Supervisor
 
 COUNTS = ("inserted", "updated", "unchanged")

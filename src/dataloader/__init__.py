@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from dataloader.store.embedded.postgres import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
-    from dataloader.supervisor.settings import ApiToken, Settings, Worker, load_settings
+    from dataloader.supervisor.settings import ApiToken, Settings, Worker
+    from dataloader.supervisor.settings_layers import load_settings
     from dataloader.supervisor.supervisor import Supervisor, open_supervisor
 
 __all__ = [
@@ -86,7 +87,7 @@ _WHEN_ASKED_FOR: Final = {
     "Worker": "dataloader.supervisor.settings",
     "configure_logging": "dataloader.supervisor.logs",
     "embedded_postgres": "dataloader.store.embedded.postgres",
-    "load_settings": "dataloader.supervisor.settings",
+    "load_settings": "dataloader.supervisor.settings_layers",
     "open_supervisor": "dataloader.supervisor.supervisor",
 }
 

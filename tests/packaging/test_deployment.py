@@ -17,7 +17,8 @@ from packaging.specifiers import SpecifierSet
 
 from dataloader.cli.entry import WRONG_USE
 from dataloader.store.embedded.cluster import STOP_TIMEOUT_S
-from dataloader.supervisor.settings import Settings, load_settings
+from dataloader.supervisor.settings import Settings
+from dataloader.supervisor.settings_layers import load_settings
 from dataloader.web.app import ROUTES
 
 ROOT = Path(__file__).parents[2]

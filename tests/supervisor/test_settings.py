@@ -13,16 +13,9 @@ from dotenv import dotenv_values
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
 from dataloader.supervisor.parts import options_of
-from dataloader.supervisor.settings import (
-    ApiToken,
-    Settings,
-    Worker,
-    explain,
-    load_settings,
-    settings_table,
-    unknown_variables,
-)
-from dataloader.supervisor.values import PLACEHOLDER
+from dataloader.supervisor.setting_lists import PLACEHOLDER
+from dataloader.supervisor.settings import ApiToken, Settings, Worker, settings_table
+from dataloader.supervisor.settings_layers import explain, load_settings, unknown_variables
 
 pytestmark = pytest.mark.requirement("Q13")
 

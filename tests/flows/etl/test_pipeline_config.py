@@ -13,7 +13,7 @@ from dataloader.flows.etl import CancellationToken, Flow, PipelineConfig, Pipeli
 from dataloader.flows.etl.declare.pipeline_config import read_settings
 from dataloader.flows.etl.flow.flow import loads_of
 from dataloader.jobs.errors import ConfigError
-from dataloader.supervisor.settings import load_settings
+from dataloader.supervisor.settings_layers import load_settings
 
 pytestmark = pytest.mark.requirement("E5")
 WHOLE = "an integer from 1 to 1,000,000"

@@ -1,0 +1,145 @@
+"""The settings that are JSON lists of objects: a process's queues (WORKERS_JSON) and its API tokens (DL_TOKENS)."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, cast
+
+import attrs
+import msgspec
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import MAX_NAME, NAME_RULE, check_name
+from dataloader.jobs.secrets.masking import MASKED
+from dataloader.supervisor.setting_kinds import LINE, Kind, Missing, Refused, choice, whole
+
+Role = Literal["read", "operate", "admin"]
+ROLES: Final = ("read", "operate", "admin")
+SHORTEST_TOKEN: Final = 16
+PLACEHOLDER: Final = "replace-me-by-a-random-one"
+"""The token in `.env.example`, which is none."""
+
+
+@attrs.frozen
+class Worker:
+    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` at once."""
+
+    queue: str
+    concurrency: int
+
+
+@attrs.frozen
+class ApiToken:
+    """One entry of DL_TOKENS: who sends `token` in the Authorization header is `name` and may do what `role` allows."""
+
+    name: str
+    role: Role
+    token: str = attrs.field(repr=False)
+
+
+def _read_list(
+    value: object, kinds: Mapping[str, Kind], allowed: str, *, once: Iterable[str], has_secret: bool
+) -> list[dict[str, Any]]:
+    """Return the objects of a JSON list, each with exactly these fields; those in `once` have a value of their own.
+
+    Raises `Refused` for what is no list, and for what is in it a group of all that is refused there.
+    """
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise Refused(f"{allowed} ({error})") from None
+    if not isinstance(value, (list, tuple)):
+        raise Refused(allowed)
+    entries: list[dict[str, Any]] = []
+    wrong: list[Refused] = []
+    for index, item in enumerate(cast("Iterable[object]", value)):
+        given = attrs.asdict(item) if isinstance(item, (Worker, ApiToken)) else item
+        entry = _read_entry(given, kinds, f"[{index}]", wrong, has_secret=has_secret)
+        for name in once:
+            if name in entry and any(other.get(name) == entry[name] for other in entries):
+                shown = _shown(name, entry[name], has_secret=has_secret)
+                wrong.append(Refused(f"another {name} in each entry", f"[{index}].{name}", shown))
+        entries.append(entry)
+    if wrong:
+        raise ExceptionGroup("entries that are not allowed", wrong)
+    return entries
+
+
+def _read_entry(
+    given: object, kinds: Mapping[str, Kind], where: str, wrong: list[Refused], *, has_secret: bool
+) -> dict[str, Any]:
+    """Return the fields of an object that are as they should be; what is not goes to `wrong`."""
+    fields = ", ".join(kinds)
+    if not isinstance(given, Mapping):
+        shown = MASKED if has_secret else msgspec.json.encode(given).decode()
+        wrong.append(Refused(f"an object with {fields}", where, shown))
+        return {}
+    others = [str(name) for name in given if name not in kinds]
+    wrong += [Refused(f"an object with {fields} alone", where, MASKED if has_secret else name) for name in others]
+    entry: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        if name not in given:
+            wrong.append(Missing(kind.allowed, f"{where}.{name}"))
+            continue
+        try:
+            entry[name] = kind.read(given[name])
+        except Refused as refused:
+            shown = refused.shown or _shown(name, given[name], has_secret=has_secret)
+            wrong.append(Refused(refused.allowed, f"{where}.{name}", shown))
+    return entry
+
+
+def _shown(name: str, value: object, *, has_secret: bool) -> str:
+    """A field in a message. Beside tokens none is shown that is long enough to be one in the wrong place."""
+    text = str(value)
+    return MASKED if has_secret and (name == "token" or len(text) >= SHORTEST_TOKEN) else text
+
+
+def _read_workers(value: object) -> tuple[Worker, ...]:
+    kinds = {"queue": QUEUE, "concurrency": CONCURRENCY}
+    entries = _read_list(value, kinds, WORKERS.allowed, once=("queue",), has_secret=False)
+    return tuple(Worker(**entry) for entry in entries)
+
+
+def _read_tokens(value: object) -> tuple[ApiToken, ...]:
+    kinds = {"name": LINE, "role": choice(*ROLES), "token": TOKEN}
+    entries = _read_list(value, kinds, TOKENS.allowed, once=("name", "token"), has_secret=True)
+    return tuple(ApiToken(**entry) for entry in entries)
+
+
+def _read_queue(value: object) -> str:
+    if not isinstance(value, str):
+        raise Refused(QUEUE.allowed)
+    try:
+        check_name("queue", value, MAX_NAME)
+    except BadRequest:
+        raise Refused(QUEUE.allowed) from None
+    return value
+
+
+def _read_token(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
+        raise Refused(TOKEN.allowed)
+    if value == PLACEHOLDER:
+        raise Refused("a random one, made by `openssl rand -hex 24`, and none that everybody knows", shown=value)
+    return value
+
+
+def _show_workers(workers: tuple[Worker, ...]) -> str:
+    return msgspec.json.encode([attrs.asdict(worker) for worker in workers]).decode()
+
+
+def _show_tokens(tokens: tuple[ApiToken, ...]) -> str:
+    return msgspec.json.encode([{**attrs.asdict(token), "token": MASKED} for token in tokens]).decode()
+
+
+QUEUE = Kind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
+CONCURRENCY = whole(1, 1000)
+WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
+TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
+TOKENS = Kind(
+    'a JSON list such as [{"name":"ci","role":"operate","token":"…"}], role one of read, operate, admin, '
+    "token of 16 or more characters",
+    _read_tokens,
+    _show_tokens,
+)

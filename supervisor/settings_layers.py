@@ -1,0 +1,156 @@
+"""Where a process's settings come from: defaults < `.env` < `.env.local` < environment < command line (Q13, E5).
+
+The command line calls `load_settings`, and `explain` for `dataloader config`. Must never write to `os.environ`, or
+expand `$` in a file: passwords contain it.
+"""
+
+import difflib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import attrs
+from dotenv.parser import parse_stream
+
+from dataloader.flows.etl.declare.pipeline_config import PREFIX
+from dataloader.jobs.errors import ConfigError
+from dataloader.supervisor.setting_kinds import quoted
+from dataloader.supervisor.settings import Settings
+
+CLIENT_VARIABLE: Final = "DL_TOKEN"
+"""What the command line takes for a token of its own, and no setting of a service."""
+FILES: Final = (".env", ".env.local")
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@attrs.frozen
+class SettingRow:
+    """One line of `dataloader config`: the variable, its value without secrets, and the layer it came from."""
+
+    name: str
+    value: str
+    source: Literal["default", ".env", ".env.local", "environment", "command line", "embedded"]
+    description: str
+
+
+def load_settings(
+    env: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    overrides: Mapping[str, object] = _NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
+) -> Settings:
+    """Return the settings from all layers: defaults < `.env` < `.env.local` < environment < command line (Q13, E5).
+
+    Args:
+        env: the environment; by default that of the process.
+        directory: where `.env` and `.env.local` are looked for; by default the current one.
+        overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` are
+            variables, which override single ones of the other layers.
+        defaults: values by field name of what is given nowhere, instead of the setting's own.
+
+    Raises:
+        ConfigError: one line for each bad value, or for a line in a file that can't be read.
+    """
+    given = _given(env, directory, overrides)
+    return Settings(**{**defaults, **{field: value for field, (value, _) in given.items()}})
+
+
+def explain(
+    env: Mapping[str, str] | None = None, *, directory: Path | None = None, overrides: Mapping[str, object] = _NOTHING
+) -> list[SettingRow]:
+    """Return every setting with its value, secrets masked, and where that came from.
+
+    Arguments and errors as `load_settings`.
+    """
+    given = _given(env, directory, overrides)
+    settings = Settings(**{field: value for field, (value, _) in given.items()})  # type: ignore[arg-type]
+    rows = []
+    for field in attrs.fields(Settings):
+        value = getattr(settings, field.name)
+        if field.name == "lock_dsn" and value is None:
+            value = settings.db_dsn
+        shown = "" if value is None else field.metadata["kind"].show(value)
+        source: Any = given[field.name][1] if field.name in given else "default"
+        rows.append(SettingRow(field.metadata["name"], shown, source, field.metadata["description"]))
+    return rows
+
+
+def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path | None = None) -> list[str]:
+    """Return a sentence for each `DL_…` variable that is no setting, with the nearest name.
+
+    Names that begin with `DL_PIPELINE__` are checked when the settings are read. Arguments as `load_settings`.
+    """
+    known = [*(field.metadata["name"] for field in attrs.fields(Settings)), CLIENT_VARIABLE]
+    warnings = []
+    for source, layer in _layers(env, directory):
+        for name in layer:
+            if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                warnings.append(f"{quoted(name)[1:-1]} ({source}) is no setting and has no effect{hint}")
+    return warnings
+
+
+def _given(
+    env: Mapping[str, str] | None, directory: Path | None, overrides: Mapping[str, object]
+) -> dict[str, tuple[object, str]]:
+    """Return what was set, by field: the value of the highest layer that has one, and the layer."""
+    given: dict[str, tuple[object, str]] = {}
+    fields = {field.metadata["name"]: field.name for field in attrs.fields(Settings)}
+    pipeline: dict[str, str] = {}
+    layers = _layers(env, directory)
+    if isinstance(variables := overrides.get("pipeline"), Mapping):
+        layers.append(("command line", variables))
+    for source, layer in layers:
+        for name, field in fields.items():
+            # `DL_DB_DSN=` and compose's `${DL_DB_DSN:-}` mean "not set", not a wrong value.
+            if value := layer.get(name, "").strip():
+                given[field] = (value, source)
+        if variables := {name: text for name, text in layer.items() if name.startswith(PREFIX)}:
+            pipeline |= variables
+            given["pipeline"] = (pipeline, source)
+    given |= {
+        field: (value, "command line")
+        for field, value in overrides.items()
+        if value is not None and field != "pipeline"
+    }
+    if {"db_dsn", "lock_dsn"} <= given.keys():
+        (_, lock_source), (_, source) = given["lock_dsn"], given["db_dsn"]
+        order = [*(name for name, _ in layers), "command line"]
+        if order.index(lock_source) < order.index(source):
+            raise ConfigError(
+                f"DL_LOCK_DSN: is of {lock_source} and DL_DB_DSN of {source}, which goes before: they might lead to "
+                "two databases; set both in the same place"
+            )
+    return given
+
+
+def _layers(env: Mapping[str, str] | None, directory: Path | None) -> list[tuple[str, Mapping[str, str]]]:
+    directory = Path.cwd() if directory is None else directory
+    return [
+        *((name, _read_file(directory / name)) for name in FILES),
+        ("environment", os.environ if env is None else env),
+    ]
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    """Return the variables of one file; a line that is none is an error, since dotenv itself would only drop it."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ConfigError(f"{path.name}: can't be read: {reason}") from None
+    found: dict[str, str] = {}
+    for binding in parse_stream(io.StringIO(text)):
+        if binding.error:
+            line = binding.original.line + len(binding.original.string) - len(binding.original.string.lstrip("\n"))
+            raise ConfigError(f"{path.name}: line {line} must be NAME=value, with quotes that are closed")
+        if binding.key is not None and binding.value is not None:
+            found[binding.key] = binding.value
+    return found
