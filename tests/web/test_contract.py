@@ -331,7 +331,7 @@ async def test_questions_at_the_edge_are_answered_or_refused(open_web):
             address = path.replace("{{{job_id}}}", "{%s}").replace("{job_id}", "%s").replace("%s", job_id)
             bodies = [{"created_from": edge} for edge in EDGES] if method == "POST" else [None]
             for body in bodies:
-                with trio.fail_after(10):
+                with trio.fail_after(30):
                     answer = await web.client.request(method, address, json=body)
                 assert answer.status_code in {200, 400, 404, 422}, (address, body, answer.text)
 

@@ -79,7 +79,7 @@ async def test_a_timer_that_is_set_after_an_answer_is_kept(store):
         await connection.fetchval("SELECT 1")
         await asyncio.wait_for(asyncio.sleep(30), 0.02)
 
-    with trio.fail_after(5), pytest.raises(StoreUnavailable):
+    with trio.fail_after(30), pytest.raises(StoreUnavailable):
         await store.run(ask_and_sleep)
 
 
@@ -87,7 +87,7 @@ async def test_the_end_of_a_thread_wakes_the_loop(store):
     async def in_thread(_connection):
         return await asyncio.get_running_loop().run_in_executor(None, threading.get_ident)
 
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         assert await store.run(in_thread) != threading.get_ident()
 
 

@@ -362,7 +362,7 @@ async def test_bulk_cancels_of_the_same_jobs_do_not_block_each_other_for_good(st
     async def cancel(job_filter):
         counts.append(await control.cancel_many(store, job_filter, ALICE, limit=150))
 
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             for job_filter in (JobFilter(queue="q"), JobFilter(task="t"), JobFilter(), JobFilter(queue="q")):
                 nursery.start_soon(cancel, job_filter)
@@ -436,7 +436,7 @@ async def test_pause_and_resume_are_kept_and_resume_wakes_the_queues_workers(sto
     await control.pause(store, "a", ALICE)
     assert [queue.queue for queue in await reads.list_queues(store) if queue.paused] == ["a"]
     await control.resume(store, "a", ALICE)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         assert await receive.receive() == "a"
     assert await reads.list_queues(store) == []
     log = (await reads.list_audit(store)).audit

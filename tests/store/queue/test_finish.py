@@ -175,7 +175,7 @@ async def test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_
     outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED) for job in (locked, *others)]
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE", locked.job_id)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         finished = await store.write(aio_finish, outcomes)
     assert finished.written == {job.token: Status.SUCCEEDED for job in others}
     assert (finished.void, finished.locked) == ([], [locked.token])
@@ -193,7 +193,7 @@ async def test_an_outcome_that_was_passed_over_is_void_when_the_row_is_somebody_
     outcomes = [Outcome(job.job_id, job.token, Step.SUCCEED)]
     await raw.execute("BEGIN")
     await raw.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = $1", job.job_id)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         finished = await store.write(aio_finish, outcomes)
     assert (finished.written, finished.void, finished.locked) == ({}, [], [job.token])
     await raw.execute("COMMIT")

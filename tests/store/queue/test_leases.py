@@ -47,7 +47,7 @@ async def test_a_row_that_somebody_has_locked_is_unknown_and_the_others_are_rene
     async with raw_connection(database.dsn) as psql:
         await psql.execute("BEGIN")
         await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[4].job_id)
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             found = await worker.beat(*jobs)
         assert found == [Beat.UNKNOWN if job is jobs[4] else Beat.RENEWED for job in jobs]
         await psql.execute("ROLLBACK")
@@ -215,7 +215,7 @@ async def test_reapers_share_the_work_and_pass_over_locked_rows(database, ten, s
         async def sweep():
             taken.extend((await reap(store, 3)).hashes)
 
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sweep)
                 nursery.start_soon(sweep)
@@ -274,7 +274,7 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
         nursery.start_soon(
             Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.01, jumped=jumped).run
         )
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await swept.wait()
         nursery.cancel_scope.cancel()
     assert looks[:4] == ["sweep", "sweep", "jumped", "sweep"]

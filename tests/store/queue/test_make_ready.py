@@ -96,7 +96,7 @@ async def test_two_stagers_share_the_work_and_pass_over_locked_rows(database, st
     async with raw_connection(database.dsn) as psql:
         await psql.execute("BEGIN")
         await psql.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", jobs[0])
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sweep)
                 nursery.start_soon(sweep)
@@ -133,7 +133,7 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
         now = await raw.fetchval("SELECT clock_timestamp()")
         ahead = now + timedelta(seconds=1)
         [added] = await enqueue(store, [NewJob(queue="q", task="t", available_at=ahead)])
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await heard.wait()
         # Not later than it is due, though in whole seconds.
         assert due[0] <= ahead.timestamp() < due[0] + 1.1

@@ -256,7 +256,7 @@ class World:
 
     async def insist(self, worker, operation):
         """Do something on a worker's lock session that may turn out to be gone; runs whose key is gone are stopped."""
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while True:
                 try:
                     result = await operation()

@@ -60,7 +60,7 @@ async def test_a_row_that_somebody_holds_is_passed_by(store, raw, add_job):
     await add_job(status="'failed'", finished_at=OLD)
     await raw.execute("BEGIN")
     await raw.execute("SELECT FROM dl_jobs WHERE job_id = $1 FOR UPDATE", held)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         assert await prune(store, WEEK) == 1
     await raw.execute("COMMIT")
     assert await left(store) == {held}

@@ -179,7 +179,7 @@ async def test_a_foreign_service_backs_off_from_our_key_and_its_job_comes_back_i
     assert (row["status"], row["waits_for"], row["attempt"]) == ("queued", "time", 1)
     assert [channel for channel, _ in await hear()] == ["dl_due"]
     await worker.end(job)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while not (await ready_due(store)).readied:  # noqa: ASYNC110 - the database has no event
             await trio.sleep(0.02)
     assert [job.job_id for job in await worker.claim()] == [second]

@@ -467,11 +467,11 @@ async def test_a_waiting_reader_hears_of_a_change_at_once(open_web, database, mo
 async def test_a_wait_ends_with_its_time_and_at_once_for_an_ended_job(open_web):
     async with open_web() as web:
         job_id = await web.trigger()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             answer = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 0.05})
         assert answer.json()["status"] == "queued"
         await web.client.post(f"/api/v1/jobs/{job_id}/cancel")
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             answer = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 60})
         assert answer.json()["status"] == "canceled"
         too_long = await web.client.get(f"/api/v1/jobs/{job_id}/status", params={"wait": 61})

@@ -29,7 +29,7 @@ async def test_a_client_that_stops_reading_does_not_hold_up_the_shutdown(open_we
             lazy.sendall(f"GET /api/v1/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             assert await trio.to_thread.run_sync(lazy.recv, 100)
             web.stop.set()
-            with trio.fail_after(12):
+            with trio.fail_after(30):
                 await web.stopped.wait()
         finally:
             lazy.close()
@@ -51,7 +51,7 @@ async def test_after_the_stop_connections_are_refused_and_a_long_poll_is_cut(ope
             while await trio.to_thread.run_sync(database.psql, "SELECT watched FROM dl_jobs") != "t":
                 await trio.lowlevel.checkpoint()
             web.stop.set()
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 await web.stopped.wait()
                 await cut.wait()
         async with httpx2.AsyncClient(verify=False) as other:
@@ -79,7 +79,7 @@ async def test_a_reader_who_leaves_stops_waiting(open_web, database):
 async def test_a_connection_is_closed_when_the_client_asks_for_it(open_web, request_line):
     async with open_web() as web:
         host, port = web.url.removeprefix("http://").split(":")
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with await trio.open_tcp_stream(host, int(port)) as stream:
                 await stream.send_all(f"{request_line}\r\n\r\n".encode())
                 received = b"".join([part async for part in stream])
@@ -112,7 +112,7 @@ async def test_who_asks_for_a_websocket_is_answered_by_http_and_no_error_is_logg
     with capture_logs() as lines:
         async with open_web() as web:
             host, port = web.url.removeprefix("http://").split(":")
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 async with await trio.open_tcp_stream(host, int(port)) as stream:
                     await stream.send_all(
                         b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
