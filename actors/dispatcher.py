@@ -19,7 +19,7 @@ import trio
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
-from dataloader.actors.runner import RunServices
+from dataloader.actors.run_services import RunServices
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger

@@ -17,6 +17,7 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.actors.outbox import Outbox
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 
@@ -51,11 +52,8 @@ class Run:
     reported_stuck: bool = False
     reported_unstoppable: bool = False
     journalled_at: float = -math.inf
-    progress: str | None = None
     kept: str | None = None
-    lines: list[tuple[object, str]] = attrs.field(factory=list)
-    line_counts: dict[str | None, int] = attrs.field(factory=dict)
-    to_be_shown: bool = False
+    outbox: Outbox = attrs.field(factory=Outbox)
 
     def stop(self, reason: StopReason) -> None:
         """Cancel the body; the first reason counts, but for a lost lease, after which nothing may be written."""
@@ -68,6 +66,10 @@ class Run:
             self.scope.cancel(reason=f"{self.stop_reason}")
         if self.commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
             self.commit.cancel(reason=f"{reason}")
+
+    def returned_with_tasks_left(self) -> None:
+        """The handler has returned, and something of it goes on: from now on it has to end, as after a stop."""
+        self.stopped_at = min(self.stopped_at, trio.current_time())
 
     def shield_commit(self) -> trio.CancelScope:
         """The scope in which the run's transaction commits: shielded until the body has to have ended, and no longer.

@@ -122,13 +122,13 @@ class Recorder:
 
     async def _record(self, batch: Sequence[Ended]) -> None:
         # What was logged comes before the end, or would be lost with the run.
-        logging = await self._keep_lines([message.run for message in batch if message.run.lines])
+        logging = await self._keep_lines([message.run for message in batch if message.run.outbox.has_lines])
         if not self.insisting:
             logging = set()
         outcomes = []
         for message in batch:
             if message.outcome is not None and message.run.job.token not in logging:
-                progress = message.run.progress
+                progress = message.run.outbox.newest_progress
                 outcomes.append(
                     message.outcome if progress is None else attrs.evolve(message.outcome, progress=progress)
                 )
@@ -222,18 +222,17 @@ class Recorder:
         self._show_at = math.inf
         shown = []
         for run in runs:
-            run.to_be_shown = False
-            if run.progress is not None:
-                shown.append((run, run.progress))
-                run.progress = None
-        logging = await self._keep_lines([run for run in runs if run.lines])
+            run.outbox.is_told = False
+            if (progress := run.outbox.take_progress()) is not None:
+                shown.append((run, progress))
+        logging = await self._keep_lines([run for run in runs if run.outbox.has_lines])
         for run in runs:
             if run.job.token in logging:
                 self._show_again(run)
         waiting = await self._write_progress(shown) if shown else set()
         for run, progress in shown:
             if run.job.token in waiting:
-                run.progress = run.progress or progress
+                run.outbox.give_back_progress(progress)
                 self._show_again(run)
 
     async def _write_progress(self, shown: Sequence[tuple[Run, str]]) -> set[int]:
@@ -251,14 +250,12 @@ class Recorder:
             return set()
 
     def _show_again(self, run: Run) -> None:
-        run.to_be_shown = True
+        run.outbox.is_told = True
         self._take(Shown(run), [])
 
     async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
         """Write what the runs have logged; the tokens of those who keep it, since somebody has locked their row."""
-        lines = {run: run.lines for run in runs}
-        for run in lines:
-            run.lines = []
+        lines = {run: run.outbox.take_lines() for run in runs}
         texts = [(run.job.job_id, run.job.token, at, text) for run, pairs in lines.items() for at, text in pairs]
         if not texts:
             return set()
@@ -271,7 +268,7 @@ class Recorder:
             return set()
         for run, pairs in lines.items():
             if run.job.token in locked:
-                run.lines = pairs + run.lines
+                run.outbox.give_back_lines(pairs)
         return locked
 
 

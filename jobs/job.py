@@ -1,19 +1,19 @@
-"""What a handler sees of its job: `Job` in an async handler, `ThreadJob` in a plain function that runs in a thread.
+"""What a handler sees of its job: one job from three sides.
 
-The two are one job seen from two sides of the thread boundary. Everything they can do goes through `Port`, which the
-runner implements; so the domain needs no database and `dataloader.testing` can hand a handler a real `Job` without one.
+`Job` is for Trio's async functions, `AioJob` for asyncio's, `ThreadJob` for plain functions, which run in a thread.
+Their names are the same; what waits is awaited in the first two. All they do goes through a port of their flavour,
+which the runner makes; so the domain needs no event loop, and `dataloader.testing` can hand a handler a real job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 from uuid import UUID
 
 import attrs
-import trio
 
 from dataloader.jobs.outcomes import StopReason
 
@@ -50,20 +50,35 @@ class Transaction(Protocol):
         """COPY rows into `table` in binary form; their number comes back."""
 
 
+class ThreadTransaction(Protocol):
+    """A `Transaction` as a plain function uses it: its methods block the thread and return what `Transaction`'s do."""
+
+    result: object
+
+    def execute(self, sql: str, *args: object) -> str:
+        """Run one statement; the command's tag, `INSERT 0 3`, comes back."""
+
+    def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments."""
+
+    def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query; its rows come back as dictionaries."""
+
+    def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table` in binary form; their number comes back."""
+
+
 class Port(Protocol):
-    """What a job's handle needs of the runner."""
+    """What every handle needs of the runner; nothing here waits for anything outside of the process."""
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Keep `progress` for the next write; never blocks."""
+        """Keep `progress` for the next write."""
 
     def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a log line, of one of the job's loads or of the job itself, for the next write; never blocks."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction that ends with the job's success."""
+        """Keep a log line, of one of the job's loads or of the job itself, for the next write."""
 
     def deadline(self) -> float:
-        """When the job's scope ends as things stand, by `trio.current_time()`."""
+        """When the run is stopped unless its lease is renewed, by `trio.current_time()`."""
 
     def stopped_by(self) -> StopReason | None:
         """Why the run was stopped, None while it goes on."""
@@ -71,8 +86,28 @@ class Port(Protocol):
     def keep(self, result: object) -> None:
         """Make `result` the job's, unless the handler returns another."""
 
-    def resource(self, kind: type[T]) -> T:
-        """What the process has of this kind."""
+    def resource(self, kind: Callable[..., Any]) -> Any:
+        """The process's resource of this kind."""
+
+
+class AsyncPort(Port, Protocol):
+    """The port of an async handle: Trio-flavoured behind `Job`, asyncio-flavoured behind `AioJob`."""
+
+    async def checkpoint(self) -> None:
+        """Let others run; raises the flavour's cancellation if the run was stopped."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction that ends with the job's success."""
+
+
+class ThreadPort(Port, Protocol):
+    """The port of a thread's handle."""
+
+    def checkpoint(self) -> None:
+        """Raise `trio.Cancelled` if the run was stopped."""
+
+    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
+        """A transaction that ends with the job's success."""
 
 
 @attrs.frozen(eq=False)
@@ -98,66 +133,91 @@ class JobLog:
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class _Facts(Generic[A]):
-    """What both kinds of handle know: the row as claimed. Nothing here changes while the run lasts."""
+class _Handle(Generic[A]):
+    """What the three handles have in common: the job as it was claimed, and what needs no waiting."""
 
     job_id: UUID
+    """The job's id, the same in each attempt."""
     queue: str
+    """The queue from which it was claimed."""
     task: str
+    """The task's name."""
     args: A
+    """Its arguments: a dictionary, or what the task's `args=` names."""
     lock_key: str | None
+    """Of all jobs with this key one runs at a time; None for a job that nothing excludes."""
     partition_key: str
+    """A text that the requester gave; it excludes nothing."""
     attempt: int
+    """This run's number, 1 for the first."""
     max_attempts: int
-    _port: Port
+    """The number of the last run, unless one succeeds before."""
+    _port: Any
 
     @property
     def deadline(self) -> float:
-        """When this run will be stopped as things stand, by `trio.current_time()`; each heartbeat moves it."""
-        return self._port.deadline()
+        """When this run is stopped unless its lease is renewed, in seconds by `trio.current_time()`.
+
+        Each heartbeat moves it, up to the task's timeout.
+        """
+        return self._facts.deadline()
 
     @property
     def stopped_by(self) -> StopReason | None:
         """Why this run was stopped, None while it goes on: for clean-up that depends on it."""
-        return self._port.stopped_by()
-
-    def resource(self, kind: type[T]) -> T:
-        """What the process has of this kind, for libraries on top of the queue. `LookupError` if it has none."""
-        return self._port.resource(kind)
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Job(_Facts[A]):
-    """The handle of an async handler.
-
-    Its methods are checkpoints: they raise `trio.Cancelled` when the job was stopped.
-    """
+        return self._facts.stopped_by()
 
     @property
     def log(self) -> JobLog:
         """The job's own log."""
-        return JobLog(self._port.log)
+        return JobLog(self._facts.log)
 
     def log_of(self, load: str) -> JobLog:
         """The log of one of the job's loads: its lines have the field `load`, and are counted by themselves."""
-        return JobLog(partial(self._port.log, load=load))
+        return JobLog(partial(self._facts.log, load=load))
 
-    async def progress(self, progress: Mapping[str, Any]) -> None:
-        """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always."""
-        self._port.progress(progress)
-        await trio.lowlevel.checkpoint()
-
-    def show(self, progress: Mapping[str, Any]) -> None:
+    def progress_nowait(self, progress: Mapping[str, Any]) -> None:
         """As `progress`, but no checkpoint: for the last words of a run that was stopped."""
-        self._port.progress(progress)
+        self._facts.progress(progress)
 
     def keep(self, result: object) -> None:
         """Make `result` the job's, also if this run fails or is stopped; what the handler returns replaces it."""
-        self._port.keep(result)
+        self._facts.keep(result)
+
+    def resource(self, kind: Callable[..., T]) -> T:
+        """The process's resource of this kind.
+
+        Args:
+            kind: the class of what a `@tasks.resource` yields, or the decorated function itself.
+
+        Raises `LookupError` if the process has none.
+        """
+        resource: T = self._facts.resource(kind)
+        return resource
+
+    @property
+    def _facts(self) -> Port:
+        port: Port = self._port
+        return port
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class _AsyncHandle(_Handle[A]):
+    """What waits, for both async flavours."""
+
+    _port: AsyncPort
+
+    async def progress(self, progress: Mapping[str, Any]) -> None:
+        """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always.
+
+        A checkpoint: it raises the flavour's cancellation if the job was stopped.
+        """
+        self._port.progress(progress)
+        await self._port.checkpoint()
 
     async def checkpoint(self) -> None:
         """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
-        await trio.lowlevel.checkpoint()
+        await self._port.checkpoint()
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
@@ -172,22 +232,44 @@ class Job(_Facts[A]):
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class ThreadJob(_Facts[A]):
-    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks."""
+class Job(_AsyncHandle[A]):
+    """The handle of a Trio-flavoured handler. Its async methods raise `trio.Cancelled` when the job was stopped."""
 
-    @property
-    def log(self) -> JobLog:
-        """The job's own log; its lines are handed to the Trio thread."""
-        return JobLog(self._write_line)
 
-    def _write_line(self, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        trio.from_thread.run_sync(self._port.log, level, message, fields)
+@attrs.frozen(eq=False, kw_only=True)
+class AioJob(_AsyncHandle[A]):
+    """The handle of an asyncio-flavoured handler (`asyncio=True`).
+
+    Its async methods raise `asyncio.CancelledError` when the job was stopped; they belong to the handler's own tasks.
+    """
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class ThreadJob(_Handle[A]):
+    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks.
+
+    Its methods block the thread and raise `trio.Cancelled` when the job was stopped; they belong to the handler's own
+    thread.
+    """
+
+    _port: ThreadPort
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Show `progress` as the job's, and stop here if the job was stopped."""
-        trio.from_thread.run_sync(self._port.progress, progress)
-        trio.from_thread.check_cancelled()
+        """Show `progress`, a JSON object, as the job's, and stop here if the job was stopped.
+
+        It is written at most once a second, the last one always.
+        """
+        self._port.progress(progress)
+        self._port.checkpoint()
 
     def checkpoint(self) -> None:
         """Stop here, by `trio.Cancelled`, if the job was canceled, timed out, lost its lease or is drained."""
-        trio.from_thread.check_cancelled()
+        self._port.checkpoint()
+
+    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
+        """Open a transaction in which the handler's own rows and the job's success commit together: see `Job`."""
+        return self._port.transaction()
+
+
+AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any]
+"""A job's handle, of whatever flavour: what `@tasks.around` is called with."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
-from typing import Any, Final, Generic, Protocol, Unpack, overload
+from typing import Any, Final, Generic, Protocol, TypeVar, Unpack, overload
 
 import attrs
 
 from dataloader.jobs.args import ArgsType
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.job import A, Job, ThreadJob
+from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
+from dataloader.jobs.job import A, AioJob, Job, ThreadJob
 from dataloader.jobs.keys import KeySpec, check_key_spec
 from dataloader.jobs.model import (
     MAX_ATTEMPTS,
@@ -30,6 +32,9 @@ from dataloader.jobs.model import (
     check_name,
 )
 from dataloader.jobs.retry import RetryPolicy
+
+T = TypeVar("T")
+W = TypeVar("W", bound=Around)
 
 DEFAULT_RETRY: Final = RetryPolicy()
 BUILT_IN: Final = ("process.*", "notify.*", "migrate")
@@ -47,8 +52,9 @@ class Enqueues(Protocol):
 class Task(Generic[A]):
     """One kind of job: what to call and how.
 
-    `timeout_s` bounds one run, in seconds (None: only the lease's renewal does). `is_async` tells a Trio function from
-    a plain one, which runs in a thread. `args` reads a job's arguments (None: they are a dictionary).
+    `timeout_s` bounds one run, in seconds (None: only the lease's renewal does). `is_async` tells an async function,
+    Trio's or with `asyncio` asyncio's, from a plain one, which runs in a thread. `args` reads a job's arguments (None:
+    they are a dictionary).
 
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database. `lock_key` is a template, `"rates:{year}"`, or
@@ -58,6 +64,7 @@ class Task(Generic[A]):
     name: str
     handler: Callable[..., Any]
     is_async: bool
+    asyncio: bool = False
     retry: RetryPolicy = DEFAULT_RETRY
     timeout_s: float | None = None
     args: ArgsType[A] | None = attrs.field(default=None, eq=False)
@@ -100,7 +107,7 @@ class _Typed(Protocol[A]):
     """The decorator for a task with `args=`."""
 
     def __call__(
-        self, handler: Callable[[Job[A]], Any] | Callable[[ThreadJob[A]], Any], /
+        self, handler: Callable[[Job[A]], Any] | Callable[[AioJob[A]], Any] | Callable[[ThreadJob[A]], Any], /
     ) -> Task[A]: ...  # pragma: no cover
 
 
@@ -110,6 +117,8 @@ class Tasks(Mapping[str, Task[Any]]):
     def __init__(self) -> None:
         """An empty registry."""
         self._tasks: dict[str, Task[Any]] = {}
+        self._resources: list[Resource[Any]] = []
+        self._around: list[Around] = []
 
     @overload
     def task(
@@ -124,6 +133,7 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = ...,
         max_attempts: int | None = ...,
         lease_ttl_sec: int | None = ...,
+        asyncio: bool = ...,
     ) -> _Typed[A]: ...
 
     @overload
@@ -139,6 +149,7 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = ...,
         max_attempts: int | None = ...,
         lease_ttl_sec: int | None = ...,
+        asyncio: bool = ...,
     ) -> _Typed[dict[str, Any]]: ...
 
     def task(
@@ -153,12 +164,13 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = None,
         max_attempts: int | None = None,
         lease_ttl_sec: int | None = None,
+        asyncio: bool = False,
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
         """Register the decorated function as `name`; a `Task` comes back, which can be called as the function can.
 
-        An async function is called with a `Job`, a plain one, in a thread of its own, with a `ThreadJob`. What
-        the arguments mean is said at `Task`; `args` is a class: an attrs class, a dataclass, a msgspec struct or a
-        TypedDict.
+        An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
+        one with a `ThreadJob`, in a thread of its own. What the arguments mean is said at `Task`; `args` is a class: an
+        attrs class, a dataclass, a msgspec struct or a TypedDict.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
         range.
@@ -171,11 +183,14 @@ class Tasks(Mapping[str, Task[Any]]):
             raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
 
         def register(handler: Callable[..., Any]) -> Task[Any]:
+            if asyncio and not inspect.iscoroutinefunction(handler):
+                raise ValueError(f"task {name!r}: asyncio=True is for async functions; a plain one runs in a thread")
             try:
                 task = self._tasks[name] = Task(
                     name=name,
                     handler=handler,
                     is_async=inspect.iscoroutinefunction(handler),
+                    asyncio=asyncio,
                     retry=retry,
                     timeout_s=timeout_s,
                     args=None if args is None else ArgsType(args),
@@ -192,13 +207,68 @@ class Tasks(Mapping[str, Task[Any]]):
 
         return register
 
+    @overload
+    def resource(self, function: Callable[[], AbstractAsyncContextManager[T]], /) -> Resource[T]: ...
+
+    @overload
+    def resource(
+        self, function: None = None, /, *, asyncio: bool = False
+    ) -> Callable[[Callable[[], AbstractAsyncContextManager[T]]], Resource[T]]: ...
+
+    def resource(
+        self, function: Callable[[], AbstractAsyncContextManager[Any]] | None = None, /, *, asyncio: bool = False
+    ) -> Any:
+        """Declare what a process opens once for its jobs, such as a pool of connections.
+
+        The decorated function takes nothing and makes an async context manager (`@contextlib.asynccontextmanager`),
+        Trio's, or with `asyncio=True` asyncio's. It is entered before the first job is claimed, after those declared
+        before it, and left when the last job has ended. `job.resource()` gives what it yields, by that one's type or by
+        the declaration that comes back here.
+
+        Raises `ValueError` for a function that makes no async context manager.
+        """
+
+        def register(function: Callable[[], AbstractAsyncContextManager[Any]]) -> Resource[Any]:
+            resource = resource_of(function, asyncio=asyncio)
+            self._resources.append(resource)
+            return resource
+
+        return register if function is None else register(function)
+
+    def around(self, function: W) -> W:
+        """Wrap every run by the decorated function, and give it back unchanged.
+
+        It is called with the job and makes a context manager (`@contextlib.contextmanager`), in which the handler runs,
+        whatever its flavour is: in the same task or thread, with the same context variables. An error of the handler
+        goes through it. The one that is declared first is the outermost.
+
+        Raises `ValueError` for a function that makes no context manager.
+        """
+        self._around.append(around_of(function))
+        return function
+
+    @property
+    def resources(self) -> tuple[Resource[Any], ...]:
+        """What `resource` has declared, in order."""
+        return tuple(self._resources)
+
+    @property
+    def wraps(self) -> tuple[Around, ...]:
+        """What `around` has declared, in order."""
+        return tuple(self._around)
+
     def include(self, other: Tasks) -> None:
-        """Take over every task of `other`. Raises `ValueError` when a name is in both."""
+        """Take over every task of `other`, its resources, and what wraps its runs, which wraps all runs then.
+
+        Raises `ValueError` when a name is in both.
+        """
         both = self._tasks.keys() & other._tasks.keys()
         if both:
             message = f"tasks registered in both registries: {', '.join(sorted(both))}"
             raise ValueError(message)
         self._tasks.update(other._tasks)
+        self._resources += other._resources
+        self._around += other._around
 
     def __getitem__(self, name: str) -> Task[Any]:
         """The task called `name`; `KeyError` when there is none."""

@@ -29,7 +29,7 @@ from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.releaser import Releaser
-from dataloader.actors.runner import RunServices
+from dataloader.actors.run_services import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.actors.to_record import ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
@@ -228,6 +228,7 @@ def _make(
             EtlMetrics: etl_metrics,
             PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
+        around=tasks.wraps,
     )
     keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
     dispatchers = {

@@ -10,6 +10,7 @@
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
      ├─ kept running: listener 20 in 60 s · stager, reaper, pruner 10 in 60 s each
+     ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
 
@@ -25,13 +26,14 @@ from typing import Final
 
 import trio
 
-from dataloader.jobs.errors import ActorGaveUp, ConfigError, StoreError, StoreUnavailable
+from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.pauses import Pauses
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
+from dataloader.supervisor.resources import open_resources
 from dataloader.supervisor.restarts import Budget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
 
@@ -74,14 +76,33 @@ async def live(
                     services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
                     services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                     services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
-                    await _work(parts, keep, cutting, task_status)
-                    await _leave(parts)
+                    await _work_with_resources(parts, keep, cutting, task_status)
                 else:
                     task_status.started()
                 services.cancel_scope.cancel()
             cutting.cancel_scope.cancel()
         parts.over.set()
         web.cancel_scope.deadline = trio.current_time() + WEB_END_S
+
+
+async def _work_with_resources(
+    parts: Parts,
+    keep: Callable[..., Awaitable[None]],
+    cutting: trio.Nursery,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """What the tasks need of the process is open before the first claim, and is closed after the last word."""
+    try:
+        async with open_resources(parts.tasks, until=parts.drain.requested) as opened:
+            parts.services.resources.update(opened.resources)
+            parts.services.aio = opened.aio
+            await _work(parts, keep, cutting, task_status)
+            await _leave(parts)
+    except (Draining, ConfigError) as error:
+        await _leave(parts)
+        if isinstance(error, ConfigError):
+            raise
+        task_status.started()
 
 
 async def _work(

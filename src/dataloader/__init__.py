@@ -23,7 +23,8 @@ from dataloader.jobs.errors import (
     StoreError,
     StoreUnavailable,
 )
-from dataloader.jobs.job import Job, ThreadJob, Transaction
+from dataloader.jobs.hooks import Resource
+from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransaction, Transaction
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Canceled, GiveUp, Retry, Snooze
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActorGaveUp",
+    "AioJob",
+    "AnyJob",
     "ApiToken",
     "BadRequest",
     "Canceled",
@@ -58,6 +61,7 @@ __all__ = [
     "JobRecord",
     "LeaseLost",
     "NewJob",
+    "Resource",
     "Retry",
     "RetryPolicy",
     "SchemaError",
@@ -70,6 +74,7 @@ __all__ = [
     "Task",
     "Tasks",
     "ThreadJob",
+    "ThreadTransaction",
     "Transaction",
     "Worker",
     "configure_logging",

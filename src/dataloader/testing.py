@@ -1,7 +1,8 @@
-"""For the tests of a module of tasks: run one without a server, make a database for a test, work a queue off.
+"""For the tests of a module of tasks: run one without a server, make a database for a test, run all that is queued.
 
 `run_task` is the first choice: it needs no database unless the handler opens `job.transaction()`. What runs is the very
-code that a worker runs; only the clockwork around it is left out (no heartbeats, no listener, no web).
+code that a worker runs, with the registry's resources and what wraps its runs; only the clockwork around it is left out
+(no heartbeats, no listener, no web). `dataloader.pytest` has fixtures.
 
     async def test_a_year_is_loaded():
         run = await run_task(tasks, "load.year", {"year": 1999})
@@ -24,13 +25,15 @@ import trio
 
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
-from dataloader.actors.runner import RunServices
+from dataloader.actors.run_services import RunServices
 from dataloader.actors.to_record import Ended, ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.run.load_metrics import EtlMetrics
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
-from dataloader.jobs.model import ClaimedJob, NewJob
+from dataloader.jobs.listings import MAX_PAGE, JobFilter
+from dataloader.jobs.model import ClaimedJob, JobRecord, NewJob
+from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import TRANSITIONS, Status
 from dataloader.jobs.tasks import Task, Tasks
@@ -41,10 +44,11 @@ from dataloader.store.migrations import migrate
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.finish import aio_finish
 from dataloader.store.queue.lock_session import LockSession
-from dataloader.store.queue.reads import get_job, list_queues
+from dataloader.store.queue.reads import get_job, list_jobs, list_queues
 from dataloader.store.queue.transaction import Transactions
+from dataloader.supervisor.resources import Opened, open_resources
 
-__all__ = ["LogLine", "TaskRun", "run_task", "temporary_database", "work_off"]
+__all__ = ["LogLine", "TaskRun", "assert_enqueued", "drain_queue", "run_task", "temporary_database"]
 
 _QUEUE: Final = "testing"
 _LEASE_S: Final = 3_600
@@ -80,42 +84,75 @@ class TaskRun:
 
 
 async def run_task(
-    tasks: Tasks, name: str, args: Mapping[str, Any] | None = None, *, attempt: int = 1, dsn: str | None = None
+    tasks: Tasks, name: str, args: object = None, *, attempt: int = 1, dsn: str | None = None
 ) -> TaskRun:
     """Run the handler of task `name` once, as a worker would, with its timeout and retry policy.
 
     Args:
         tasks: the registry that has it.
         name: the task.
-        args: the job's arguments; they are encoded as JSON and decoded again.
+        args: the job's arguments, a mapping or an instance of the task's own type; they are encoded as JSON and decoded
+            again.
         attempt: the run's number, from 1; without `dsn` only.
         dsn: a migrated database, for handlers that use `job.transaction()`: a real job is enqueued there, and run.
 
-    Raises `KeyError` for a task that is not registered. What the handler raises is the `error`.
+    Raises `KeyError` for a task that is not registered, `BadRequest` for args that don't fit it, and `ConfigError` for
+    a resource that can't be opened. What the handler raises is the `error`.
     """
     task = tasks[name]
+    new = new_job(task, cast("Mapping[str, Any] | None", args))
     if dsn is None:
-        return await _run(_claimed(task, dict(args or {}), attempt), task, cast("Transactions", _NoTransactions()))
-    async with _open_worker(dsn) as worker:
+        async with _open_bench(tasks) as bench:
+            return await bench.run(_claimed(task, new, attempt))
+    async with _open_worker(dsn, tasks) as worker:
         # A queue of its own: what else waits in the database is not ours to run.
-        queue = f"{_QUEUE}.{uuid7()}"
-        new = NewJob(queue=queue, task=name, args=dict(args or {}), max_attempts=task.max_attempts)
-        await enqueue(worker.database, [new], default_lease_s=_LEASE_S)
-        [run] = await worker.work(queue, tasks)
+        new = attrs.evolve(new, queue=f"{_QUEUE}.{uuid7()}", max_attempts=task.max_attempts)
+        await enqueue(worker.bench.database_given, [new], default_lease_s=_LEASE_S)
+        [run] = await worker.work(str(new.queue))
         return run
 
 
-async def work_off(dsn: str, tasks: Tasks) -> list[TaskRun]:
+async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
     """Run every job that is ready in the database at `dsn`, one after the other, and what becomes ready by that.
 
     What stays: jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
     """
     runs: list[TaskRun] = []
-    async with _open_worker(dsn) as worker:
-        while queues := [q.queue for q in await list_queues(worker.database) if q.ready and not q.paused]:
+    async with _open_worker(dsn, tasks) as worker:
+        database = worker.bench.database_given
+        while queues := [q.queue for q in await list_queues(database) if q.ready and not q.paused]:
             for queue in queues:
-                runs += await worker.work(queue, tasks)
+                runs += await worker.work(queue)
     return runs
+
+
+async def assert_enqueued(
+    dsn: str, task: str, args: Mapping[str, Any] | None = None, *, queue: str | None = None, times: int = 1
+) -> list[JobRecord]:
+    """The jobs of `task` that have been added to the database at `dsn`, newest first, whatever became of them.
+
+    Args:
+        dsn: a migrated database.
+        task: the task's name.
+        args: fields that their arguments must have with these values; they may have others.
+        queue: the queue in which they must be.
+        times: how many there must be, of the newest 1,000.
+
+    Raises `AssertionError`, with the jobs of that task that there are, if there is another number of them.
+    """
+    async with open_database(DatabaseOptions(dsn=dsn, name="dataloader testing")) as database:
+        jobs = (await list_jobs(database, JobFilter(task=task), limit=MAX_PAGE, after=None)).jobs
+    wanted = dict(args or {})
+    found = [
+        job
+        for job in jobs
+        if (queue is None or job.queue == queue) and {name: job.args.get(name) for name in wanted} == wanted
+    ]
+    if len(found) != times:
+        asked = f"{times} of {task!r}" + (f" in {queue!r}" if queue else "") + (f" with {wanted}" if wanted else "")
+        there = "; ".join(f"{job.args} in {job.queue!r}" for job in jobs[:10]) or "none"
+        raise AssertionError(f"jobs enqueued: {len(found)}, expected {asked}; of that task there are: {there}")
+    return found
 
 
 @contextmanager
@@ -139,67 +176,95 @@ async def _migrate(dsn: str) -> None:
         await migrate(database)
 
 
+@attrs.frozen(kw_only=True)
+class _Bench:
+    """Runs claimed jobs with all that a process has for them."""
+
+    tasks: Tasks
+    opened: Opened
+    transactions: Transactions
+    database: Database | None
+
+    @property
+    def database_given(self) -> Database:
+        """The database of who was given one."""
+        assert self.database is not None  # noqa: S101
+        return self.database
+
+    async def run(self, job: ClaimedJob) -> TaskRun:
+        """Run one job to its end, and record that if there is a database."""
+        task, recorder = self.tasks[job.task], _Recorder()
+        run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
+        run.open_scope(math.inf)
+        await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
+        outcome = recorder.outcome
+        if outcome is None:  # the handler's own transaction has committed it
+            record = await get_job(self.database_given, job.job_id)
+            return recorder.task_run(task.name, record.status, record.result, record.error)
+        status = TRANSITIONS[Status.RUNNING, outcome.step]
+        if self.database is not None:
+            finished = await self.database.write(aio_finish, [outcome], patient=True)
+            status = finished.written.get(outcome.token, status)
+        result = None if outcome.result is None else msgspec.json.decode(outcome.result)
+        return recorder.task_run(task.name, status, result, outcome.error, outcome.delay_s)
+
+    def _services(self, recorder: _Recorder) -> RunServices:
+        resources: dict[object, Any] = {
+            EtlMetrics: EtlMetrics(),
+            PipelineSettings: PipelineSettings({"rate_min": 0, "rate_max": 0}),
+            **self.opened.resources,
+        }
+        if self.database is not None:
+            resources |= {Database: self.database, Transactions: self.transactions}
+        return RunServices(
+            to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
+            transactions=self.transactions,
+            telemetry=Telemetry(),
+            max_lines=1_000_000,
+            resources=resources,
+            around=self.tasks.wraps,
+            aio=self.opened.aio,
+        )
+
+
+@asynccontextmanager
+async def _open_bench(tasks: Tasks, database: Database | None = None) -> AsyncIterator[_Bench]:
+    transactions = cast("Transactions", _NoTransactions()) if database is None else Transactions(database)
+    async with open_resources(tasks, until=trio.Event()) as opened:
+        try:
+            yield _Bench(tasks=tasks, opened=opened, transactions=transactions, database=database)
+        finally:
+            transactions.close()
+
+
 @attrs.frozen
 class _Worker:
     """Claims from a database and runs what it got."""
 
-    database: Database
+    bench: _Bench
     locks: LockSession
-    transactions: Transactions
 
-    async def work(self, queue: str, tasks: Tasks) -> list[TaskRun]:
+    async def work(self, queue: str) -> list[TaskRun]:
         """Claim one job of `queue`, run it, record its end, free its key."""
-        claim = await self.locks.claim(queue, 1, list(tasks), 1.0)
+        claim = await self.locks.claim(queue, 1, list(self.bench.tasks), 1.0)
         runs = []
         for job in claim.jobs:
-            runs.append(await _run(job, tasks[job.task], self.transactions, self.database))
+            runs.append(await self.bench.run(job))
             self.locks.forget(job.token)
             await self.locks.release()
         return runs
 
 
 @asynccontextmanager
-async def _open_worker(dsn: str) -> AsyncIterator[_Worker]:
+async def _open_worker(dsn: str, tasks: Tasks) -> AsyncIterator[_Worker]:
     async with open_database(DatabaseOptions(dsn=dsn, name="dataloader testing")) as database:
         locks = LockSession(database, f"testing:{uuid7()}", lost=lambda _tokens: None)
-        transactions = Transactions(database)
         try:
-            yield _Worker(database, locks, transactions)
+            async with _open_bench(tasks, database) as bench:
+                yield _Worker(bench, locks)
         finally:
-            transactions.close()
             with trio.move_on_after(5, shield=True):
                 await locks.close()
-
-
-async def _run(job: ClaimedJob, task: Task, transactions: Transactions, database: Database | None = None) -> TaskRun:
-    recorder = _Recorder()
-    resources: dict[type, Any] = {
-        EtlMetrics: EtlMetrics(),
-        PipelineSettings: PipelineSettings({"rate_min": 0, "rate_max": 0}),
-    }
-    if database is not None:
-        resources |= {Database: database, Transactions: transactions}
-    services = RunServices(
-        to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
-        transactions=transactions,
-        telemetry=Telemetry(),
-        max_lines=1_000_000,
-        resources=resources,
-    )
-    run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
-    run.open_scope(math.inf)
-    await runner.run(run, task, services, trio.CapacityLimiter(1))
-    outcome = recorder.outcome
-    if outcome is None:  # the handler's own transaction has committed it
-        assert database is not None, "there is no transaction without one"  # noqa: S101
-        record = await get_job(database, job.job_id)
-        return recorder.task_run(task.name, record.status, record.result, record.error)
-    status = TRANSITIONS[Status.RUNNING, outcome.step]
-    if database is not None:
-        finished = await database.write(aio_finish, [outcome], patient=True)
-        status = finished.written.get(outcome.token, status)
-    result = None if outcome.result is None else msgspec.json.decode(outcome.result)
-    return recorder.task_run(task.name, status, result, outcome.error, outcome.delay_s)
 
 
 class _Recorder:
@@ -213,12 +278,10 @@ class _Recorder:
     def send_nowait(self, message: ToRecord) -> None:
         """Take over what the run has for us; it tells again when there is more."""
         run = message.run
-        run.to_be_shown = False
-        if run.progress is not None:
-            self._progress.append(msgspec.json.decode(run.progress))
-            run.progress = None
-        lines, run.lines = run.lines, []
-        for _, text in lines:
+        run.outbox.is_told = False
+        if (progress := run.outbox.take_progress()) is not None:
+            self._progress.append(msgspec.json.decode(progress))
+        for _, text in run.outbox.take_lines():
             line = msgspec.json.decode(text)
             self._lines.append(LogLine(line["level"], line["message"], line.get("fields", {})))
         if isinstance(message, Ended):
@@ -245,15 +308,17 @@ class _NoTransactions:
             "job.transaction() needs a database: give run_task the dsn of one, as of temporary_database()"
         )
 
+    def close(self) -> None:
+        """There is nothing to be closed."""
 
-def _claimed(task: Task, args: dict[str, Any], attempt: int) -> ClaimedJob:
-    new = NewJob(queue=_QUEUE, task=task.name, args=args)
+
+def _claimed(task: Task[Any], new: NewJob, attempt: int) -> ClaimedJob:
     return ClaimedJob(
         job_id=new.job_id,
         token=1,
         queue=_QUEUE,
         task=new.task,
-        args=msgspec.json.encode(args).decode(),
+        args=msgspec.json.encode(new.args).decode(),
         lock_key=None,
         lock_hash=None,
         partition_key=new.partition_key,

@@ -97,7 +97,7 @@ async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_cal
         job = await supervisor.jobs.enqueue("no arguments", queue="q")
         ended = await when_ended(supervisor, job.job_id, within_s=10)
     assert "takes 0 positional arguments" in ended.error
-    assert "in _call\n" in ended.error
+    assert "in _called\n" in ended.error
 
 
 @pytest.mark.requirement("Q9")

@@ -78,7 +78,7 @@ async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(moc
     send, receive = open_channel(1)
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run, receive)
-        run.progress = "{}"
+        run.outbox.put_progress("{}")
         send.send_nowait(Shown(run))
         send.send_nowait(Ended(run, None))
         await trio.testing.wait_all_tasks_blocked()
@@ -106,14 +106,15 @@ async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_tol
     send, receive = open_channel(1)
     async with trio.open_nursery() as nursery:
         await nursery.start(a_recorder(LockedRow(), runs).run, receive)
-        run.progress, run.to_be_shown = "{}", True
+        run.outbox.put_progress("{}")
+        run.outbox.is_told = True
         send.send_nowait(Shown(run))
         for _ in range(3):
             await trio.testing.wait_all_tasks_blocked()
-            assert run.to_be_shown
+            assert run.outbox.is_told
             mock_clock.jump(10)
         nursery.cancel_scope.cancel()
-    assert run.progress == "{}"
+    assert run.outbox.newest_progress == "{}"
 
 
 def ended(runs: Runs, token: int) -> Ended:
@@ -192,7 +193,8 @@ async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_n
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await nursery.start(recorder.run, receive)
-            run.progress, run.lines = "{}", [(None, "{}")]
+            run.outbox.put_progress("{}")
+            run.outbox.put_line(None, "{}")
             send.send_nowait(Shown(run))
             await trio.sleep(3)
             assert session.asked > 1

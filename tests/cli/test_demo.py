@@ -21,7 +21,7 @@ import pytest
 from dataloader.cli.demo.program import Load, args_of
 from dataloader.cli.demo.tasks import LOAD, Contents, list_rates, read_contents, tasks
 from dataloader.jobs.states import Status
-from dataloader.testing import run_task, work_off
+from dataloader.testing import drain_queue, run_task
 
 RATES = 210_000
 WAIT_S = 90
@@ -63,7 +63,7 @@ async def test_a_year_is_merged_by_what_changed_and_counted(database):
     )
     counts = (await run_task(tasks, LOAD, args_of(1999), dsn=database.dsn)).result["counts"]
     assert (counts["inserted"], counts["updated"], counts["unchanged"]) == (days, days, len(rates) - 2 * days)
-    assert await work_off(database.dsn, tasks) == []
+    assert await drain_queue(database.dsn, tasks) == []
 
 
 @attrs.frozen

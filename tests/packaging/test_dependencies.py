@@ -16,7 +16,11 @@ ROOMS = ("supervisor", "cli", "actors", "web", "flows", "store", "jobs", "src")
 def imported_modules(source: str) -> set[str]:
     """The first names of all modules that a file imports, at its top or inside a function, or reads `files(…)` of."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []  # for type checkers, which bring typing_extensions along
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import trio
 
@@ -9,7 +12,7 @@ from dataloader import GiveUp, Job, NewJob, Retry, RetryPolicy, Snooze, Status, 
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.reads import get_job, list_events
-from dataloader.testing import LogLine, run_task, temporary_database, work_off
+from dataloader.testing import LogLine, assert_enqueued, drain_queue, run_task, temporary_database
 
 tasks = Tasks()
 
@@ -130,7 +133,7 @@ async def test_everything_that_is_ready_is_worked_off_and_the_rest_stays(databas
     with trio.fail_after(20):
         async with open_database(DatabaseOptions(dsn=database.dsn)) as db:
             jobs = await enqueue(db, new, default_lease_s=60)
-            outcomes = await work_off(database.dsn, tasks)
+            outcomes = await drain_queue(database.dsn, tasks)
             assert sorted(outcome.task for outcome in outcomes) == ["count", "count", "fail"]
             records = [await get_job(db, job.job_id) for job in jobs]
             assert [record.status for record in records] == ["succeeded", "succeeded", "queued", "queued"]
@@ -143,3 +146,38 @@ async def test_everything_that_is_ready_is_worked_off_and_the_rest_stays(databas
 async def test_a_temporary_database_is_there_for_a_block_and_migrated():
     with temporary_database() as dsn:
         assert (await run_task(tasks, "write", dsn=dsn)).result == {"sum": 3}
+
+
+async def test_it_is_told_whether_a_job_was_added(database):
+    async with open_database(DatabaseOptions(dsn=database.dsn)) as db:
+        await enqueue(
+            db, [NewJob(queue="a", task="count", args={"to": n, "by": 1}) for n in (1, 2)], default_lease_s=60
+        )
+    [job] = await assert_enqueued(database.dsn, "count", {"to": 2}, queue="a")
+    assert job.args == {"to": 2, "by": 1}
+    await assert_enqueued(database.dsn, "count", times=2)
+    await assert_enqueued(database.dsn, "count", {"to": 3}, times=0)
+    with pytest.raises(AssertionError, match=r"enqueued: 0, expected 1 of 'count' in 'b' with {'to': 2}; .*'by': 1"):
+        await assert_enqueued(database.dsn, "count", {"to": 2}, queue="b")
+
+
+@pytest.mark.slow
+def test_the_fixture_for_pytest_gives_each_test_a_database_of_its_own(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["dataloader.pytest"]\n')
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, trio\n"
+        "from dataloader import Job, Tasks\n"
+        "from dataloader.testing import assert_enqueued, run_task\n"
+        "tasks = Tasks()\n"
+        "@tasks.task('write')\n"
+        "async def write(job: Job) -> None:\n"
+        "    async with job.transaction() as transaction:\n"
+        "        await transaction.execute('CREATE TABLE written (n int)')\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "async def test_it(dataloader_dsn, n):\n"
+        "    assert (await run_task(tasks, 'write', dsn=dataloader_dsn)).status == 'succeeded'\n"
+        "    await assert_enqueued(dataloader_dsn, 'write')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "trio_mode=true", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout

@@ -166,7 +166,7 @@ class _Merging:
                 "counts": dict(counts),
                 **({} if error is None else {"error": error}),
             }
-            run.job.show({"tables_done": len(self.tables), "tables": len(self.dimensions.tables)})
+            run.job.progress_nowait({"tables_done": len(self.tables), "tables": len(self.dimensions.tables)})
 
 
 def _merge_of(  # noqa: PLR0917 - what the store adds is positional

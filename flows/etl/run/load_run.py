@@ -134,14 +134,14 @@ class _Loading:
             finally:
                 nursery.cancel_scope.cancel()
                 # Not through a checkpoint: the job may be stopped, and the last word counts.
-                job.show({"load": self.load.name, **self.report.snapshot()})
+                job.progress_nowait({"load": self.load.name, **self.report.snapshot()})
         return end
 
     async def _show(self, log: RunLog) -> None:
         log_at = trio.current_time() + LOG_S
         while True:
             progress = self.report.snapshot()
-            self.run_of_job.job.show({"load": self.load.name, **progress})
+            self.run_of_job.job.progress_nowait({"load": self.load.name, **progress})
             if trio.current_time() >= log_at:
                 log.info("progress", phase="run", **progress)
                 log_at += LOG_S

@@ -14,7 +14,7 @@ from dataloader.flows.etl.run.load_metrics import EtlMetrics
 from dataloader.flows.etl.run.load_progress import Report
 from dataloader.flows.etl.run.load_verdict import judge
 from dataloader.store.etl.run_journal import Failure
-from dataloader.testing import work_off
+from dataloader.testing import drain_queue
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E10")]
 WITH_FAILURES = "succeeded_with_failures"
@@ -198,7 +198,7 @@ async def test_a_load_whose_source_is_closed_fails_for_good_and_is_not_tried_aga
         """INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, max_attempts)
         VALUES (gen_random_uuid(), 'q', 'items', '{"to": "2026-01-09"}', 'k', 5)"""
     )
-    [outcome] = await work_off(database.dsn, tasks)
+    [outcome] = await drain_queue(database.dsn, tasks)
     assert (outcome.status, outcome.result["counts"]["requests_failed"]) == ("failed", 8)
     assert outcome.error.startswith("8 of 8 segments could not be loaded")
     assert await raw.fetchval("SELECT attempt FROM dl_jobs") == 1
@@ -227,12 +227,12 @@ async def test_a_flow_goes_on_behind_a_load_with_failures_and_does_not_run_it_ag
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 'nightly', 'k')"
     )
-    [outcome] = await work_off(database.dsn, tasks)
+    [outcome] = await drain_queue(database.dsn, tasks)
     assert "there is no table other" in outcome.error
     assert await statuses() == [("nightly", "failed"), ("items", WITH_FAILURES), ("others", "failed")]
     await raw.execute(there)
     await raw.execute("UPDATE dl_jobs SET status = 'queued', available_at = now(), finished_at = NULL")
-    [outcome] = await work_off(database.dsn, tasks)
+    [outcome] = await drain_queue(database.dsn, tasks)
     assert (outcome.status, outcome.result["status"]) == ("succeeded", WITH_FAILURES)
     assert outcome.result["tasks"]["items"]["status"] == WITH_FAILURES
     assert len(items.service.requests) == 2

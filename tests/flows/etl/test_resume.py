@@ -19,7 +19,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import Target, Windows, run_load
 from dataloader.flows.etl.run import load_run
 from dataloader.flows.etl.run.load_metrics import EtlMetrics
-from dataloader.testing import work_off
+from dataloader.testing import drain_queue
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6", "E10")]
 NEVER_S = 3_600
@@ -64,10 +64,10 @@ def two_attempts_of(items, database, raw, monkeypatch):
             json.dumps({} if until_day is None else {"to": day(until_day)}),
         )
         with trio.fail_after(60):
-            [first] = await work_off(database.dsn, tasks)
+            [first] = await drain_queue(database.dsn, tasks)
             assert (first.status, "Stumble" in first.error) == ("queued", True)
             await raw.execute("UPDATE dl_jobs SET available_at = now()")
-            [second] = await work_off(database.dsn, tasks)
+            [second] = await drain_queue(database.dsn, tasks)
         assert second.status == ends, second.error
         return first.result["counts"], second.result["counts"]
 
@@ -318,7 +318,7 @@ async def test_what_fails_when_it_is_tried_again_stays_open_though_the_attempt_e
     ends = []
     for _ in range(2):
         await raw.execute("UPDATE dl_jobs SET available_at = now()")
-        ends += await work_off(database.dsn, tasks)
+        ends += await drain_queue(database.dsn, tasks)
     # What failed again counts in the second attempt, too, which has nothing to ask for.
     assert [(end.status, "records_failed" in end.result["counts"]) for end in ends] == [
         ("queued", True),

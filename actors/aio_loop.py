@@ -1,0 +1,202 @@
+"""The asyncio loop in which asyncio-flavoured handlers run: trio-asyncio's, which this file alone imports.
+
+It is opened in a task of its own: who has trio-asyncio's context variable is taken for a task of that loop, and Trio's
+handlers are none. Each run's asyncio tasks are noted by the loop's task factory. What a handler leaves behind is
+cancelled and waited for; until then its run is not over, so that nothing works on for a job which another worker has.
+The database's own loop is another one (store/connection/loop.py), which takes half as much time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
+
+import attrs
+import outcome
+import trio
+
+from dataloader.jobs.logger import get_logger
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+CANCEL_EVERY_S: Final = 5.0
+"""How often what a handler has left behind is canceled, until it ends."""
+
+_tasks_of_run: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar("tasks", default=None)
+
+
+class _TrioLoop(Protocol):
+    """What we use of trio-asyncio's loop, besides asyncio's own names."""
+
+    async def run_aio_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it in a task; a Trio cancellation becomes one of the task."""
+
+
+@attrs.frozen(eq=False)
+class AioLoop:
+    """An open loop. Its methods are Trio-flavoured."""
+
+    _loop: _TrioLoop
+
+    async def run(
+        self,
+        function: Callable[..., Awaitable[T]],
+        *args: object,
+        left_behind: Callable[[int], None] = lambda _tasks: None,
+    ) -> T:
+        """Run an asyncio-flavoured function, and end the tasks that it leaves behind.
+
+        Args:
+            function: what to run.
+            args: its arguments.
+            left_behind: called with the number of tasks, if there are any that go on when the function has ended.
+
+        A cancellation from Trio becomes one of the function's task, and `trio.Cancelled` once that has ended by it.
+        """
+        tasks: set[asyncio.Task[Any]] = set()
+        _tasks_of_run.set(tasks)
+        try:
+            ended = await self._loop.run_aio_coroutine(_aio_captured(function, *args))
+        finally:
+            # Nobody's: or it would wait for itself.
+            _tasks_of_run.set(None)
+            if left := sum(not task.done() for task in tasks):
+                left_behind(left)
+            # Shielded, as a thread is: they go on, whether they are waited for or not. They are told again and again.
+            while running := [task for task in tasks if not task.done()]:
+                with trio.move_on_after(CANCEL_EVERY_S, shield=True):
+                    await self._loop.run_aio_coroutine(_aio_end(running))
+        return ended.unwrap()
+
+    async def hold(
+        self,
+        make: Callable[[], AbstractAsyncContextManager[Any]],
+        opened: Callable[[Any], None],
+        closing: trio.Event,
+    ) -> None:
+        """Enter an asyncio-flavoured context manager, tell `opened` what it yields, and leave it after `closing`.
+
+        All that in one asyncio task.
+        """
+        leave = asyncio.Event()
+
+        async def pass_on() -> None:
+            await closing.wait()
+            leave.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pass_on)
+            ended = await outcome.acapture(self.run, _aio_hold, make, opened, leave)
+            nursery.cancel_scope.cancel()
+        ended.unwrap()
+
+
+@asynccontextmanager
+async def open_aio_loop() -> AsyncIterator[AioLoop]:
+    """A loop for the length of a block; the task that opens it should do nothing else."""
+    with warnings.catch_warnings():
+        # Importing it names a class that Python 3.12 has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import trio_asyncio  # noqa: PLC0415 - it changes asyncio for the whole process: only where a task needs it
+
+    async with trio_asyncio.open_loop() as loop:
+        # The default one ends the loop, and all handlers with it.
+        loop.set_exception_handler(_report)
+        loop.set_task_factory(_task)
+        yield AioLoop(loop)
+
+
+async def serve_aio_loop(closing: trio.Event, *, task_status: trio.TaskStatus[AioLoop]) -> None:
+    """Keep a loop open until `closing` is set; `started` gives it."""
+    async with open_aio_loop() as loop:
+        task_status.started(loop)
+        await closing.wait()
+
+
+async def _aio_captured(function: Callable[..., Awaitable[T]], *args: object) -> outcome.Outcome[T]:
+    """What came of it. asyncio would end the loop by a SystemExit; a cancellation is for who waits."""
+    try:
+        return outcome.Value(await function(*args))
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        return outcome.Error(error)
+
+
+async def _aio_hold(
+    make: Callable[[], AbstractAsyncContextManager[Any]], opened: Callable[[Any], None], leave: asyncio.Event
+) -> None:
+    async with make() as value:
+        opened(value)
+        await leave.wait()
+
+
+async def _aio_end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel `tasks`, and return when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _report(_loop: object, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    log.error("an error in asyncio that nobody waits for", said=context.get("message"), exc_info=error)
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T], **options: Any
+) -> asyncio.Task[T]:
+    """The loop's task factory: a task belongs to the run in whose context it begins."""
+    task: asyncio.Task[T] = asyncio.Task(_Contained(coroutine), loop=loop, **options)
+    tasks = _tasks_of_run.get()
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
+
+
+@attrs.frozen(eq=False)
+class _Contained(Coroutine[Any, Any, T]):
+    """A coroutine that can't end the loop: asyncio lets `SystemExit` of a task through to whoever runs the loop."""
+
+    _coroutine: Any
+
+    def send(self, value: Any) -> Any:
+        """As the coroutine's."""
+        try:
+            return self._coroutine.send(value)
+        except SystemExit as error:
+            raise _exit_in_task(error) from error
+
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        """As the coroutine's."""
+        del value, traceback
+        try:
+            return self._coroutine.throw(kind)
+        except SystemExit as error:
+            raise _exit_in_task(error) from error
+
+    def close(self) -> None:
+        """As the coroutine's."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """As the coroutine's."""
+        result: Generator[Any, None, T] = self._coroutine.__await__()
+        return result
+
+
+def _exit_in_task(error: SystemExit) -> RuntimeError:
+    return RuntimeError(f"an asyncio task called sys.exit({error.code!r})")

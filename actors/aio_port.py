@@ -1,0 +1,183 @@
+"""The way out of an asyncio handler's `AioJob`: what waits is done by the Trio port, in Trio tasks of the run's own.
+
+A Trio task begins and ends an operation as a whole: a transaction is one, in which the block of the handler only takes
+part. The tasks are in a nursery of the run, inside of its scope, so they are stopped with it and have ended before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import attrs
+import outcome
+import trio
+
+from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.job import Transaction
+from dataloader.jobs.listings import Level
+from dataloader.jobs.outcomes import StopReason
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _LeftByError(Exception):
+    """The block of a transaction has raised."""
+
+
+class AioRunPort:
+    """One run's; used in its asyncio tasks alone."""
+
+    def __init__(self, port: TrioPort, nursery: trio.Nursery) -> None:
+        """`nursery` is open as long as the handler runs."""
+        self._port = port
+        self._nursery = nursery
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keep the newest progress."""
+        self._port.progress(progress)
+
+    def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+        """Keep a line."""
+        self._port.log(level, message, fields, load)
+
+    async def checkpoint(self) -> None:
+        """Let others run. asyncio tells of a stop once, and a handler may not have listened: this does each time."""
+        await asyncio.sleep(0)
+        if self._port.stopped_by() is not None:
+            raise asyncio.CancelledError
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """See `dataloader.jobs.job.Job.transaction`."""
+        opened: asyncio.Future[Transaction] = asyncio.get_running_loop().create_future()
+        left = trio.Event()
+        failed = False
+
+        async def hold() -> None:
+            async with self._port.transaction() as transaction:
+                if not opened.done():
+                    opened.set_result(transaction)
+                await left.wait()
+                if failed:
+                    raise _LeftByError
+
+        operation = _Operation(self._nursery, hold)
+        await operation.wait(opened)
+        if not opened.done():
+            operation.result()
+        try:
+            yield _Transaction(self, opened.result())
+        except BaseException:
+            failed = True
+            left.set()
+            await operation.wait()
+            raise
+        left.set()
+        await operation.wait()
+        operation.result()
+
+    async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a Trio-flavoured function from asyncio.
+
+        A cancellation stops it, and is raised when it has ended by that.
+        """
+        operation = _Operation(self._nursery, function, *args, **kwargs)
+        await operation.wait()
+        return operation.result()
+
+    def deadline(self) -> float:
+        """The deadline of the run's scope, which is also asyncio's time."""
+        return self._port.deadline()
+
+    def stopped_by(self) -> StopReason | None:
+        """Why the run was stopped."""
+        return self._port.stopped_by()
+
+    def keep(self, result: object) -> None:
+        """Keep a result for whatever outcome comes."""
+        self._port.keep(result)
+
+    def resource(self, kind: object) -> Any:
+        """What the process has for all."""
+        return self._port.resource(kind)
+
+
+class _Operation(Generic[T]):
+    """A Trio-flavoured function that runs in a task of its own, for who waits in asyncio."""
+
+    def __init__(
+        self, nursery: trio.Nursery, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Begin it."""
+        self._ended: asyncio.Future[outcome.Outcome[T] | None] = asyncio.get_running_loop().create_future()
+        self._scope = trio.CancelScope()
+
+        async def run() -> None:
+            ended: outcome.Outcome[T] | None = None
+            try:
+                with self._scope:
+                    try:
+                        ended = outcome.Value(await function(*args, **kwargs))
+                    except Exception as error:  # noqa: BLE001 - it is the caller's
+                        ended = outcome.Error(error)
+            finally:
+                self._ended.set_result(ended)
+
+        nursery.start_soon(run)
+
+    async def wait(self, sooner: asyncio.Future[Any] | None = None) -> None:
+        """Return when it has ended, or `sooner` is done. Who is cancelled cancels it, and then waits for its end."""
+        cancelled: asyncio.CancelledError | None = None
+        waited_for = {self._ended} if sooner is None else {self._ended, sooner}
+        while not any(future.done() for future in waited_for):
+            try:
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                cancelled, waited_for = error, {self._ended}
+                self._scope.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    def result(self) -> T:
+        """What came of it, once it has ended; `asyncio.CancelledError` if it was stopped with the run."""
+        ended = self._ended.result()
+        if ended is None:
+            raise asyncio.CancelledError
+        return ended.unwrap()
+
+
+@attrs.define(eq=False)
+class _Transaction:
+    """A `Transaction` that asyncio tasks use."""
+
+    _port: AioRunPort
+    _transaction: Transaction
+
+    @property
+    def result(self) -> object:
+        """What becomes the job's result."""
+        return self._transaction.result
+
+    @result.setter
+    def result(self, result: object) -> None:
+        self._transaction.result = result
+
+    async def execute(self, sql: str, *args: object) -> str:
+        """Run one statement."""
+        return await self._port.run(self._transaction.execute, sql, *args)
+
+    async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments."""
+        await self._port.run(self._transaction.executemany, sql, rows)
+
+    async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query."""
+        return await self._port.run(self._transaction.fetch, sql, *args)
+
+    async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table`."""
+        return await self._port.run(self._transaction.copy, table, columns, rows)

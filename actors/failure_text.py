@@ -1,0 +1,48 @@
+"""An exception of a handler as text: its last line first, then the traceback; masked and bounded."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from types import TracebackType
+from typing import Final
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import MAX_MASKED, storable_text
+
+MAX_SUMMARY: Final = 2_100
+_CALLER: Final = re.compile(
+    r"dataloader\.actors\.(?:runner|handler_call|aio_loop)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
+)
+"""The modules that stand between the runner and a handler, in its task or in a thread."""
+
+
+def error_text(error: BaseException) -> str:
+    """An exception as the job's error: its last line first, then the traceback; masked and bounded."""
+    summary = _summary(error)
+    try:
+        frames = _users_frames(error.__traceback__)
+        trace = "".join(traceback.format_exception(type(error), error, frames, limit=-30))
+    except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
+        trace = ""
+    # Cut twice: masking takes time, and a cut right before the end could part a secret from its name.
+    return storable_text(f"{summary}\n\n{mask_text(storable_text(trace, MAX_MASKED))}".rstrip())
+
+
+def _users_frames(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without what calls a handler: our own frames, and those of Trio's threads; all, if that is all."""
+    users = frames
+    while users is not None and _CALLER.match(users.tb_frame.f_globals.get("__name__", "")):
+        users = users.tb_next
+    return users or frames
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    except Exception:  # noqa: BLE001 - see above
+        text = "(its text could not be made)"
+    # Masked before it is cut: of a secret that a cut goes through, the beginning would stay.
+    return storable_text(
+        mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), MAX_SUMMARY
+    )

@@ -1,0 +1,107 @@
+"""Calls a handler in its flavour, with the handle of that flavour.
+
+Trio's run in the runner's task, asyncio's in a task of the loop that the process has for them, plain functions in a
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import outcome
+import trio
+
+from dataloader.actors.aio_port import AioRunPort
+from dataloader.actors.job_runs import Run
+from dataloader.actors.run_services import RunServices
+from dataloader.actors.thread_port import ThreadRunPort
+from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.hooks import Around
+from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outcomes import GiveUp
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import read_json
+from dataloader.store.queue.enqueue import MAX_ARGS_BYTES
+
+log = get_logger(__name__)
+
+ASYNCIO_IN_TRIO: Final = (
+    "an asyncio function can't run in a Trio handler: declare the task with asyncio=True, or call Trio's own function"
+)
+_SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "received unrecognized yield message")
+
+
+async def call_handler(task: Task, run: Run, services: RunServices, limiter: trio.CapacityLimiter) -> object:
+    """What the handler returns. Raises what it raises."""
+    port = TrioPort(run, services)
+    if run.job.args is None:
+        return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+    try:
+        args = read_json(run.job.args) if task.args is None else task.args.decode(run.job.args)
+    except BadRequest as misfit:
+        return GiveUp(str(misfit))  # they would not fit the next time either
+    if task.asyncio:
+        return await _call_asyncio(task, run, args, services, port)
+    if not task.is_async:
+        job = _handle(ThreadJob, run, args, ThreadRunPort(port))
+        call = partial(_called, task.handler, services.around, job)
+        return await trio.to_thread.run_sync(call, limiter=limiter, thread_name=f"task {task.name}")
+    try:
+        return await _awaited(task.handler, services.around, _handle(Job, run, args, port))
+    except (RuntimeError, TypeError) as error:
+        if any(sign in str(error) for sign in _SIGNS_OF_ASYNCIO):
+            error.add_note(ASYNCIO_IN_TRIO)
+        raise
+
+
+async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, port: TrioPort) -> object:
+    assert services.aio is not None, "a process with such tasks has opened a loop"  # noqa: S101
+
+    def left_behind(tasks: int) -> None:
+        run.returned_with_tasks_left()
+        log.warning("a handler has left asyncio tasks behind: they are cancelled, and waited for", tasks=tasks)
+
+    async with trio.open_nursery() as nursery:
+        job = _handle(AioJob, run, args, AioRunPort(port, nursery))
+        call = partial(services.aio.run, _awaited, task.handler, services.around, job, left_behind=left_behind)
+        # Not raised in here: a nursery would make a group of it.
+        ended = await outcome.acapture(call)
+    return ended.unwrap()
+
+
+async def _awaited(handler: Callable[..., Awaitable[object]], around: tuple[Around, ...], job: AnyJob) -> object:
+    if not around:
+        return await handler(job)
+    with ExitStack() as stack:
+        for wrap in around:
+            stack.enter_context(wrap(job))
+        return await handler(job)
+    return None  # one of them has swallowed the error
+
+
+def _called(handler: Callable[..., object], around: tuple[Around, ...], job: AnyJob) -> object:
+    with ExitStack() as stack:
+        for wrap in around:
+            stack.enter_context(wrap(job))
+        return handler(job)
+    return None  # one of them has swallowed the error
+
+
+def _handle(make: Callable[..., Any], run: Run, args: Any, port: object) -> Any:
+    claimed = run.job
+    return make(
+        job_id=claimed.job_id,
+        queue=claimed.queue,
+        task=claimed.task,
+        args=args,
+        lock_key=claimed.lock_key,
+        partition_key=claimed.partition_key,
+        attempt=claimed.attempt,
+        max_attempts=claimed.max_attempts,
+        port=port,
+    )

@@ -1,0 +1,62 @@
+"""What a run has told and the recorder has not written yet: its newest progress and its log lines.
+
+The handle's port puts things in, on the recorder's side `take_…` empties it. The recorder hears of it once until then.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import attrs
+
+
+@attrs.define(eq=False)
+class Outbox:
+    """One run's."""
+
+    is_told: bool = False
+    """Whether the recorder knows that something is in here."""
+    _progress: str | None = None
+    _lines: list[tuple[datetime, str]] = attrs.field(factory=list)
+    _counts: dict[str | None, int] = attrs.field(factory=dict)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether there are log lines to be written."""
+        return bool(self._lines)
+
+    @property
+    def newest_progress(self) -> str | None:
+        """The newest progress if it is not written yet; it stays in here."""
+        return self._progress
+
+    def put_progress(self, progress: str) -> None:
+        """Keep `progress`, JSON text, in place of a former one."""
+        self._progress = progress
+
+    def take_progress(self) -> str | None:
+        """The newest progress, None if it is written already."""
+        progress, self._progress = self._progress, None
+        return progress
+
+    def give_back_progress(self, progress: str) -> None:
+        """It was not written: it waits for the next time, unless there is newer one."""
+        self._progress = self._progress or progress
+
+    def count_line(self, load: str | None) -> int:
+        """The number of the line that comes now, of those of `load`, or of the job itself."""
+        count = self._counts[load] = self._counts.get(load, 0) + 1
+        return count
+
+    def put_line(self, at: datetime, line: str) -> None:
+        """Keep a line, JSON text, that was logged at `at`."""
+        self._lines.append((at, line))
+
+    def take_lines(self) -> list[tuple[datetime, str]]:
+        """All lines that are not written yet."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def give_back_lines(self, lines: list[tuple[datetime, str]]) -> None:
+        """They were not written: they wait for the next time, before those that came meanwhile."""
+        self._lines = lines + self._lines

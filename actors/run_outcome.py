@@ -1,0 +1,88 @@
+"""Decides what is written about a run that has ended.
+
+That depends on what stopped it, if something did, and on what its handler returned or raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import attrs
+
+from dataloader.actors.failure_text import error_text
+from dataloader.actors.job_runs import Run
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.states import Step
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import storable_json, storable_text
+
+log = get_logger(__name__)
+
+
+def outcome_of(
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
+) -> Outcome | None:
+    """The outcome, whatever the handler's values and exceptions do when they are looked at."""
+    try:
+        outcome = _outcome(run, task, value, error, stopped)
+        return outcome if outcome is None or outcome.result is not None else attrs.evolve(outcome, result=run.kept)
+    except Exception as fault:
+        log.exception("a handler's outcome could not be understood")
+        return Outcome(
+            run.job.job_id, run.job.token, Step.FAIL, f"the outcome could not be understood: {type(fault).__name__}"
+        )
+
+
+def _outcome(  # noqa: PLR0911 - one for each way to end
+    run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
+) -> Outcome | None:
+    end = partial(Outcome, run.job.job_id, run.job.token)
+    if stopped is not None:
+        return _outcome_when_stopped(end, run, task, error, stopped)
+    if error is not None:
+        text = error_text(error)
+        if task.retry.is_final(error):
+            return end(Step.FAIL, error=text)
+        return _again(end, run, text, task.retry.delay_s(run.job.attempt))
+    match value:
+        case Retry():
+            return _again(end, run, storable_text(mask_text(value.reason)), value.after_s)
+        case Snooze():
+            return end(Step.SNOOZE, error=storable_text(mask_text(value.reason)) or None, delay_s=value.for_s)
+        case GiveUp():
+            return end(Step.FAIL, error=storable_text(mask_text(value.reason)))
+        case Canceled():
+            return end(Step.CANCEL, error=storable_text(mask_text(value.reason)) or None)
+        case _:
+            return end(Step.SUCCEED, result=None if value is None else storable_json(value))
+
+
+def _outcome_when_stopped(
+    end: Callable[..., Outcome], run: Run, task: Task, error: BaseException | None, stopped: StopReason
+) -> Outcome | None:
+    text = None if error is None else error_text(error)
+    match stopped:
+        case StopReason.LEASE_LOST:
+            return None
+        case StopReason.CANCEL:
+            return end(Step.CANCEL, error=text)
+        case StopReason.LEASE_ENDED:
+            # Void if somebody else has it by now; else it need not wait for the reaper. As a crash, it uses up an
+            # attempt.
+            text = "no heartbeat got through: the lease could not be held" + (f"\n{text}" if text else "")
+            return _again(end, run, text, 0.0)
+        case StopReason.DRAIN | StopReason.KEY_LOST:
+            return end(Step.RETURN, error=text)
+        case StopReason.TIMEOUT:
+            text = f"timeout: the run took longer than {task.timeout_s:g} s" + (f"\n{text}" if text else "")
+            return _again(end, run, text, task.retry.delay_s(run.job.attempt))
+
+
+def _again(end: Callable[..., Outcome], run: Run, error: str, delay_s: float) -> Outcome:
+    """A retry, or the end when this was the last attempt."""
+    if run.job.attempt >= run.job.max_attempts:
+        return end(Step.FAIL, error=error)
+    return end(Step.RETRY, error=error, delay_s=delay_s)

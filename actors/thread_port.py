@@ -1,0 +1,100 @@
+"""The way out of a thread's `ThreadJob`: everything is done by the Trio port, in Trio's thread.
+
+What takes time runs in the very task that waits for the handler's thread, inside of the run's scope: so it is stopped
+as an async handler would be, and the thread hears of that by `trio.Cancelled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+from trio import from_thread
+
+from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.job import ThreadTransaction, Transaction
+from dataloader.jobs.listings import Level
+from dataloader.jobs.outcomes import StopReason
+
+
+@attrs.frozen(eq=False)
+class ThreadRunPort:
+    """One run's; used in the handler's thread alone."""
+
+    _port: TrioPort
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keep the newest progress."""
+        from_thread.run_sync(self._port.progress, progress)
+
+    def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+        """Keep a line."""
+        from_thread.run_sync(self._port.log, level, message, fields, load)
+
+    def checkpoint(self) -> None:
+        """Raise `trio.Cancelled` if the run was stopped."""
+        from_thread.check_cancelled()
+
+    @contextmanager
+    def transaction(self) -> Iterator[ThreadTransaction]:
+        """See `dataloader.jobs.job.Job.transaction`."""
+        opened = self._port.transaction()
+        transaction = _Transaction(from_thread.run(opened.__aenter__))
+        try:
+            yield transaction
+        except BaseException as error:
+            if not from_thread.run(opened.__aexit__, type(error), error, error.__traceback__):
+                raise
+        else:
+            from_thread.run(opened.__aexit__, None, None, None)
+
+    def deadline(self) -> float:
+        """The deadline of the run's scope."""
+        return self._port.deadline()
+
+    def stopped_by(self) -> StopReason | None:
+        """Why the run was stopped."""
+        return from_thread.run_sync(self._port.stopped_by)
+
+    def keep(self, result: object) -> None:
+        """Keep a result for whatever outcome comes."""
+        from_thread.run_sync(self._port.keep, result)
+
+    def resource(self, kind: object) -> Any:
+        """What the process has for all."""
+        return self._port.resource(kind)
+
+
+@attrs.define(eq=False)
+class _Transaction:
+    """A `ThreadTransaction`."""
+
+    _transaction: Transaction
+
+    @property
+    def result(self) -> object:
+        """What becomes the job's result."""
+        return self._transaction.result
+
+    @result.setter
+    def result(self, result: object) -> None:
+        self._transaction.result = result
+
+    def execute(self, sql: str, *args: object) -> str:
+        """Run one statement."""
+        return from_thread.run(partial(self._transaction.execute, sql, *args))
+
+    def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
+        """Run one statement for each row of arguments."""
+        from_thread.run(self._transaction.executemany, sql, rows)
+
+    def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
+        """Run one query."""
+        return from_thread.run(partial(self._transaction.fetch, sql, *args))
+
+    def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
+        """COPY rows into `table`."""
+        return from_thread.run(self._transaction.copy, table, columns, rows)

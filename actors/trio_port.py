@@ -1,0 +1,141 @@
+"""The way out of a Trio handler's `Job`; the other flavours' ports end in this one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import trio
+
+from dataloader.actors.job_runs import Run
+from dataloader.actors.run_services import RunServices
+from dataloader.actors.to_record import Shown
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.job import Transaction
+from dataloader.jobs.listings import LEVELS, Level
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.outcomes import Outcome, StopReason
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.states import Step
+from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
+
+job_log = get_logger("dataloader.job")
+
+MAX_LINE: Final = 8_192
+"""Bytes kept of one log line."""
+
+
+class TrioPort:
+    """One run's. Progress and lines go into the run's outbox, of which the recorder is told once."""
+
+    def __init__(self, run: Run, services: RunServices) -> None:
+        """Nothing is shown yet, and no transaction is open."""
+        self._run = run
+        self._services = services
+        self._in_transaction = False
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Keep the newest progress; the recorder writes it within a second."""
+        self._run.outbox.put_progress(storable_json(progress))
+        self._tell()
+
+    def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
+        """Keep a line, up to the setting's number a run, or a load of it; then one line that says so."""
+        most = self._services.max_lines
+        count = self._run.outbox.count_line(load)
+        if count > most + 1:
+            return
+        if count > most:
+            level, message, fields = "warning", f"more than {most} lines; the rest is not kept", {}
+        if load is not None:
+            fields = {"load": load, **fields}
+        payload = {
+            "level": level,
+            "message": mask_text(storable_text(str(message), MAX_MASKED)),
+            **({"fields": mask(cut_texts(fields))} if fields else {}),
+        }
+        line = storable_json(payload, MAX_LINE)
+        self._run.outbox.put_line(datetime.now(UTC), line)
+        self._tell()
+        if self._services.logged_from in LEVELS[: LEVELS.index(level) + 1]:
+            _log_line(level, line)
+
+    async def checkpoint(self) -> None:
+        """Trio's own."""
+        await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """See `dataloader.jobs.job.Job.transaction`."""
+        run = self._run
+        # It could not commit together with the success, and its end would take the success back.
+        if self._in_transaction:
+            raise RuntimeError("the job has a transaction open: a handler has one job.transaction() at a time")
+        if run.committed:
+            raise RuntimeError("the job has succeeded with its transaction: write all its rows in that one block")
+
+        def success(result: object) -> Outcome:
+            # The recorder writes nothing about this run any more, so what was shown last goes along.
+            encoded = None if result is None else storable_json(result)
+            progress = run.outbox.newest_progress
+            return Outcome(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=progress)
+
+        failure: StoreUnavailable | None = None
+        self._in_transaction = True
+        try:
+            async with self._services.transactions.open(success, run.shield_commit) as transaction:
+                yield transaction
+        except StoreUnavailable as error:
+            failure = error
+        except BaseException:
+            run.commit_ended(well=False)
+            raise
+        finally:
+            self._in_transaction = False
+        run.commit_ended(well=failure is None)
+        if failure is not None:
+            # A body whose lease has ended meanwhile was stopped by that, and hears of nothing else.
+            await trio.lowlevel.checkpoint()
+            raise failure
+
+    def deadline(self) -> float:
+        """The deadline of the run's scope."""
+        return self._run.scope.deadline
+
+    def stopped_by(self) -> StopReason | None:
+        """Why the run was stopped: a reason is noted before its scope is cancelled, or its deadline has passed."""
+        return self._run.stopped_by() if self._run.scope.cancel_called else None
+
+    def keep(self, result: object) -> None:
+        """Keep a result for whatever outcome comes."""
+        self._run.kept = None if result is None else storable_json(result)
+
+    def resource(self, kind: object) -> Any:
+        """The job itself as it was claimed, or what the process has for all: by its declaration, or by its type."""
+        if kind is ClaimedJob:
+            return self._run.job
+        resources = self._services.resources
+        if kind in resources:
+            return resources[kind]
+        found = [value for value in resources.values() if isinstance(kind, type) and isinstance(value, kind)]
+        if len(found) == 1:
+            return found[0]
+        name = getattr(kind, "__qualname__", None) or getattr(kind, "name", kind)
+        if found:
+            raise LookupError(f"this process has {len(found)} resources of type {name}: ask for one by its function")
+        raise LookupError(f"this process has no {name} for jobs: is it declared by @tasks.resource, or of a database?")
+
+    def _tell(self) -> None:
+        if not self._run.outbox.is_told and not self._run.body_ended:
+            self._run.outbox.is_told = True
+            self._services.to_recorder.send_nowait(Shown(self._run))
+
+
+def _log_line(level: Level, line: str) -> None:
+    """Send a line of a job to the process's log as it is kept: masked, bounded and readable by all."""
+    kept = read_json(line)
+    fields = {name: value for name, value in kept.items() if name not in {"level", "message"}}
+    getattr(job_log, level)(kept.get("message", "a line too long to be kept"), **fields)

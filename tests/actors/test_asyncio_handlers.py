@@ -1,0 +1,288 @@
+"""asyncio's functions as handlers (`asyncio=True`): stopped as any other, and over only when all their tasks are."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+
+import pytest
+import trio
+from conditions import until
+from logged import capture_logs
+
+from dataloader import AioJob, Job, Snooze, Tasks, ThreadJob
+from dataloader.testing import run_task
+
+
+def asyncio_tasks(**options) -> tuple[Tasks, dict]:
+    """A registry with one task, `it`, that waits; and what it tells."""
+    tasks, told = Tasks(), {"started": trio.Event(), "ended": trio.Event()}
+
+    @tasks.task("it", asyncio=True, **options)
+    async def it(job: AioJob) -> str:
+        told["job"] = job
+        told["started"].set()
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            told["stopped_by"] = job.stopped_by
+            job.progress_nowait({"last": "word"})
+            raise
+        finally:
+            told["ended"].set()
+        return "slept"
+
+    return tasks, told
+
+
+async def test_it_does_all_that_a_trio_handler_does():
+    tasks = Tasks()
+
+    @tasks.task("it", asyncio=True)
+    async def it(job: AioJob) -> list[int]:
+        await job.progress({"n": 1})
+        job.log.info("hello", loop=type(asyncio.get_running_loop()).__name__)
+        await job.checkpoint()
+        return await asyncio.gather(*(asyncio.sleep(0.001, n) for n in range(job.args["to"])))
+
+    @tasks.task("later", asyncio=True)
+    async def later(job: AioJob) -> Snooze:
+        return Snooze(5)
+
+    run = await run_task(tasks, "it", {"to": 3})
+    assert (run.status, run.result, run.progress) == ("succeeded", [0, 1, 2], [{"n": 1}])
+    assert [line.message for line in run.log] == ["hello"]
+    assert (await run_task(tasks, "later")).delay_s == 5
+
+
+@pytest.mark.parametrize("raised", [ValueError("no such day"), SystemExit(3), asyncio.CancelledError("mine")])
+async def test_whatever_it_raises_is_the_jobs_error(raised):
+    tasks = Tasks()
+
+    @tasks.task("it", asyncio=True)
+    async def it(job: AioJob) -> None:
+        await asyncio.sleep(0)
+        raise raised
+
+    run = await run_task(tasks, "it")
+    assert run.status == "queued"
+    assert run.error.startswith(f"{type(raised).__name__}: {raised}")
+    assert "in it\n" in run.error
+    assert "trio_asyncio" not in run.error
+
+
+@pytest.mark.requirement("Q9")
+async def test_its_timeout_stops_it_by_a_cancellation():
+    tasks, told = asyncio_tasks(timeout_s=0.05)
+    run = await run_task(tasks, "it")
+    assert (run.status, told["stopped_by"], run.progress) == ("queued", "timeout", [{"last": "word"}])
+    assert run.error.startswith("timeout")
+
+
+async def test_a_cancel_and_a_drain_stop_it(open_worker):
+    tasks, told = asyncio_tasks()
+    with trio.fail_after(20):
+        async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
+            job = await supervisor.jobs.enqueue("it", queue="q")
+            await told["started"].wait()
+            await supervisor.jobs.cancel(job.job_id)
+            assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+            assert told["stopped_by"] == "cancel_requested"
+
+            told["started"], told["ended"] = trio.Event(), trio.Event()
+            job = await supervisor.jobs.enqueue("it", queue="q")
+            await told["started"].wait()
+            report = await supervisor.drain()
+            assert (report.returned, report.stuck, told["stopped_by"]) == (1, (), "drain")
+
+
+@pytest.mark.requirement("Q12")
+@pytest.mark.parametrize("flavour", ["asyncio", "thread"])
+async def test_a_transaction_commits_rows_and_success_together_or_nothing(flavour, database):
+    tasks = Tasks()
+    database.psql("CREATE TABLE written (n int)")
+
+    @tasks.task("asyncio", asyncio=True)
+    async def in_asyncio(job: AioJob) -> None:
+        async with job.transaction() as transaction:
+            await transaction.copy("written", ["n"], [(1,), (2,)])
+            await transaction.executemany("INSERT INTO written VALUES ($1)", [(3,)])
+            await transaction.execute("INSERT INTO written VALUES ($1)", 4)
+            [transaction.result] = await transaction.fetch("SELECT sum(n)::int AS sum FROM written")
+            with pytest.raises(RuntimeError, match=r"one job\.transaction"):
+                await job.transaction().__aenter__()
+            if job.args.get("fail"):
+                raise RuntimeError("after the rows")
+            if job.args.get("hang"):
+                async with asyncio.timeout(0.1):
+                    await transaction.execute("SELECT pg_sleep(60)")
+
+    @tasks.task("thread")
+    def in_thread(job: ThreadJob) -> None:
+        with job.transaction() as transaction:
+            transaction.copy("written", ["n"], [(1,), (2,)])
+            transaction.executemany("INSERT INTO written VALUES ($1)", [(3,)])
+            transaction.execute("INSERT INTO written VALUES ($1)", 4)
+            [transaction.result] = transaction.fetch("SELECT sum(n)::int AS sum FROM written")
+            with pytest.raises(RuntimeError, match=r"one job\.transaction"):
+                job.transaction().__enter__()
+            if job.args.get("fail"):
+                raise RuntimeError("after the rows")
+            if job.args.get("hang"):
+                transaction.execute("SET LOCAL statement_timeout = 100")
+                transaction.execute("SELECT pg_sleep(60)")
+
+    with trio.fail_after(30):
+        failed = await run_task(tasks, flavour, {"fail": True}, dsn=database.dsn)
+        assert (failed.status, failed.error.partition("\n")[0]) == ("queued", "RuntimeError: after the rows")
+        assert (await run_task(tasks, flavour, {"hang": True}, dsn=database.dsn)).status == "queued"
+        assert database.psql("SELECT count(*) FROM written") == "0"
+        run = await run_task(tasks, flavour, dsn=database.dsn)
+    assert (run.status, run.result) == ("succeeded", {"sum": 10})
+    assert database.psql("SELECT sum(n) FROM written") == "10"
+
+
+@pytest.mark.requirement("Q12")
+@pytest.mark.parametrize("flavour", ["asyncio", "thread"])
+async def test_a_stop_inside_of_a_transaction_leaves_no_rows(flavour, open_worker, database):
+    tasks, inside = Tasks(), trio.Event()
+    database.psql("CREATE TABLE written (n int)")
+
+    @tasks.task("asyncio", asyncio=True)
+    async def in_asyncio(job: AioJob) -> None:
+        async with job.transaction() as transaction:
+            await transaction.execute("INSERT INTO written VALUES (1)")
+            inside.set()
+            await asyncio.sleep(3_600)
+
+    @tasks.task("thread")
+    def in_thread(job: ThreadJob) -> None:
+        with job.transaction() as transaction:
+            transaction.execute("INSERT INTO written VALUES (1)")
+            trio.from_thread.run_sync(inside.set)
+            while True:
+                job.checkpoint()
+
+    with trio.fail_after(20):
+        async with open_worker(tasks) as supervisor:
+            job = await supervisor.jobs.enqueue(flavour, queue="q")
+            await inside.wait()
+            await supervisor.jobs.cancel(job.job_id)
+            assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
+    assert database.psql("SELECT count(*) FROM written") == "0"
+
+
+async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_its_run_is_over(open_worker):
+    tasks, ended, release = Tasks(), [], asyncio.Event()
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            asyncio.create_task(begun_by_the_end())  # noqa: RUF006 - the run's, as all are
+            await release.wait()
+            ended.append("stubborn")
+
+    async def begun_by_the_end():
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            ended.append("begun by the end")
+
+    @tasks.task("it", asyncio=True)
+    async def it(job: AioJob) -> str:
+        job.resource(dict)["task"] = asyncio.create_task(stubborn())
+        await asyncio.sleep(0)
+        return "returned"
+
+    @tasks.task("other", asyncio=True)
+    async def other(job: AioJob) -> None:
+        """One that shares the key."""
+
+    with trio.fail_after(20), capture_logs() as lines:
+        async with open_worker(tasks, cancel_grace_s=0.1, heartbeat_s=0.2) as supervisor:
+            supervisor._parts.services.resources[dict] = {}
+            job = await supervisor.jobs.enqueue("it", queue="q", lock_key="k")
+            second = await supervisor.jobs.enqueue("other", queue="q", lock_key="k")
+
+            async def is_told_as_stuck():
+                return "a handler does not stop: it keeps its key and lease until it returns" in [
+                    line["event"] for line in lines
+                ]
+
+            await until(is_told_as_stuck)
+            assert (await supervisor.jobs.get(job.job_id)).status == "running"
+            assert (await supervisor.jobs.get(second.job_id)).status == "queued"
+            release.set()
+            record = await supervisor.jobs.wait(job.job_id)
+            assert (record.status, record.result) == ("succeeded", "returned")
+            assert sorted(ended) == ["begun by the end", "stubborn"]
+            assert (await supervisor.jobs.wait(second.job_id)).status == "succeeded"
+    [left] = [line for line in lines if line["event"].startswith("a handler has left asyncio tasks behind")]
+    assert left["tasks"] == 1
+
+
+async def test_an_error_or_an_exit_in_one_of_its_tasks_ends_nothing_else(open_worker):
+    tasks = Tasks()
+
+    @tasks.task("it", asyncio=True)
+    async def it(job: AioJob) -> None:
+        def fail():
+            raise ValueError("in a callback")
+
+        async def leave():
+            sys.exit(3)
+
+        asyncio.get_running_loop().call_soon(fail)
+        with pytest.raises(RuntimeError, match=r"sys.exit\(3\)"):
+            await asyncio.create_task(leave())
+        forgotten = asyncio.create_task(leave())
+        await asyncio.sleep(0.01)
+        del forgotten
+        gc.collect()
+
+    with trio.fail_after(20), capture_logs() as lines:
+        async with open_worker(tasks) as supervisor:
+            for _ in range(2):
+                job = await supervisor.jobs.enqueue("it", queue="q")
+                assert (await supervisor.jobs.wait(job.job_id)).status == "succeeded"
+    told = [line for line in lines if line["event"] == "an error in asyncio that nobody waits for"]
+    assert len(told) == 4
+
+
+async def test_a_handler_that_swallows_its_cancellation_hears_of_it_at_each_checkpoint():
+    tasks, heard = Tasks(), []
+
+    @tasks.task("it", asyncio=True, timeout_s=0.05)
+    async def it(job: AioJob) -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(3_600 if not heard else 0)
+                await job.checkpoint()
+            except asyncio.CancelledError:
+                heard.append(job.stopped_by)
+
+    assert (await run_task(tasks, "it")).status == "succeeded"
+    assert heard == ["timeout"] * 3
+
+
+@pytest.mark.parametrize("wait_s", [0, 1])
+async def test_a_trio_handler_that_calls_asyncio_is_told_how_it_could(wait_s):
+    tasks = Tasks()
+
+    @tasks.task("it")
+    async def it(job: Job) -> None:
+        await asyncio.sleep(wait_s)
+
+    @tasks.task("asyncio", asyncio=True)
+    async def beside(job: AioJob) -> None:
+        """With it, a loop is there."""
+
+    error = (await run_task(tasks, "it")).error
+    assert "declare the task with asyncio=True" in error.partition("\n")[0]
+
+
+def test_a_plain_function_is_refused_where_it_is_declared():
+    with pytest.raises(ValueError, match="task 'it': asyncio=True is for async functions"):
+        Tasks().task("it", asyncio=True)(dict)
