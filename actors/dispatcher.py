@@ -11,19 +11,19 @@ import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
-from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.actors import runner
+from dataloader.actors.claim_cursor import Ask, ClaimCursor
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.pauses import Pauses, jittered
+from dataloader.jobs.pauses import jittered
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.lock_session import Claim, LockSession
@@ -31,46 +31,8 @@ from dataloader.store.queue.make_ready import KEYS, unpark
 
 log = get_logger(__name__)
 
-MAX_PAUSE_S: Final = 5.0
-LOCKED_PAUSE_S: Final = 0.01
-MAX_LOCKED_PAUSE_S: Final = 1.0
-MAX_CLAIM: Final = 64
-"""Jobs claimed in one statement at the most: the next ones are claimed while these run and former ones are recorded.
-
-Larger ones hold up the event loop, and all slots wait for the database at the same time.
-"""
-MAX_LOOK: Final = 500
-"""Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
-LOOK_BACK_S: Final = 0.25
-"""In a backlog, so long after a look at its front the next one is due, unless something becomes ready before."""
-LOOK_BACK: Final = 10
-CHEAP_LOOK_S: Final = 0.02
-"""Looks at the front that take longer, by dead entries there, are so many times their excess apart."""
-
-
-@attrs.define
-class Place:
-    """Where the next claim of a backlog begins: behind the last one, unless it is time to look from the front."""
-
-    _last: UUID | None = None
-    _looked_at: float = -math.inf
-    _took_s: tuple[float, float] = (0, 0)
-
-    def next(self, *, woken: bool) -> UUID | None:
-        """The job behind which to look; None for the front. `woken`: something became ready since."""
-        # One that was held up, by the plan it had to make or by the disk, says nothing of the next.
-        excess_s = max(min(self._took_s) - CHEAP_LOOK_S, 0)
-        pause_s = max(LOOK_BACK * excess_s, 0 if woken else LOOK_BACK_S)
-        return None if trio.current_time() - self._looked_at >= pause_s else self._last
-
-    def claimed(self, after: UUID | None, last: UUID | None, began: float) -> None:
-        """A claim that began behind `after` at `began` has looked at all up to `last`."""
-        self._last = last
-        if after is None:
-            self._looked_at = began
-            self._took_s = (self._took_s[1], trio.current_time() - began)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -100,7 +62,6 @@ class Dispatcher:
     _slots: Wake = attrs.field(factory=Wake, init=False)
     _to_test: set[int] = attrs.field(factory=set, init=False)
     _testing: bool = attrs.field(default=False, init=False)
-    _place: Place = attrs.field(factory=Place, init=False)
 
     def freed(self, slots: int) -> None:
         """The recorder has written the ends of `slots` runs."""
@@ -135,57 +96,37 @@ class Dispatcher:
     async def _claim_for_ever(
         self, start_test: Callable[[], None], jobs: trio.Nursery, limiter: trio.CapacityLimiter
     ) -> None:
-        names = list(self.tasks)
-        limit, look_again_s = MAX_CLAIM, math.inf
-        pauses, locked_pauses = Pauses(0.1, MAX_PAUSE_S), Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S)
-        more, look = True, 0
+        names, cursor = list(self.tasks), ClaimCursor()
         while True:
-            free = min(self.concurrency - self.running, limit)
-            if not free:
+            if self.running >= self.concurrency:
                 await self._slots.wait(math.inf)
                 continue
-            if not more:
+            if not cursor.more:
                 # Jittered, so that replicas which were started together don't ask together.
-                await self.wake.wait(min(jittered(self.poll_s), look_again_s))
-                free = min(self.concurrency - self.running, limit)
+                await self.wake.wait(cursor.wait_s(jittered(self.poll_s)))
+            ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=self.wake.is_set)
             try:
-                claim = await self._claim(free, look, names)
+                claim = await self._claim(ask, names)
             except (StoreUnavailable, Unstorable) as error:
                 # Unstorable: a row of somebody else can't be claimed; whoever mends it need not start us again.
-                # A claim that was too much for the server, its locks or its time, is not asked for again in that size.
-                limit = max(limit // 2, 1)
-                pause_s = pauses.next()
+                pause_s = cursor.failed()
                 self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
                 await trio.sleep(pause_s)
-                more, look = True, 0
                 continue
             self.outage.worked(self._part)
-            limit = min(limit * 2, MAX_CLAIM)
-            pauses.reset()
+            cursor.answered(ask, claim, trio.current_time())
             self._take(claim, jobs, limiter)
-            more = claim.more
-            # While slots stay free behind a crowd that can't run, jobs of one key mostly, look further and further.
-            look = min(max(look, free) * 4, MAX_LOOK) if more and len(claim.jobs) < free else 0
-            # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
-            if claim.passed_over:
-                look_again_s = locked_pauses.next()
-            else:
-                locked_pauses.reset()
-                look_again_s = math.inf
             self._to_test.update(claim.to_test)
             if self._to_test and not self._testing:
                 self._testing = True
                 start_test()
 
-    async def _claim(self, free: int, look: int, names: list[str]) -> Claim:
-        began = trio.current_time()
-        after = self._place.next(woken=self.wake.is_set)
-        if after is None:
+    async def _claim(self, ask: Ask, names: list[str]) -> Claim:
+        if ask.after is None:
             self.wake.lower()
-        claim = await self.locks.claim(self.queue, free, names, self.backoff_s, look=look, after=after)
+        claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
         self.answered()
-        self._place.claimed(after, claim.last, began)
-        self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - began)
+        self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - ask.began)
         return claim
 
     def _take(self, claim: Claim, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:

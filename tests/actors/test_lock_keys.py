@@ -11,7 +11,7 @@ from databases import raw_connection
 from proxy import open_proxy
 
 from dataloader import NewJob, Snooze, Tasks
-from dataloader.actors.dispatcher import MAX_LOOK
+from dataloader.actors.claim_cursor import MAX_LOOK
 from dataloader.store.queue.lock_session import LockSession
 
 

@@ -10,9 +10,7 @@ import trio
 from conditions import until, when_ended
 
 from dataloader import ConfigError, NewJob, Tasks
-from dataloader.actors.dispatcher import CHEAP_LOOK_S, LOOK_BACK, LOOK_BACK_S, Place
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.ids import uuid7
 from dataloader.store.queue.control import pause, resume
 from dataloader.store.queue.lock_session import LockSession
 
@@ -234,31 +232,6 @@ async def test_an_urgent_job_does_not_wait_for_the_end_of_a_backlog(open_worker,
         await most.wait()
         # Most claims went on behind the last one all the same.
         assert sum(place is None for place in places) < sum(place is not None for place in places)
-
-
-@pytest.mark.requirement("Q6")
-async def test_what_became_ready_is_looked_for_at_once_unless_looks_at_the_front_are_dear(mock_clock):
-    place, job = Place(), uuid7()
-
-    def claim(*, after, takes_s):
-        began = trio.current_time()
-        mock_clock.jump(takes_s)
-        place.claimed(after, job, began)
-
-    assert place.next(woken=False) is None
-    claim(after=None, takes_s=LOOK_BACK_S - 0.1)  # held up, once
-    assert (place.next(woken=True), place.next(woken=False)) == (None, job)
-    claim(after=None, takes_s=CHEAP_LOOK_S)
-    assert (place.next(woken=True), place.next(woken=False)) == (None, job)
-    mock_clock.jump(LOOK_BACK_S)
-    assert place.next(woken=False) is None
-
-    for _ in range(2):
-        claim(after=None, takes_s=CHEAP_LOOK_S + 0.04)
-    claim(after=job, takes_s=LOOK_BACK * 0.04 - 0.1)
-    assert place.next(woken=True) == job
-    mock_clock.jump(0.1)
-    assert place.next(woken=True) is None
 
 
 @pytest.mark.requirement("Q3")
