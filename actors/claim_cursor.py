@@ -1,8 +1,8 @@
 """Where the next claim of a queue looks, how many jobs it asks for, and when: decided from what the last ones brought.
 
-Knows neither the database nor the clock: the dispatcher tells it both. In a backlog a claim goes on behind the last one:
-while somebody holds an old snapshot the entries of jobs that were claimed stay in the index, and each claim from the
-front would walk over all of them.
+Knows neither the database nor the clock: the dispatcher tells it both. In a backlog a claim goes on behind the last
+one: while somebody holds an old snapshot the entries of jobs that were claimed stay in the index, and each claim from
+the front would walk over all of them.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ worker as alive. It runs until after the recorder: a job whose end is not writte
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
@@ -57,18 +58,26 @@ class Heartbeat:
         async with trio.open_nursery() as nursery:
             # Beside the beats: a beat may wait long for a database that is silent, and then it matters most.
             nursery.start_soon(self._watch_for_stuck)
+            nursery.start_soon(self._look_for_cancels)
             nursery.start_soon(self._show_for_ever)
             await self._beat_for_ever()
 
     async def _beat_for_ever(self) -> None:
         while True:
-            certain = await self._beat()
+            certain = await self._beat(list(self.runs))
             period_s = min(self.period_s, self.runs.shortest_lease_s() / 3)
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
-    async def _beat(self) -> bool:
-        """One heartbeat; True when every run's lease was renewed or is known to be lost."""
-        runs = {run.job.token: run for run in self.runs if not run.committed}
+    async def _look_for_cancels(self) -> None:
+        """A cancel that a notification tells of is looked for in the row of its run, and in no other."""
+        while True:
+            await self.runs.asked.wait(math.inf)
+            if not await self._beat(self.runs.take_asked()):
+                self.wake.set()
+
+    async def _beat(self, some: list[Run]) -> bool:
+        """One heartbeat for `some` runs; True when each one's lease was renewed or is known to be lost."""
+        runs = {run.job.token: run for run in some if not run.committed}
         if not runs:
             await self._stay_connected()
             return True

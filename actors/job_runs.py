@@ -12,12 +12,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final
-from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.actors.outbox import Outbox
+from dataloader.actors.wake import Wake
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 
@@ -123,8 +123,9 @@ class Runs:
     def __init__(self, default_lease_s: float = 60.0) -> None:
         """None yet; `default_lease_s` is planned for while none runs."""
         self._by_token: dict[int, Run] = {}
-        self._by_job: dict[UUID, Run] = {}
-        self._early_cancels: OrderedDict[UUID, None] = OrderedDict()
+        self._early_cancels: OrderedDict[int, None] = OrderedDict()
+        self._asked: set[int] = set()
+        self.asked = Wake()
         self._added: trio.Event | None = None
         self._removed: trio.Event | None = None
         self.key_safe_until = math.inf
@@ -146,21 +147,18 @@ class Runs:
         if run.job.lease_s < self._planned_for_s:
             self._planned_for_s = run.job.lease_s
             self.attend()
-        self._by_job[run.job.job_id] = run
         if self._added is not None:
             self._added.set()
             self._added = None
         run.open_scope(math.inf if run.job.lock_hash is None else self.key_safe_until)
         if self.closed:
             run.stop(StopReason.DRAIN)
-        elif self._early_cancels and self._early_cancels.pop(run.job.job_id, 0) is None:
-            self.attend()  # the notification may have meant an earlier run: the heartbeat's answer decides
+        elif self._early_cancels and self._early_cancels.pop(run.job.token, 0) is None:
+            self.cancel(run.job.token)
 
     def remove(self, run: Run) -> None:
         """Let go of a run whose end is recorded."""
         self._by_token.pop(run.job.token, None)
-        if self._by_job.get(run.job.job_id) is run:
-            del self._by_job[run.job.job_id]
         if self._removed is not None:
             self._removed.set()
             self._removed = None
@@ -182,14 +180,23 @@ class Runs:
         """The run that has this token."""
         return self._by_token.get(token)
 
-    def cancel(self, job_id: UUID) -> None:
-        """A notification said that this job is to be canceled; its claim's reply may still be on the way."""
-        if job_id in self._by_job:
-            self.attend()  # it may have meant an earlier run, too
+    def cancel(self, token: int) -> None:
+        """A notification said that this run is to be canceled; its claim's reply may still be on the way.
+
+        Anybody may notify: the heartbeat, which waits until runs are `asked` for, looks at the row of this one.
+        """
+        if token in self._by_token:
+            self._asked.add(token)
+            self.asked.set()
             return
-        self._early_cancels[job_id] = None
+        self._early_cancels[token] = None
         if len(self._early_cancels) > REMEMBERED_CANCELS:
             self._early_cancels.popitem(last=False)
+
+    def take_asked(self) -> list[Run]:
+        """The runs whose cancel was told of since the last call."""
+        tokens, self._asked = self._asked, set()
+        return [self._by_token[token] for token in tokens if token in self._by_token]
 
     def shortest_lease_s(self) -> float:
         """The shortest lease among them, or the default if that is shorter.

@@ -97,7 +97,7 @@ class Listener:
                     wake.set()
             case JobDue():
                 self.stager.set()
-            case CancelRequested(job_id):
-                self.runs.cancel(job_id)
+            case CancelRequested(token):
+                self.runs.cancel(token)
             case JobChanged(job_id):
                 self.waits.changed(job_id)

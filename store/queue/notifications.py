@@ -37,9 +37,9 @@ class JobDue:
 
 @attrs.frozen
 class CancelRequested:
-    """A running job is to be canceled."""
+    """The run that has this token is to be canceled."""
 
-    job_id: UUID
+    token: int
 
 
 @attrs.frozen
@@ -58,10 +58,10 @@ FLOOD_S: Final = 0.5
 _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_jobs": QueueReady,
     "dl_due": lambda payload: JobDue(float(payload)),
-    "dl_cancel": lambda payload: CancelRequested(UUID(payload)),
+    "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
 }
-_OF_JOBS: Final = {"dl_jobs", "dl_cancel"}
+_OF_JOBS: Final = {"dl_jobs", "dl_stop"}
 
 
 class Listening:

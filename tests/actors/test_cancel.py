@@ -55,7 +55,7 @@ async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_ope
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
             before = (await row_of(job.job_id))["heartbeat_at"]
-            supervisor._parts.runs.cancel(job.job_id)
+            supervisor._parts.runs.cancel((await row_of(job.job_id))["token"])
             await until(lambda: row_of(job.job_id), lambda row: row["heartbeat_at"] > before)
             end.set()
             ended = await when_ended(supervisor, job.job_id, within_s=10)
@@ -63,8 +63,15 @@ async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_ope
 
 
 @pytest.mark.requirement("Q4")
-async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker, settled, raw):
-    tasks, started = Tasks(), trio.Event()
+async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_no_other_run(
+    open_worker, settled, raw, row_of
+):
+    tasks, started, beside_started = Tasks(), trio.Event(), trio.Event()
+
+    @tasks.task("beside")
+    async def beside(job):
+        beside_started.set()
+        await trio.sleep_forever()
 
     @tasks.task("wait")
     async def wait(job):
@@ -74,10 +81,16 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too(open_worker
     async with open_worker(tasks, heartbeat_s=HOUR_S, default_lease_s=DAY_S) as supervisor:
         with trio.fail_after(20):
             await settled(supervisor)
+            other = await supervisor.jobs.enqueue("beside", queue="q")
             job = await supervisor.jobs.enqueue("wait", queue="q")
             await started.wait()
+            await beside_started.wait()
+            before = await row_of(other.job_id)
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = $1", job.job_id)
             assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
+            # Its row alone was looked at: no lease of another run was renewed for that.
+            assert await row_of(other.job_id) == before
+            await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
 
 
 @pytest.mark.requirement("Q4")
@@ -264,7 +277,7 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
 
 
 @pytest.mark.requirement("Q16")
-async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database):
+async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database, row_of):
     """Channels have no rights: anybody may notify. What is heard is looked up in the tables before it counts."""
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
 
@@ -282,8 +295,9 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
             with trio.fail_after(20):
                 job = await supervisor.jobs.enqueue("long", queue="q")
                 await started.wait()
-                for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
-                    for payload in (str(job.job_id), "nan", "1e999", "\u202e" * 1000, ""):
+                token = (await row_of(job.job_id))["token"]
+                for channel in ("dl_jobs", "dl_due", "dl_stop", "dl_changed"):
+                    for payload in (str(job.job_id), str(token), "nan", "1e999", "\u202e" * 1000, ""):
                         await outsider.execute("SELECT pg_notify($1, $2)", channel, payload)
                 # Polls are an hour apart: it is by the listener that this one runs.
                 other = await supervisor.jobs.enqueue("quick", queue="q")
@@ -296,7 +310,7 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
 async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_worker, database, monkeypatch):
     monkeypatch.setattr("dataloader.actors.listener.PING_EVERY_S", 0.2)
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
-    flood = "SELECT count(pg_notify('dl_cancel', gen_random_uuid()::text)) FROM generate_series(1, 200000)"
+    flood = "SELECT count(pg_notify('dl_stop', gen_random_uuid()::text)) FROM generate_series(1, 200000)"
 
     @tasks.task("long")
     async def long(job):

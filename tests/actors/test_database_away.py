@@ -61,7 +61,7 @@ async def test_a_stranger_who_notifies_nonsense_harms_nobody(open_worker, raw):
     async with open_worker(quick_tasks()) as supervisor:
         listener = supervisor._parts.listener
         await until(lambda: _now(listener.connected))
-        for channel in ("dl_jobs", "dl_due", "dl_cancel", "dl_changed"):
+        for channel in ("dl_jobs", "dl_due", "dl_stop", "dl_changed"):
             for payload in ("", "no such queue", "NaN", "'; DROP TABLE dl_jobs", "x" * 7_000):
                 await raw.execute("SELECT pg_notify($1, $2)", channel, payload)
         job = await supervisor.jobs.enqueue("quick", queue="q")

@@ -66,7 +66,7 @@ async def test_what_goes_on_after_its_transaction_is_stopped_when_its_key_may_be
         open_proxy(database.dsn) as direct,
         open_worker(tasks, lock_dsn=direct.dsn, default_lease_s=5, heartbeat_s=1) as supervisor,
     ):
-        await supervisor.jobs.enqueue("t", queue="q")
+        await supervisor.jobs.enqueue("t", queue="q", lock_key="k")
         with trio.fail_after(20):
             await started.wait()
             direct.freeze("locks")

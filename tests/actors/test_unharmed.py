@@ -110,9 +110,10 @@ async def test_a_cancel_of_an_earlier_run_does_not_stop_the_next(open_worker, ra
         assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
         # Word of the cancel comes once more, late, as it does to every process that never ran the job.
         await until(lambda: raw.fetchval("SELECT 1"), lambda _: not supervisor._parts.runs)
-        await raw.execute("SELECT pg_notify('dl_cancel', $1::text)", str(job.job_id))
+        token = await raw.fetchval("SELECT token FROM dl_jobs")
+        await raw.execute("SELECT pg_notify('dl_stop', $1::text)", str(token))
         await raw.execute("SELECT pg_notify('dl_changed', $1::text)", str(job.job_id))
-        await until(lambda: raw.fetchval("SELECT 1"), lambda _: bool(supervisor._parts.runs._early_cancels))
+        await until(lambda: raw.fetchval("SELECT 1"), lambda _: token in supervisor._parts.runs._early_cancels)
         await control.retry(supervisor.database, job.job_id, control.Operator("test", None))
         await until(lambda: raw.fetchval("SELECT status FROM dl_jobs"), lambda status: status == "running")
         gate.set()

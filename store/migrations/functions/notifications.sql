@@ -1,5 +1,6 @@
--- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due to the stager, dl_cancel to the worker that runs it,
--- dl_changed to those who watch it. They run with the writer's rights.
+-- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due to the stager, dl_stop to the worker that runs it (by the
+-- token of that run), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen
+-- to dl_cancel, which tells the job's id: it goes with a later set.
 -- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -27,6 +28,7 @@ BEGIN
     -- Whole seconds, so that a storm of retries in one transaction folds into a few notifications.
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM NEW.available_at))::text);
   ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
+    PERFORM pg_notify('dl_stop', NEW.token::text);
     PERFORM pg_notify('dl_cancel', NEW.job_id::text);
   END IF;
   IF OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress) THEN

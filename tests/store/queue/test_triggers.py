@@ -50,7 +50,7 @@ async def foreign(request, database):
 @pytest.fixture
 async def hear(database):
     """What is notified on each of our channels, by name."""
-    heard = {"dl_jobs": [], "dl_due": [], "dl_cancel": [], "dl_changed": []}
+    heard = {"dl_jobs": [], "dl_due": [], "dl_cancel": [], "dl_stop": [], "dl_changed": []}
 
     async with raw_connection(database.dsn) as connection:
         for channel in heard:
@@ -251,13 +251,13 @@ async def test_each_reaper_takes_back_the_others_jobs(foreign, add_job, start_wo
 @pytest.mark.requirement("Q4")
 async def test_a_cancel_request_of_anybody_is_notified_while_the_job_runs(foreign, add_job, start_worker, hear):
     running = await add_job()
-    await start_worker().claim()
+    [job] = await start_worker().claim()
     queued = await add_job()
     await hear()
     await foreign.execute(CANCEL, running)
     await foreign.execute(CANCEL, running)
     await foreign.execute(CANCEL, queued)
-    assert await hear() == [("dl_cancel", str(running))]
+    assert await hear() == [("dl_cancel", str(running)), ("dl_stop", str(job.token))]
     assert await start_worker().claim() == []  # the queued one ends as canceled
 
 
