@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 
 import structlog
 from quart import Request as QuartRequest
-from quart import Response, request
+from quart import Response
+from quart.globals import request_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
@@ -51,7 +52,7 @@ _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 class App(QuartTrio):
     """Quart, with our id, headers and log line around each request."""
 
-    asgi_http_class = Connection
+    asgi_http_class = cast("Any", Connection)
     request_class = Request
     services: Services
 
@@ -121,4 +122,4 @@ def _bad_request(detail: str, here: Request) -> Response:
 
 
 def _this_request() -> Request:
-    return cast("Request", request._get_current_object())  # type: ignore[attr-defined]  # noqa: SLF001 - Werkzeug named it
+    return cast("Request", request_ctx.request)

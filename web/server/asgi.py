@@ -1,7 +1,8 @@
-"""One request on its way between Hypercorn and Quart: all that we rely on of quart-trio's inside is in this file.
+"""One request on its way between Hypercorn and Quart.
 
-What differs from quart-trio: the body is received within bounds (bodies.py), a long answer goes out in pieces, of which
-each has its deadline, and the end of an answer can't be cut off.
+Quart makes a `Connection` of each request (`asgi_http_class`). What differs from Quart's own: the body is received
+within bounds (bodies.py), a long answer goes out in pieces, of which each has its deadline, and the end of an answer
+can't be cut off. Only public names of Quart are used; test_borrowed_names.py has them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
-from quart import Response
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, HTTPScope
+from quart import Quart, Response
 from quart.utils import encode_headers
-from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
+from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from dataloader.web.server.bodies import Body
@@ -39,52 +40,82 @@ class Request(TrioRequest):
     """Whether its address is text: UTF-8, whatever is escaped in it."""
 
 
-class Connection(TrioASGIHTTPConnection):
+class Connection:
     """One request on its way through Quart."""
 
-    app: App
+    def __init__(self, app: Quart, scope: HTTPScope) -> None:
+        self._app = cast("App", app)
+        self._scope = scope
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Receive it, serve it, send its answer."""
-        request = self._create_request_from_scope(send)
+        request = self._request()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.handle_messages, nursery, request, receive)
-                nursery.start_soon(self.handle_request, nursery, request, send)
+                nursery.start_soon(_receive, request.received, receive, nursery.cancel_scope)
+                await _send(send, await self._app.handle_request(request))
+                nursery.cancel_scope.cancel()
         finally:
             request.received.drop()
-            self.app.services.sending.give(request)
+            self._app.services.sending.give(request)
 
-    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
-        """A target that is no path, as `GET ?x`, is nowhere: Quart would fail on it."""
-        path = self.scope["path"]
-        if not path.startswith("/"):
-            try:
-                path = urlsplit(path).path
-            except ValueError:
-                path = ""
-            self.scope["path"] = path if path.startswith("/") else f"/{path}"
-        request = cast("Request", super()._create_request_from_scope(send))
-        services = self.app.services
-        client = self.scope["state"]["client"]
+    def _request(self) -> Request:
+        scope, services = self._scope, self._app.services
+        headers = Headers([(name.decode("latin1"), value.decode("latin1")) for name, value in scope["headers"]])
+        headers.setdefault("Host", "")
+        request = Request(
+            *(scope["method"], scope["scheme"], _path(scope["path"]), scope["query_string"], headers),
+            *("", scope["http_version"], scope),
+            send_push_promise=_push_nothing,
+        )
+        client = cast("Any", scope)["state"]["client"]
         request.client = client
         request.received = Body(request.content_length, services.receiving, services.refusals, client.ask_for_body)
         request.body = cast("Any", request.received)
-        request.is_text = _is_text(self.scope["raw_path"]) and _is_text(self.scope["query_string"])
+        request.is_text = _is_text(scope["raw_path"]) and _is_text(scope["query_string"])
         return request
 
-    async def _send_response(self, send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
-        headers = encode_headers(response.headers)
-        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        data = memoryview(await cast("Response", response).get_data(as_text=False))
-        while len(data) > PIECE:
-            await send({"type": "http.response.body", "body": bytes(data[:PIECE]), "more_body": True})
-            data = data[PIECE:]
-        # With the last message Hypercorn ends the stream and says "disconnect", at which quart-trio cancels the sender,
-        # and that is still at work: it has to close the connection, or to set the timer that closes an idle one.
-        end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
-        with trio.move_on_after(END_S, shield=True):
-            await send(end)
+
+async def _receive(body: Body, receive: ASGIReceiveCallable, request: trio.CancelScope) -> None:
+    """Take the body as it comes; the request ends when its client has gone."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.request":
+            body.append(message["body"])
+            if not message["more_body"]:
+                body.set_complete()
+        elif message["type"] == "http.disconnect":
+            request.cancel()
+            return
+
+
+async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse) -> None:
+    headers = encode_headers(response.headers)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    data = memoryview(await cast("Response", response).get_data(as_text=False))
+    while len(data) > PIECE:
+        await send({"type": "http.response.body", "body": bytes(data[:PIECE]), "more_body": True})
+        data = data[PIECE:]
+    # With the last message Hypercorn ends the stream and says "disconnect", at which the request is cancelled, and the
+    # sender is still at work: it has to close the connection, or to set the timer that closes an idle one.
+    end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
+    with trio.move_on_after(END_S, shield=True):
+        await send(end)
+
+
+async def _push_nothing(_path: str, _headers: Headers) -> None:
+    """Nothing is pushed by HTTP/1.1."""
+
+
+def _path(target: str) -> str:
+    """The path of a request. A target that is none, as in `GET ?x`, leads nowhere."""
+    if target.startswith("/"):
+        return target
+    try:
+        path = urlsplit(target).path
+    except ValueError:
+        path = ""
+    return path if path.startswith("/") else f"/{path}"
 
 
 def _is_text(escaped: bytes) -> bool:

@@ -1,9 +1,9 @@
 """A client's connection, over Hypercorn's HTTP/1.1: all that we rely on of Hypercorn's inside is in this file.
 
-Hypercorn's own connection has one timer, for idle ones, and shields its sends without a deadline. This one has a
-deadline for each header and for each piece of an answer, and tells `Connections` what it does, so that it can give way.
-HTTP/1.1 alone is spoken: whoever may connect could end the whole server by what Hypercorn's HTTP/2 does not catch, or
-hold connections for which no timer runs.
+test_borrowed_names.py has the names. Hypercorn's own connection has one timer, for idle ones, and shields its sends
+without a deadline. This one has a deadline for each header and for each piece of an answer, and tells `Connections`
+what it does, so that it can give way. HTTP/1.1 alone is spoken: whoever may connect could end the whole server by what
+Hypercorn's HTTP/2 does not catch, or hold connections for which no timer runs.
 """
 
 from __future__ import annotations
