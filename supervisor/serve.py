@@ -8,21 +8,11 @@ every row was finished or given back, else 1. Signals are touched here only; emb
 from __future__ import annotations
 
 import gc
-import logging
-import math
-import os
 import resource
 import signal
-import socket
-import sys
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import lru_cache
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-import attrs
 import trio
 
 from dataloader.actors.job_runs import Run
@@ -34,19 +24,9 @@ from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import Supervisor, open_starting
+from dataloader.supervisor.total_deadline import SIGNALS, leave, open_total_deadline
 
 log = get_logger(__name__)
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The last comes from a terminal that is closed."""
-LEAVE_AT: Final = 3
-"""This signal ends the process at once."""
-TOTAL_BOUND_S: Final = 10.0
-"""After the drain's timeout: when the process ends, whatever still runs."""
-LOOK_S: Final = 0.25
-LAST_WORD_S: Final = 0.5
-HEARD_S: Final = 1.0
-"""So long after it came a loop that turns has heard of a signal."""
 
 
 async def serve(
@@ -72,7 +52,7 @@ async def serve(
     try:
         # What whoever started us has made us ignore (nohup, a shell's job in the background) stays so.
         heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        with trio.open_signal_receiver(*heeded) as signals, _open_bound(settings.drain_timeout_s) as bound:
+        with trio.open_signal_receiver(*heeded) as signals, open_total_deadline(settings.drain_timeout_s) as deadline:
             async with (
                 open_starting(
                     settings, tasks, with_web=True, server=server, unstoppable=_leave_unstoppable
@@ -80,7 +60,7 @@ async def serve(
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(obey, signals, *_steps(supervisor))
-                nursery.start_soon(bound.watch, supervisor)
+                nursery.start_soon(deadline.watch, supervisor)
                 outcome = await _serve_until_drained(supervisor, settings, nursery, guest)
                 nursery.cancel_scope.cancel()
     except ActorGaveUp as error:
@@ -115,7 +95,7 @@ async def _serve_until_drained(
     report = await supervisor.wait_drained()
     if report.stuck:
         # A thread that does not return would hold the process; its rows are left to their leases.
-        _leave(1)
+        leave(1)
     return report
 
 
@@ -130,10 +110,10 @@ def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
         log.warning("second signal: the running jobs are stopped now", signal=name)
         supervisor.hurry()
 
-    def leave(name: str) -> None:
-        _leave(1, "third signal: leaving at once", signal=name)
+    def leave_now(name: str) -> None:
+        leave(1, "third signal: leaving at once", signal=name)
 
-    return drain, hurry, leave
+    return drain, hurry, leave_now
 
 
 def _open_as_many_files_as_allowed() -> None:
@@ -152,109 +132,11 @@ def _announce(supervisor: Supervisor, settings: Settings) -> None:
     )
 
 
-@attrs.define(eq=False)
-class _Bound:
-    """Leaves at the total deadline, from a thread: the loop itself may be what hangs.
-
-    A drain begins with a signal, or when a part has given up. Python's handlers of signals run in the main thread, not
-    before a call into native code has returned; that a signal came it tells a socket at once, which is read here and
-    passed on to Trio's.
-    """
-
-    bound_s: float
-    wakeups: socket.socket
-    trios: int
-    began: float = math.inf
-    signals: int = 0
-    _supervisor: Supervisor | None = None
-    _ended: bool = False
-
-    async def watch(self, supervisor: Supervisor) -> None:
-        """Whatever begins the drain, the end comes."""
-        self._supervisor = supervisor
-        await supervisor.wait_draining()
-        self.began = min(self.began, time.monotonic())
-
-    def end(self) -> None:
-        """The supervisor is gone; a drain's bound stays for what else may hold up the process."""
-        self._ended = True
-
-    def run(self) -> None:
-        """In a thread."""
-        third_at = math.inf
-        while not self._ended or self.began < math.inf:
-            self._listen()
-            now = time.monotonic()
-            if self.signals >= LEAVE_AT:
-                third_at = min(third_at, now)
-            if now - third_at > HEARD_S:
-                _leave(1, "third signal: leaving at once, though the loop is blocked")
-            if now - self.began > self.bound_s:
-                # A client that takes no data or a connection that does not close holds us up, and no row.
-                supervisor = self._supervisor
-                report = None if supervisor is None or supervisor.failure is not None else supervisor.report
-                code = 0 if report is not None and report.is_clean else 1
-                _leave(code, "the total deadline of the drain has passed: leaving at once", after_s=self.bound_s)
-
-    def _listen(self) -> None:
-        with suppress(TimeoutError):
-            numbers = self.wakeups.recv(64)
-            came = sum(number in SIGNALS for number in numbers)
-            self.signals += came
-            if came:
-                self.began = min(self.began, time.monotonic())
-            if not numbers:
-                time.sleep(LOOK_S)  # the other end is closed: nothing is told any more
-            if self.trios >= 0 and not self._ended:
-                with suppress(OSError):  # it is full, so Trio wakes anyway
-                    os.write(self.trios, numbers)
-
-
-@lru_cache
-def _let_no_child_tell() -> None:
-    """A forked child has our wake-up socket, too, and its signals are not ours. Python does so itself from 3.12 on."""
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
-
-
-@contextmanager
-def _open_bound(drain_timeout_s: float) -> Iterator[_Bound]:
-    """The bound for the length of a block, within Trio's run."""
-    _let_no_child_tell()
-    wakeups, told = socket.socketpair()
-    wakeups.settimeout(LOOK_S)
-    told.settimeout(0)
-    # The last word is within the bound, too, and so is the time until the next look at the clock.
-    bound = _Bound(drain_timeout_s + TOTAL_BOUND_S - LAST_WORD_S - LOOK_S, wakeups, signal.set_wakeup_fd(told.fileno()))
-    threading.Thread(target=bound.run, name="drain's bound", daemon=True).start()
-    try:
-        yield bound
-    finally:
-        signal.set_wakeup_fd(bound.trios)
-        bound.end()
-        told.close()
-
-
 def _leave_unstoppable(run: Run) -> None:
-    _leave(
+    leave(
         1,
         "a handler goes on although its lease is gone: this process ends, so that the job never runs twice at once",
         job_id=str(run.job.job_id),
         task=run.job.task,
         stopped_by=run.stopped_by().value,
     )
-
-
-def _leave(code: int, why: str = "", **fields: object) -> NoReturn:
-    """End the process, with a last word if it can be said: a log that nobody reads may be what holds us up."""
-    at_the_latest = threading.Timer(LAST_WORD_S, os._exit, (code,))
-    at_the_latest.daemon = True
-    try:
-        at_the_latest.start()
-    except RuntimeError:  # the machine has no thread left
-        os._exit(code)
-    if why:
-        log.critical(why, **fields)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -285,7 +285,7 @@ GUARDS = {
     "bound of the last word": Guard(
         "a log that nobody reads does not hold up the exit",
         f"{FAULTS}/test_signals.py::test_f12_a_log_that_nobody_reads_does_not_keep_the_process_from_ending",
-        put("supervisor.serve.LAST_WORD_S", 3_600.0),
+        put("supervisor.total_deadline.LAST_WORD_S", 3_600.0),
     ),
     "bound of notifications": Guard(
         "a flood of notifications ends the listening, not the leases",

@@ -70,8 +70,7 @@ def charset_or_none(_instance: Any, attribute: attrs.Attribute[Any], value: Any)
 def is_charset(name: str) -> bool:
     """Tell whether a document can be encoded so."""
     try:
-        found = codecs.lookup(name)
+        "".encode(name)  # refuses what is no text encoding (zip, rot13)
+        return codecs.lookup(name).name not in _NO_CHARSETS
     except (LookupError, ValueError):
         return False
-    # What is no text encoding (zip, rot13) can't be told apart otherwise; Python's own io does so, too.
-    return getattr(found, "_is_text_encoding", False) and found.name not in _NO_CHARSETS

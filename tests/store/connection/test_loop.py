@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -105,3 +106,27 @@ async def test_an_operation_after_the_loop_has_ended_is_refused(store):
     await store.cut()
     with pytest.raises(StoreUnavailable):
         await store.run(ask)
+
+
+def test_what_we_rely_on_of_asyncios_insides_is_there():
+    """The standard library's, in loop.py; a new version of Python may have moved it."""
+    loop = asyncio.SelectorEventLoop()
+    try:
+        assert isinstance(loop._ready, deque)
+        assert loop._scheduled == []
+        timer = loop.call_later(60, print)
+        assert loop._scheduled == [timer], "a heap: the next timer is its first"
+        # One round, which looks at the selector without waiting for it when the loop is to stop.
+        called = []
+        loop.call_soon(called.append, "one")
+        loop._stopping = True
+        loop._run_once()
+        assert (called, len(loop._ready)) == (["one"], 0)
+    finally:
+        loop.close()
+    assert asyncio._get_running_loop() is None
+    asyncio._set_running_loop(loop)
+    try:
+        assert asyncio.get_running_loop() is loop
+    finally:
+        asyncio._set_running_loop(None)

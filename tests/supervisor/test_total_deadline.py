@@ -1,0 +1,31 @@
+"""The thread that ends a process which hangs: what it takes from Trio it passes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import trio
+
+from dataloader.supervisor import total_deadline
+
+
+async def test_what_we_rely_on_of_trios_insides_is_there(monkeypatch):
+    """It has a wake-up socket for signals while it runs; what comes to ours in its place reaches it."""
+    monkeypatch.setattr(total_deadline, "SIGNALS", ())  # no signal of this test ends its process
+    trios = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(trios)
+    assert trios >= 0
+    with trio.open_signal_receiver(signal.SIGUSR1) as signals, total_deadline.open_total_deadline(60):
+        ours = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(ours)
+        assert ours not in {-1, trios}
+        with trio.fail_after(30):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert await anext(signals) == signal.SIGUSR1
+    assert signal.set_wakeup_fd(trios) == trios
+    for thread in threading.enumerate():
+        if thread.name == "total deadline":
+            await trio.to_thread.run_sync(thread.join, 30)
+            assert not thread.is_alive()
