@@ -24,6 +24,7 @@ from dataloader.store.queue.notifications import (
     CancelRequested,
     JobChanged,
     JobDue,
+    JobToJudge,
     Notification,
     QueueReady,
     open_listener,
@@ -95,7 +96,7 @@ class Listener:
                 wake = self.queues.get(queue)
                 if wake is not None:
                     wake.set()
-            case JobDue():
+            case JobDue() | JobToJudge():
                 self.stager.set()
             case CancelRequested(token):
                 self.runs.cancel(token)

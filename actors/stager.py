@@ -1,8 +1,9 @@
-"""Makes waiting jobs ready: those whose time has come, those whose key is free, those whose task this worker knows.
+"""Makes waiting jobs ready: their time has come, their key is free, their task is known, what they run after has ended.
 
-Sleeps until the next job falls due, and is told by notification of an earlier one; every backoff period it sweeps the
-parked keys, which is the net below the wake-ups of those who hold them. When more has fallen due than one batch it
-rests between batches, as a share of the time they take, so that claims and outcomes go on.
+Sleeps until the next job falls due, and is told by notification of an earlier one, and of an end that others wait for.
+Every backoff period it sweeps the parked keys, which is the net below the wake-ups of those who hold them. When more
+has fallen due than one batch it rests between batches, as a share of the time they take, so that claims and outcomes go
+on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.make_ready import BATCH, ready_due, ready_free, ready_known
+from dataloader.store.queue.make_ready import BATCH, ready_after, ready_due, ready_free, ready_known
 
 log = get_logger(__name__)
 
@@ -55,12 +56,13 @@ class Stager:
                     await ready_free(self.database)
                 began = trio.current_time()
                 staged = await ready_due(self.database)
+                judged = await ready_after(self.database)
                 self.outage.worked("stager")
             except StoreError as error:
                 self.outage.failed("stager", error)
                 await trio.sleep(min(self.poll_s, MAX_PAUSE_S))
                 continue
-            if staged.readied >= BATCH and staged.next_due_s == 0:
+            if (staged.readied >= BATCH and staged.next_due_s == 0) or (judged.jobs and judged.more):
                 await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
                 continue
             # What falls due is told of, unless notifications are lost.
@@ -68,4 +70,6 @@ class Stager:
             if staged.next_due_s is not None:
                 # Due and not made ready: somebody has the row locked.
                 pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)
+            if judged.more:
+                pause_s = min(pause_s, LOCKED_S)
             await self.wake.wait(max(pause_s, 0.001))

@@ -101,7 +101,7 @@ def _hung(name: str, text: str) -> str:
 def cell(value: object) -> str:
     """One value as it stands in a table: instants in UTC, objects as JSON, nothing as nothing."""
     match value:
-        case None:
+        case WaitsFor.AFTER | None:
             return ""
         case bool():
             return "yes" if value else "no"
@@ -144,6 +144,12 @@ def unknown_task(queue: str, task: str) -> str:
     return f"no worker of the queue {cell(queue)!r} knows the task {cell(task)!r}; is its name right?"
 
 
+_FOR_OTHERS: Final = {
+    WaitsFor.LOCK: "another job with its lock_key runs",
+    WaitsFor.AFTER: "a job that it runs after has not ended",
+}
+
+
 def why_waits(job: JobRecord) -> str:
     """Why a queued job does not run yet, and what the reader can do; the empty text if nothing keeps it.
 
@@ -157,8 +163,8 @@ def why_waits(job: JobRecord) -> str:
         case WaitsFor.TIME:
             due = f"attempt {job.attempt + 1} of {job.max_attempts} is due at {cell(job.available_at)}"
             return f"{due}, after: {first_line(job.error)}" if job.error else due
-        case WaitsFor.LOCK:
-            return "another job with its lock_key runs"
+        case WaitsFor.LOCK | WaitsFor.AFTER:
+            return _FOR_OTHERS[job.waits_for]
         case WaitsFor.TASK:
             return unknown_task(job.queue, job.task)
         case None:

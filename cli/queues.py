@@ -21,6 +21,7 @@ _QUEUES: Final = (
     Column("DELAYED", rank=3),
     Column("BLOCKED", rank=3),
     Column("UNKNOWN_TASK", rank=4),
+    Column("DEPENDENT", rank=4),
     Column("OLDEST_READY", rank=2),
 )
 _WORKERS: Final = (
@@ -58,6 +59,7 @@ def queues(target: Target, *, as_json: bool) -> None:
                 q.delayed,
                 q.blocked,
                 q.unknown_task,
+                q.dependent,
                 q.oldest_ready_at,
             )
             for q in found

@@ -27,7 +27,8 @@ LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
 class JobFilter:
     """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
 
-    `finished_…` is when a job ended: those that have not are not meant.
+    `finished_…` is when a job ended: those that have not are not meant. `root` means that job and
+    all that belong to it.
 
     Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
     """
@@ -40,6 +41,7 @@ class JobFilter:
     created_to: datetime | None = None
     finished_from: datetime | None = None
     finished_to: datetime | None = None
+    root: UUID | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""

@@ -6,8 +6,9 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 from uuid import UUID
 
 import attrs
@@ -33,6 +34,11 @@ MIN_LEASE_S: Final = 3
 MAX_LEASE_S: Final = 86_400
 MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
+MAX_AFTER: Final = 10_000
+"""The most jobs that one job runs after."""
+WhenFailed = Literal["cancel", "run"]
+UNCHOSEN: Final = UUID(int=0)
+"""No job's id: the database has it where a job is still to be chosen."""
 DEFAULT_PRIORITY: Final = 100
 NAME_RULE: Final = "on one line, without control characters, and not of spaces alone"
 """What names and keys must be, besides not too long."""
@@ -80,6 +86,11 @@ def check_instant(name: str, value: datetime) -> None:
         raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {value.isoformat()}")
 
 
+def _ids(value: Iterable[UUID] | None) -> frozenset[UUID] | None:
+    """Those of a list; to run after no job is not to wait."""
+    return frozenset(value or ()) or None
+
+
 @attrs.frozen(kw_only=True)
 class NewJob:
     """A job as requested (Q2). `BadRequest` names the field when a value is not allowed.
@@ -87,6 +98,11 @@ class NewJob:
     `args` is any JSON object. `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` None mean the task's
     own, which the database knows, or else: no queue (`BadRequest`), 100, no key, so that nothing excludes the job, 5,
     and the settings' lease. `available_at` None means now.
+
+    `after` are the ids of jobs that exist, or stand before this one in the same list: the job waits until all of them
+    have ended. If one of them did not succeed it is canceled (`when_failed` "cancel") or runs all the same ("run").
+    `root` is the job that this one belongs to, so that all of them can be found together; a job that a handler enqueues
+    has the handler's own.
     """
 
     task: str
@@ -102,6 +118,9 @@ class NewJob:
     producer: str | None = None
     consumer_group: str | None = None
     job_id: UUID = attrs.field(factory=uuid7)
+    after: frozenset[UUID] | None = attrs.field(default=None, converter=_ids)
+    when_failed: WhenFailed = "cancel"
+    root: UUID | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the table can't hold or the workers can't serve."""
@@ -121,6 +140,27 @@ class NewJob:
             check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
         if self.available_at is not None:
             check_instant("available_at", self.available_at)
+        self._check_after()
+
+    def _check_after(self) -> None:
+        if self.after is not None:
+            if len(self.after) > MAX_AFTER:
+                raise BadRequest("after", f"must have at most {MAX_AFTER:,} ids, not {len(self.after):,}")
+            if self.job_id in self.after:
+                raise BadRequest("after", f"must not have the job's own id, {self.job_id}")
+        if self.when_failed not in get_args(WhenFailed):
+            raise BadRequest("when_failed", f"must be cancel or run, not {self.when_failed!r:.60}")
+
+
+@attrs.frozen
+class AfterResult:
+    """What a job came to that another one runs after: its status, and its result if it has succeeded with one.
+
+    `status` is None for a job that was deleted before it had succeeded.
+    """
+
+    status: Status | None
+    result: Any
 
 
 class JobOptions(TypedDict, total=False):
@@ -137,6 +177,9 @@ class JobOptions(TypedDict, total=False):
     producer: str | None
     consumer_group: str | None
     job_id: UUID
+    after: Iterable[UUID] | None
+    when_failed: WhenFailed
+    root: UUID | None
 
 
 @attrs.frozen
@@ -182,6 +225,10 @@ class JobRecord:
     `args` and `progress` are objects in our own rows; other services may store any JSON there. `lock_key` is None for a
     job that was given none. `queue_state` is no
     column: what keeps the queue of a queued job from taking it, as far as its workers are known when it is read.
+
+    `after` are the jobs that it runs after, a hundred of them at the most, and `when_failed` what becomes of
+    it if one of them does not succeed; both are None for a job that runs after none. While it waits for them
+    `available_at` is the instant that was asked for. `root` is the job that it belongs to.
     """
 
     job_id: UUID
@@ -212,6 +259,9 @@ class JobRecord:
     started_at: datetime | None
     finished_at: datetime | None
     queue_state: QueueState | None = None
+    after: list[UUID] | None = None
+    when_failed: WhenFailed | None = None
+    root: UUID | None = None
 
 
 @attrs.frozen
@@ -247,6 +297,7 @@ class WorkerRecord:
 class QueueRecord:
     """A queue's work that has not ended, by status and reason; finished jobs are never counted.
 
+    `dependent` jobs wait for other jobs to end.
     `workers` are the processes that serve it and have been heard of lately, `slots` how many jobs they run at once.
     """
 
@@ -260,3 +311,4 @@ class QueueRecord:
     oldest_ready_at: datetime | None
     workers: int = 0
     slots: int = 0
+    dependent: int = 0

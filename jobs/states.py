@@ -34,12 +34,13 @@ class WaitsFor(enum.StrEnum):
     """Why a queued job can't run now; a queued job that waits for nothing is ready.
 
     TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the
-    task.
+    task. AFTER: a job that it runs after has not ended.
     """
 
     TIME = "time"
     LOCK = "lock"
     TASK = "task"
+    AFTER = "after"
 
 
 class QueueState(enum.StrEnum):

@@ -21,7 +21,7 @@ from dataloader.jobs.errors import Conflict, JobNotFound
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import MAX_INT, MAX_NAME, JobRecord, check_between, check_name
 from dataloader.jobs.secrets.masking import mask
-from dataloader.jobs.states import TRANSITIONS, Status, Step
+from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_filters import condition
 from dataloader.store.queue.leases import ENDLESS
@@ -62,7 +62,9 @@ _REQUEST_CANCEL: Final = "UPDATE dl_jobs SET cancel_requested = true WHERE job_i
 
 _REVIVE: Final = """
 WITH changed AS (
-  UPDATE dl_jobs SET status = 'queued', available_at = now(), waits_for = NULL, attempt = 0, crashes = 0, refunds = 0,
+  UPDATE dl_jobs SET status = 'queued', available_at = now(), waits_for = NULL,
+                     waits_on = CASE WHEN when_failed IS NOT NULL THEN '00000000-0000-0000-0000-000000000000'::uuid END,
+                     wanted_at = NULL, attempt = 0, crashes = 0, refunds = 0,
                      cancel_requested = false, claimed_by = NULL, lease_expires_at = NULL, heartbeat_at = NULL,
                      started_at = NULL, finished_at = NULL, result = NULL, error = NULL
   WHERE job_id = ANY ($1::uuid[])
@@ -299,6 +301,8 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: 
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
+        if action is _TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
+            raise Conflict(job_id, row["status"], "it runs after others, which have not all ended: it can't run now")
         await connection.execute(action.sql, [job_id], *values.values())
         await _aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)

@@ -18,11 +18,12 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.queue.job_edges import aio_add_edges, check_order
 
 Row = tuple[Any, ...]
 
@@ -53,13 +54,15 @@ _COLUMNS: Final = {
     "consumer_group": "text",
     "request_hash": "bytea",
 }
+_COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
+"""Those that stand behind them in a row, and that most jobs do without."""
 _ADD: Final = """
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
-                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash{columns})
   SELECT job_id, queue, task, args::jsonb, idempotency_key, coalesce(lock_key, job_id::text), lock_key IS NOT NULL,
-         partition_key, priority, coalesce(available_at, now()), max_attempts, lease_ttl_sec, producer, consumer_group,
-         request_hash
+         partition_key, priority, {available_at}, max_attempts, lease_ttl_sec, producer, consumer_group,
+         request_hash{values}
   FROM {rows} AS r ({names}) {where}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue
@@ -74,10 +77,27 @@ SELECT job_id FROM added
 _BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
 
 
-def _add(rows: str, parameter: str, where: str = "") -> str:
-    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
-    parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(_COLUMNS.values(), 1))
-    return _ADD.format(rows=rows.format(parameters), names=", ".join(_COLUMNS), where=where)
+_AVAILABLE: Final = "coalesce(available_at, now())"
+
+
+def _add(rows: str, parameter: str, where: str = "", *, graph: bool = False) -> str:
+    """The statement for rows as one parameter for each column: of its type, or of a list of it.
+
+    For a `graph` with jobs that run after others: these wait, their time put aside (see 0013_after.sql).
+    """
+    names = _COLUMNS | (_COLUMNS_OF_GRAPHS if graph else {})
+    parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
+    more = _OF_GRAPHS if graph else {"columns": "", "values": "", "available_at": _AVAILABLE}
+    return _ADD.format(rows=rows.format(parameters), names=", ".join(names), where=where, **more)
+
+
+_OF_GRAPHS: Final = {
+    "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
+    "values": ", when_failed, root_id, CASE WHEN when_failed IS NOT NULL THEN 'after' END,"
+    f" CASE WHEN when_failed IS NOT NULL THEN '{UNCHOSEN}'::uuid END,"
+    " CASE WHEN when_failed IS NOT NULL THEN available_at END",
+    "available_at": f"CASE WHEN when_failed IS NOT NULL THEN 'infinity' ELSE {_AVAILABLE} END",
+}
 
 
 _MANY: Final = "unnest({})", "${}::{}[]"
@@ -87,6 +107,7 @@ _ADD_MANY: Final = _add(*_MANY)
 _ADD_ONE: Final = _add(*_ONE)
 _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
+_ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, graph=True)
 
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
@@ -112,6 +133,7 @@ async def enqueue(
         return []
     if len({job.job_id for job in jobs}) < len(jobs):
         raise BadRequest("jobs", "two of them have the same job_id")
+    check_order(jobs)
     rows = []
     for job in jobs:
         rows.append(_row(job, tasks.get(job.task), default_lease_s))
@@ -138,7 +160,7 @@ class Enqueuer:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """As the function `enqueue`."""
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
-        if len(jobs) == 1 and jobs[0].idempotency_key is None:
+        if len(jobs) == 1 and jobs[0].idempotency_key is None and not _is_of_graph(jobs[0]):
             (job,) = jobs
             if await self._with_others(_row(job, self._tasks.get(job.task), self._default_lease_s)):
                 return [Enqueued(job.job_id, Status.QUEUED, created=True)]
@@ -223,13 +245,20 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
         job.lease_ttl_sec or (task and task.lease_ttl_sec) or default_lease_s,
         job.producer,
         job.consumer_group,
-        _request_hash(job) if job.idempotency_key is not None else None,
+        _request_hash(job) if job.idempotency_key is not None or job.after is not None else None,
+        job.when_failed if job.after is not None else None,
+        job.root,
     )
+
+
+def _is_of_graph(job: NewJob) -> bool:
+    """Whether it has the columns that most jobs do without."""
+    return job.after is not None or job.root is not None
 
 
 def _request_hash(job: NewJob) -> bytes:
     """SHA-256 over the request as sent: what was left out stays out, so that a changed default is no other request."""
-    request = (
+    request: tuple[object, ...] = (
         job.queue,
         job.task,
         job.args,
@@ -242,11 +271,17 @@ def _request_hash(job: NewJob) -> bytes:
         job.producer,
         job.consumer_group,
     )
+    if job.after is not None:
+        request += (sorted(map(str, job.after)), job.when_failed)
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
 async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> set[UUID]:
     """Add the rows that nothing stands against; the ids of those that were added."""
+    if any(row[14] is not None or row[15] is not None for row in rows):
+        records = await connection.fetch(_ADD_GRAPH, *zip(*rows, strict=True))
+        return {record["job_id"] for record in records}
+    rows = [row[:14] for row in rows]
     if len(rows) == 1:
         records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *rows[0])
     else:
@@ -255,7 +290,7 @@ async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fal
 
 
 class _WinnerGoneError(Exception):
-    """The first job of a key was deleted between the two statements: nobody has the key now."""
+    """The first job of a key was deleted between two statements, so that nobody has the key now, or was added then."""
 
 
 async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
@@ -268,16 +303,60 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> 
         if job.idempotency_key is None or firsts.setdefault(job.idempotency_key, index) == index
     ]
     to_add.sort(key=lambda index: jobs[index].idempotency_key or "")
-    new = [rows[index] for index in to_add]
+    waits = any(job.after is not None for job in jobs)
     for _ in range(3):
         try:
-            if len(jobs) == 1:
-                return await _aio_add(connection, jobs, rows, new)
+            if len(jobs) == 1 and not waits:
+                return await _aio_add(connection, jobs, rows, rows)
             async with connection.transaction():
-                return await _aio_add(connection, jobs, rows, new)
+                if waits:
+                    return await _aio_add_graph(connection, jobs, rows, to_add)
+                return await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
         except _WinnerGoneError:
             continue
     raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
+
+
+async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], to_add: list[int]) -> list[Enqueued]:
+    """Add jobs that run after others with their edges.
+
+    A job of the list that has been added before, as another request's, or that stands for another one of the list, is
+    meant by the id that it has: so the same list sent again is the same request.
+    """
+    stand_ins = await _aio_stand_ins(connection, jobs)
+    jobs = [_after_stand_ins(job, stand_ins) for job in jobs]
+    rows = [
+        (*row[:13], _request_hash(job), *row[14:]) if job.after is not None else row
+        for job, row in zip(jobs, rows, strict=True)
+    ]
+    answers = await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
+    named = {after_id for job in jobs for after_id in job.after or ()}
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.job_id != stand_ins.get(job.job_id, job.job_id) and job.job_id in named:
+            raise _WinnerGoneError
+    edges = {job.job_id: sorted(job.after or ()) for job, answer in zip(jobs, answers, strict=True) if answer.created}
+    await aio_add_edges(connection, {job_id: after for job_id, after in edges.items() if after})
+    return answers
+
+
+async def _aio_stand_ins(connection: Any, jobs: list[NewJob]) -> dict[UUID, UUID]:
+    """By the id of a job that others of the list run after: the job that has its idempotency key already."""
+    named = {after_id for job in jobs for after_id in job.after or ()}
+    keyed = {job.job_id: job.idempotency_key for job in jobs if job.idempotency_key is not None and job.job_id in named}
+    if not keyed:
+        return {}
+    found = await connection.fetch(_WINNERS, sorted(set(keyed.values())), [])
+    ids = {record["idempotency_key"]: record["job_id"] for record in found}
+    for job in jobs:
+        if job.idempotency_key is not None:
+            ids.setdefault(job.idempotency_key, job.job_id)
+    return {job_id: ids[key] for job_id, key in keyed.items()}
+
+
+def _after_stand_ins(job: NewJob, stand_ins: dict[UUID, UUID]) -> NewJob:
+    if job.after is None or job.after.isdisjoint(stand_ins):
+        return job
+    return attrs.evolve(job, after=[stand_ins.get(after_id, after_id) for after_id in job.after])
 
 
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:

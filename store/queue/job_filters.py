@@ -22,8 +22,13 @@ _FRAGMENTS: Final = {
 }
 
 
-def condition(wanted: JobFilter) -> tuple[str, list[Any]]:
-    """The filter as a condition with parameters numbered from $1, and their values."""
+OF_ROOT: Final = "root_id = ${0}"
+THE_ROOT: Final = "job_id = ${0} AND root_id IS DISTINCT FROM ${0}"
+"""The two halves of what a root means: each has an index."""
+
+
+def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") -> tuple[str, list[Any]]:
+    """The filter as a condition with parameters numbered from $1, and their values; `root` is the half that counts."""
     values = wanted.criteria()
     # All statuses by name: so the planner may take ix_dl_jobs_finished for a short span, and ix_dl_jobs_status_queue
     # for a queue with few jobs.
@@ -33,5 +38,6 @@ def condition(wanted: JobFilter) -> tuple[str, list[Any]]:
         values.setdefault("status", frozenset(Status))
     if "status" in values:
         values["status"] = sorted(values["status"])
-    terms = [_FRAGMENTS[name].format(number) for number, name in enumerate(values, 1)]
+    fragments = _FRAGMENTS | {"root": root}
+    terms = [fragments[name].format(number) for number, name in enumerate(values, 1)]
     return " AND ".join(terms) or "true", list(values.values())

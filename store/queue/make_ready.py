@@ -1,4 +1,4 @@
-"""Makes waiting jobs ready when their time has come, their key is free, or a worker that knows their task is here.
+"""Makes waiting jobs ready: their time has come, their key is free, a worker knows their task, others have ended.
 
 Oldest first and in batches, so that a storm that falls due at once starves nobody. Jobs parked for a key are looked at
 by key, not by row: ten thousand jobs of one key cost one probe a sweep, and one of them is woken; and all whose
@@ -20,6 +20,8 @@ KEYS: Final = 500
 """Keys looked at in one statement; each takes a place in the server's lock table while it lasts."""
 IDLE: Final = 500
 """Parked jobs of idle queues readied at once for a key: who serves them again parks them, with an event for each."""
+JUDGED: Final = 500
+"""Jobs that run after others and are judged in one transaction."""
 _FIRST_KEY: Final = -(2**31) - 1
 
 # The ids as an array: one walk along the primary key instead of one look-up for each. The next job is the first behind
@@ -73,6 +75,24 @@ async def ready_due(database: Database) -> Staged:
 async def _aio_ready_due(connection: Any) -> Staged:
     [record] = await connection.fetch(_READY, BATCH)
     return Staged(record["readied"], record["next_due_s"])
+
+
+@attrs.frozen
+class Judged:
+    """How many jobs were judged, and whether others are left, more than a batch or locked by somebody."""
+
+    jobs: int
+    more: bool
+
+
+async def ready_after(database: Database) -> Judged:
+    """Make jobs ready, or cancel them, whose predecessors have all ended; at most a batch."""
+    return await database.write(_aio_ready_after)
+
+
+async def _aio_ready_after(connection: Any) -> Judged:
+    record = await connection.fetchrow("SELECT judged, more FROM dl_ready_after($1)", JUDGED)
+    return Judged(record["judged"], record["more"])
 
 
 async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:

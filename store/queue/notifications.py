@@ -49,7 +49,12 @@ class JobChanged:
     job_id: UUID
 
 
-Notification = QueueReady | JobDue | CancelRequested | JobChanged
+@attrs.frozen
+class JobToJudge:
+    """A job that runs after others is to be looked at: it was added, or one that it waits for has ended."""
+
+
+Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged
 
 FLOOD: Final = 5_000
 """More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
@@ -58,6 +63,7 @@ FLOOD_S: Final = 0.5
 _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_jobs": QueueReady,
     "dl_due": lambda payload: JobDue(float(payload)),
+    "dl_after": lambda _payload: JobToJudge(),
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
 }

@@ -18,12 +18,12 @@ import trio
 
 from dataloader.jobs.errors import JobNotFound, StoreError, StoreUnavailable
 from dataloader.jobs.listings import MAX_PAGE, AuditPage, AuditRecord, EventPage, JobFilter, JobPage
-from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
+from dataloader.jobs.model import AfterResult, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_between
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After
 from dataloader.jobs.states import QueueState, Status, WaitsFor
 from dataloader.jobs.text import MAX_BEGINNING, MAX_ERROR, MAX_JSON, shown_json
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.job_filters import condition
+from dataloader.store.queue.job_filters import OF_ROOT, THE_ROOT, condition
 from dataloader.store.queue.queue_states import aio_queue_states
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
@@ -51,8 +51,12 @@ _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
-       available_at, status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at, heartbeat_at,
-       cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at"""
+       CASE WHEN waits_for = 'after' AND status = 'queued' THEN coalesce(wanted_at, created_at) ELSE available_at END
+         AS available_at, status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
+       heartbeat_at, cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at,
+       when_failed, root_id AS root, CASE WHEN when_failed IS NOT NULL THEN ARRAY(
+         SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
+       ) END AS after"""
 # As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
@@ -63,6 +67,14 @@ FROM dl_jobs
 _SELECT_JOB_BRIEFLY: Final = f"""
 SELECT {_COLUMNS}, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
 FROM dl_jobs
+"""
+
+_RESULTS: Final = f"""
+SELECT a.after_id, a.was, p.status, p.result
+FROM dl_job_after a LEFT JOIN LATERAL (
+  SELECT status::text AS status, {shown("result")} FROM dl_jobs WHERE job_id = a.after_id
+) AS p ON true
+WHERE a.job_id = $1 ORDER BY a.after_id
 """
 
 _ENDED: Final = "status IN ('succeeded', 'failed', 'canceled', 'lost')"
@@ -79,6 +91,7 @@ SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(s
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'time') AS delayed,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'task') AS unknown_task,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'after') AS dependent,
        count(*) FILTER (WHERE status = 'running') AS running,
        min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
 FROM (
@@ -102,10 +115,11 @@ SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY q
 _DEPTHS: Final = f"""
 WITH queues AS ({QUEUES}),
      named AS (SELECT queue FROM queues
-               ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + running DESC, queue LIMIT $2)
+               ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + dependent + running DESC, queue
+               LIMIT $2)
 SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
        sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
-       sum(unknown_task)::bigint AS unknown_task, sum(running)::bigint AS running,
+       sum(unknown_task)::bigint AS unknown_task, sum(dependent)::bigint AS dependent, sum(running)::bigint AS running,
        min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
 FROM queues GROUP BY 1 ORDER BY 1
 """
@@ -132,6 +146,7 @@ def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobR
     derived = {
         "status": status,
         "waits_for": WaitsFor(waits_for) if waits_for in _REASONS else None,
+        "after": None if record["after"] is None else sorted(record["after"]),
         "queue_state": states.get(record["queue"]) if status is Status.QUEUED else None,
     }
     values = {name: None if record[name] is None else shown_json(record[name]) for name in _JSON}
@@ -163,6 +178,20 @@ async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
     return _job_of(record, {})
 
 
+async def results_of(database: Database, job_id: UUID) -> dict[UUID, AfterResult]:
+    """What the jobs came to that the job runs after, by their ids."""
+    return await database.run(_aio_results, job_id)
+
+
+async def _aio_results(connection: Any, job_id: UUID) -> dict[UUID, AfterResult]:
+    found = {}
+    for record in await connection.fetch(_RESULTS, job_id):
+        status = record["status"] or (record["was"] if record["was"] == Status.SUCCEEDED else None)
+        result = None if record["result"] is None else shown_json(record["result"])
+        found[record["after_id"]] = AfterResult(None if status is None else Status(status), result)
+    return found
+
+
 async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 50, after: After = None) -> JobPage:
     """A page of at most `limit` (1 to 1,000) jobs, newest first, from behind `after`, the `next` of the page before.
 
@@ -183,16 +212,22 @@ async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 5
 
 
 def _list_statement(job_filter: JobFilter, limit: int, after: tuple[datetime, UUID] | None) -> tuple[str, list[Any]]:
-    where, values = condition(job_filter)
+    roots = (OF_ROOT, THE_ROOT) if job_filter.root is not None else (OF_ROOT,)
+    conditions = [condition(job_filter, root=root) for root in roots]
+    values = conditions[0][1]
+    wheres = [where for where, _ in conditions]
+    if job_filter.lock_key is not None:
+        wheres = [f"{where} AND {half}" for where in wheres for half in (_ENDED, _NOT_ENDED)]
+    behind = ""
     if after is not None:
         values += after
-        where += f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
+        behind = f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
     values.append(limit)
     newest = f"ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}"
-    if job_filter.lock_key is None:
-        return f"{_SELECT_JOB} WHERE {where} {newest}", values
-    halves = (f"({_SELECT_JOB} WHERE {where} AND {half} {newest})" for half in (_ENDED, _NOT_ENDED))
-    return f"{' UNION ALL '.join(halves)} {newest}", values
+    parts = [f"{_SELECT_JOB} WHERE {where}{behind} {newest}" for where in wheres]
+    if len(parts) == 1:
+        return parts[0], values
+    return f"{' UNION ALL '.join(f'({part})' for part in parts)} {newest}", values
 
 
 async def _aio_list(

@@ -2,7 +2,7 @@
 
 The supervisor's retention actor calls `prune` again and again while it deletes something, and then sleeps. Rows go in
 small batches, each its own transaction, oldest first, past rows that somebody holds: nobody waits for the deletion.
-What has not ended is never touched, however old; nor is dl_audit.
+What has not ended is never touched, however old, nor a job that one which has not ended runs after; nor is dl_audit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _DELETE_JOBS: Final = """
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
   SELECT j.job_id FROM dl_jobs j WHERE j.status = $1 AND j.finished_at < now() - make_interval(days => $2)
   AND NOT EXISTS (SELECT FROM dl_etl_failures f WHERE f.run_id = j.job_id AND f.solved_at IS NULL)
+  AND NOT EXISTS (SELECT FROM dl_job_after a JOIN dl_jobs w ON w.job_id = a.job_id
+                  WHERE a.after_id = j.job_id AND w.status IN ('queued', 'running'))
   ORDER BY j.finished_at LIMIT $3 FOR UPDATE OF j SKIP LOCKED))
 """
 

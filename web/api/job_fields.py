@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final
+from uuid import UUID
 
 import attrs
 import msgspec
@@ -98,6 +99,7 @@ class Criteria(JobFields, kw_only=True):
     created_to: Instant | None = None
     finished_from: Instant | None = None
     finished_to: Instant | None = None
+    root: Annotated[UUID, Meta(description="That job and all that belong to it.")] | None = None
 
     @classmethod
     def _try(cls, fields: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.contract import Jobs
-from dataloader.jobs.model import MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob
+from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob, WhenFailed
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
     EXAMPLE_ID,
@@ -57,6 +57,27 @@ class TriggerRequest(JobFields, kw_only=True):
     priority: Priority | None = None
     available_at: (
         Annotated[datetime, described("Not before; RFC 3339, now if not given.", format="date-time")] | None
+    ) = None
+    after: (
+        Annotated[
+            list[UUID],
+            described(
+                "Jobs that exist, or stand before this one in the batch: the job waits until all of them have ended.",
+                [EXAMPLE_ID],
+                maxItems=MAX_AFTER,
+            ),
+        ]
+        | None
+    ) = None
+    when_failed: (
+        Annotated[
+            WhenFailed, Meta(description="If one of those did not succeed: cancel the job (if not given), or run it.")
+        ]
+        | None
+    ) = None
+    root: (
+        Annotated[UUID, Meta(description="The job that this one belongs to: `GET /api/v1/jobs?root=` finds all.")]
+        | None
     ) = None
     max_attempts: (
         Annotated[int, described("Runs before the job is failed or lost.", 5, minimum=1, maximum=1_000_000)] | None

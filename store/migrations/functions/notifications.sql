@@ -1,19 +1,24 @@
--- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due to the stager, dl_stop to the worker that runs it (by the
--- token of that run), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen
--- to dl_cancel, which tells the job's id: it goes with a later set.
+-- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due and dl_after to the stager, dl_stop to the worker that
+-- runs it (by the token of that run), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen to
+-- dl_cancel, which tells the job's id: it goes with a later set.
 -- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   v_queue text;
   v_due timestamptz;
+  v_after boolean;
 BEGIN
   FOR v_queue IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND waits_for IS NULL LOOP
     PERFORM pg_notify('dl_jobs', left(v_queue, 1000));
   END LOOP;
-  SELECT min(available_at) INTO v_due FROM inserted WHERE status = 'queued' AND waits_for = 'time';
+  SELECT min(available_at) FILTER (WHERE waits_for = 'time'), bool_or(waits_for = 'after') INTO v_due, v_after
+  FROM inserted WHERE status = 'queued' AND waits_for IN ('time', 'after');
   IF v_due IS NOT NULL THEN
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM v_due))::text);
+  END IF;
+  IF v_after THEN
+    PERFORM pg_notify('dl_after', '');
   END IF;
   RETURN NULL;
 END $$;
@@ -30,6 +35,10 @@ BEGIN
   ELSIF NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested THEN
     PERFORM pg_notify('dl_stop', NEW.token::text);
     PERFORM pg_notify('dl_cancel', NEW.job_id::text);
+  END IF;
+  IF (OLD.awaited AND NEW.status NOT IN ('queued', 'running'))
+     OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued') THEN
+    PERFORM pg_notify('dl_after', '');
   END IF;
   IF OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress) THEN
     PERFORM pg_notify('dl_changed', NEW.job_id::text);

@@ -13,7 +13,10 @@ BEGIN
         BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
         WHEN ((NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
            OR (NEW.status = 'running' AND NEW.token = 0)
-           OR NEW.waits_for NOT IN ('time', 'lock', 'task'))
+           OR (NEW.status = 'queued' AND NEW.waits_on IS NOT NULL
+               AND (NEW.waits_for IS DISTINCT FROM 'after' OR NEW.available_at <> 'infinity'))
+           OR (NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_shape_upd', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
@@ -23,7 +26,11 @@ BEGIN
            -- Somebody postpones a job that is parked; our park sets both columns at once.
            OR (NEW.status = 'queued' AND NEW.waits_for = 'lock' AND OLD.waits_for = 'lock'
                AND NEW.available_at <> OLD.available_at AND NEW.available_at > now())
-           OR NEW.waits_for NOT IN ('time', 'lock', 'task'))
+           -- Somebody writes a job that runs after others, or queues it again.
+           OR (NEW.status = 'queued' AND NEW.waits_on IS NOT NULL
+               AND (OLD.status <> 'queued' OR NEW.waits_for IS DISTINCT FROM 'after' OR NEW.available_at <> 'infinity'))
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_unwatch', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
@@ -39,8 +46,13 @@ BEGIN
            OR (NEW.status = 'queued' AND NEW.waits_for = 'time'
                AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'time' OR NEW.available_at < OLD.available_at))
            OR (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
+           OR (OLD.awaited AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued')
            OR (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
-        EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$)
+        EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$),
+      ('dl_jobs_deleted', $sql$
+        AFTER DELETE ON {schema}.dl_jobs FOR EACH ROW
+        EXECUTE FUNCTION {schema}.dl_jobs_deleted()$sql$)
     ) AS t (name, definition)
   LOOP
     SELECT obj_description(oid, 'pg_trigger') INTO v_made_from

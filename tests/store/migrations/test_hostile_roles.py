@@ -27,6 +27,9 @@ CREATE TEMP TABLE bait (status text, waits_for pg_temp.trap, available_at timest
 BAIT = """
 CREATE TRIGGER bait BEFORE INSERT ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_shape();
 """
+BAIT_OF_DELETION = """
+CREATE TRIGGER deleted AFTER DELETE ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_deleted();
+"""
 BITE = "INSERT INTO pg_temp.bait (status, available_at) VALUES ('queued', 'infinity')"
 CAUGHT = "SELECT DISTINCT caught FROM {schema}.loot"
 
@@ -50,6 +53,7 @@ SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}
 SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
+SELECT public.dl_ready_after(9);
 SELECT public.dl_source_take('s'::text, 1::bigint, 1::float8, '{1}'::int[], '{1}'::float8[]);
 """
 OUR_TRIGGERS = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal"
@@ -61,6 +65,7 @@ VALUES (gen_random_uuid(), 'q', 't', 'a', 'running', now()), (gen_random_uuid(),
 UPDATE_EACH = """
 UPDATE dl_jobs SET cancel_requested = true, watched = true;
 UPDATE dl_jobs SET status = 'queued', available_at = now();
+DELETE FROM dl_jobs WHERE lock_key = 'c';
 """
 
 
@@ -77,14 +82,14 @@ async def refused(connection, sql, match="permission denied"):
         await connection.execute(sql)
 
 
-async def test_public_executes_none_of_our_functions_and_one_alone_has_its_owners_rights(raw):
+async def test_public_executes_none_of_our_functions_and_two_alone_have_their_owners_rights(raw):
     functions = await raw.fetch(
         "SELECT proname, prosecdef, proconfig, has_function_privilege('public', oid, 'EXECUTE') AS is_public"
         " FROM pg_proc WHERE proname LIKE 'dl\\_%'"
     )
     assert len(functions) == function_set.source().count("CREATE OR REPLACE FUNCTION") > 0
     assert [one["proname"] for one in functions if one["is_public"]] == []
-    assert [one["proname"] for one in functions if one["prosecdef"]] == ["dl_jobs_shape"]
+    assert sorted(one["proname"] for one in functions if one["prosecdef"]) == ["dl_jobs_deleted", "dl_jobs_shape"]
     assert {one["proconfig"][0] for one in functions} == {"search_path=pg_catalog, pg_temp"}
 
 
@@ -98,10 +103,17 @@ async def test_a_role_without_rights_reads_writes_and_calls_nothing(outsider, ra
 async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outsider, raw):
     await outsider.execute(TRAP)
     await refused(outsider, BAIT)
+    await refused(outsider, BAIT_OF_DELETION)
     # Nor does the function do anything there for one who may execute it.
     await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_shape() TO PUBLIC")
     await outsider.execute(BAIT)
     await refused(outsider, BITE, "dl_jobs_shape is a trigger of dl_jobs alone")
+    await outsider.execute("DROP TRIGGER bait ON pg_temp.bait")
+    await outsider.execute(BITE)
+    await outsider.execute("TRUNCATE pg_temp.loot")
+    await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_deleted() TO PUBLIC")
+    await outsider.execute(BAIT_OF_DELETION)
+    await refused(outsider, "DELETE FROM pg_temp.bait", "dl_jobs_deleted is a trigger of dl_jobs alone")
     assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
 
 

@@ -18,7 +18,7 @@ from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.queue import make_ready
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.make_ready import BATCH, Staged, ready_due, ready_known
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_due, ready_known
 
 SOON = "now() + interval '50 milliseconds'"
 LATER = "now() + interval '1 hour'"
@@ -180,7 +180,11 @@ def rounds_of(monkeypatch):
             await trio.sleep(took_s)
             return staged
 
-        for name, fake in {"ready_known": nothing, "ready_free": nothing, "ready_due": meet}.items():
+        async def none_to_judge(_store):
+            return Judged(0, more=False)
+
+        fakes = {"ready_known": nothing, "ready_free": nothing, "ready_due": meet, "ready_after": none_to_judge}
+        for name, fake in fakes.items():
             monkeypatch.setattr(actor, name, fake)
         stager = Stager(database=None, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=60, poll_s=60)
         async with trio.open_nursery() as nursery:

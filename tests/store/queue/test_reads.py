@@ -33,6 +33,7 @@ FILTERS = {
     "status": JobFilter(status=frozenset({Status.SUCCEEDED, Status.QUEUED})),
     "rare status": JobFilter(status=frozenset({Status.LOST})),
     "lock_key": JobFilter(lock_key="k7"),
+    "rare root": JobFilter(root=UUID(int=7)),
     "created_from": JobFilter(created_from=LONG_AGO),
     "created_to": JobFilter(created_to=LONG_AGO + timedelta(days=365_00)),
     "finished": JobFilter(finished_from=LONG_AGO),
@@ -222,10 +223,11 @@ async def test_a_limit_out_of_bounds_is_refused(store, limit):
 
 async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_once(store, raw):
     await raw.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at)"
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at, root_id)"
         " SELECT gen_random_uuid(), CASE WHEN i = 40 THEN 'rare' ELSE 'common' END, 't', 'k' || i % 50,"
         " (CASE WHEN i = 40 THEN 'lost' WHEN i % 10 = 0 THEN 'queued' ELSE 'succeeded' END)::dl_status,"
-        " timestamptz '2026-01-01' + i * interval '1 second', CASE WHEN i % 10 > 0 THEN now() END"
+        " timestamptz '2026-01-01' + i * interval '1 second', CASE WHEN i % 10 > 0 THEN now() END,"
+        f" CASE WHEN i % 2 = 0 THEN CASE WHEN i % 5000 = 0 THEN '{UUID(int=7)}'::uuid ELSE gen_random_uuid() END END"
         " FROM generate_series(1, 20000) i"
     )
     await raw.execute("ANALYZE dl_jobs")
@@ -236,6 +238,7 @@ async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_
             if name.startswith("rare"):
                 visited = sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan)
                 assert visited < 100, (name, plan)
+                assert name != "rare root" or "ix_dl_jobs_root" in {node.get("Index Name") for node in plan}, plan
             elif name == "lock_key":
                 assert "ix_dl_jobs_ended_keys" in {node.get("Index Name") for node in plan}
             elif job_filter.lock_key is None:
