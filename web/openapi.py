@@ -104,7 +104,7 @@ def _operation(
         "tags": [_tag(route.path)],
         "parameters": [_path_part(name) for name in _PART.findall(route.path)]
         + (parameters[route.query] if route.query else [])
-        + [_REQUEST_ID],
+        + [*map(dict, route.headers), _REQUEST_ID],
         "responses": _responses(route, schemas),
     }
     text = " ".join(more.split())

@@ -11,7 +11,7 @@ knows nothing of our problems and roles; what we need of it is this file and ope
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import msgspec
 import trio
 from msgspec import Struct
 from quart import Response
+from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.logger import get_logger
@@ -55,11 +56,12 @@ class Answer:
 
 @attrs.frozen
 class Call:
-    """Who calls, what the view may use, and the query as it was sent."""
+    """Who calls, what the view may use, and the query and the headers as they were sent."""
 
     services: Services
     operator: Operator
     arguments: Mapping[str, list[str]]
+    headers: Headers
 
     @property
     def jobs(self) -> Jobs:
@@ -72,8 +74,8 @@ class Route:
     """An address and what is there.
 
     `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `large`: its body may be as long as
-    a batch. `rows`: its answer may have megabytes. `pages`: so has it, and it is a page of a list. `waits`: it may be
-    asked to wait for a change.
+    a batch. `headers`: those that it reads, as OpenAPI has them. `rows`: its answer may have megabytes. `pages`: so has
+    it, and it is a page of a list. `waits`: it may be asked to wait for a change.
     """
 
     method: str
@@ -83,6 +85,7 @@ class Route:
     body: type[Struct] | None = None
     query: type[Struct] | None = None
     answers: Mapping[int, Any]
+    headers: Sequence[Mapping[str, Any]] = ()
     conflicts: bool = False
     large: bool = False
     rows: bool = False
@@ -127,7 +130,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     if route.query is not None:
         parts["query"] = decode_query(arguments, route.query)
     data = await _body(route, services, request)
-    call = Call(services, Operator(name, request_id), arguments)
+    call = Call(services, Operator(name, request_id), arguments, request.headers)
     if route.role is None:
         return await _view(route, call, parts)
     # Probes ask what is open to all, so there is always a connection that can give way to one.

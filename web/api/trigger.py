@@ -11,9 +11,12 @@ from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final
 from uuid import UUID
 
+import msgspec
 from msgspec import Meta, Struct
+from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob, WhenFailed
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
@@ -130,11 +133,21 @@ class BatchTriggered(Struct, frozen=True):
     jobs: list[Triggered]
 
 
+_IDEMPOTENCY_KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same as `idempotency_key` in the body, with or without quotes; of both, equal ones.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+}
+
+
 @routes.add(
     "POST",
     "/api/v1/jobs/trigger",
     role=Role.OPERATE,
     body=TriggerRequest,
+    headers=[_IDEMPOTENCY_KEY],
     answers={201: Triggered, 200: Triggered},
     conflicts=True,
 )
@@ -144,12 +157,29 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
     another one.
     """
+    key = _key_of_header(call.headers)
+    if key is not None:
+        if body.idempotency_key not in {None, key}:
+            raise BadRequest("idempotency_key", "must be equal to the header Idempotency-Key, or one of them left out")
+        body = msgspec.structs.replace(body, idempotency_key=key)
     [job] = await _enqueue(call.jobs, [body])
     return Answer(
         value=job,
         status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
         headers={"Location": f"/api/v1/jobs/{job.job_id}"},
     )
+
+
+def _key_of_header(headers: Headers) -> str | None:
+    """The key in the header, without the quotes that a structured field has. Raises `BadRequest`."""
+    name = str(_IDEMPOTENCY_KEY["name"])
+    match headers.getlist(name):
+        case []:
+            return None
+        case [given] if given.isascii() and given.isprintable():
+            return given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
+        case _:
+            raise BadRequest(name, f"must be sent once, with 1 to {MAX_KEY} printable ASCII characters")
 
 
 @routes.add(
@@ -166,6 +196,10 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 
     201 when at least one is new; 200 when idempotency keys brought all of them before.
     """
+    if _key_of_header(call.headers) is not None:
+        raise BadRequest(
+            str(_IDEMPOTENCY_KEY["name"]), "is for one job; a batch has an idempotency_key for each of its jobs"
+        )
     jobs = await _enqueue(call.jobs, body.jobs)
     created = any(job.created for job in jobs)
     return Answer(

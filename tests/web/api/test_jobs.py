@@ -119,6 +119,30 @@ async def test_the_answer_to_a_trigger_says_that_no_worker_of_the_queue_knows_th
         assert worker["tasks"] == ["t", "of password=***"]
 
 
+async def test_the_header_idempotency_key_is_the_same_as_the_field(open_web, database):
+    async with open_web() as web:
+
+        async def triggered(*keys, url=TRIGGER, body=BODY):
+            return await web.client.post(url, json=body, headers=[("Idempotency-Key", key) for key in keys])
+
+        first = await triggered("once")
+        for again in (await triggered('"once"'), await triggered("once", body=BODY | {"idempotency_key": "once"})):
+            assert (again.status_code, again.json()["job_id"]) == (200, first.json()["job_id"])
+        assert (await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})).status_code == 200
+        assert database.psql("SELECT idempotency_key FROM dl_jobs") == "once"
+        refused = {
+            "idempotency_key": await triggered("once", body=BODY | {"idempotency_key": "twice"}),
+            "Idempotency-Key": await triggered("a", "b"),
+        }
+        for path, answer in refused.items():
+            assert (answer.status_code, [error["path"] for error in answer.json()["errors"]]) == (422, [path])
+        for key in ("", '""', "é".encode(), "x" * 513):
+            assert (await triggered(key)).status_code == 422, key
+        batch = await triggered("once", url=f"{TRIGGER}/batch", body={"jobs": [BODY]})
+        assert (batch.status_code, batch.json()["errors"][0]["path"]) == (422, "Idempotency-Key")
+        assert database.psql("SELECT count(*) FROM dl_jobs") == "1"
+
+
 async def test_the_same_key_with_another_body_is_a_conflict(open_web):
     async with open_web() as web:
         await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
