@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from dataloader.jobs.error_groups import single_errors
-from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, JobNotFound
+from dataloader.jobs.errors import AccessDenied, BadRequest, ConfigError, DataloaderError, NotFound
 from dataloader.jobs.visible import visible
 
 FAILED: Final = 1
@@ -143,7 +143,7 @@ def report(error: BaseException) -> int:
     match error:
         case ConfigError() | AccessDenied() | BadRequest():
             return WRONG_USE
-        case JobNotFound():
+        case NotFound():
             return NOT_FOUND
         case _:
             return FAILED

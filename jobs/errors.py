@@ -64,7 +64,11 @@ class BadRequest(DataloaderError, ValueError):  # noqa: N818 - reads as what it 
         self.message = message
 
 
-class JobNotFound(DataloaderError, LookupError):  # noqa: N818
+class NotFound(DataloaderError, LookupError):  # noqa: N818
+    """Nothing has this id or name; the text says what was looked for. A 404, exit code 4."""
+
+
+class JobNotFound(NotFound):
     """No job has this id: it never existed, or retention has deleted it."""
 
 

@@ -22,11 +22,11 @@ from dataloader.jobs.errors import (
     Draining,
     IdempotencyConflict,
     JobNotFound,
+    NotFound,
     StoreUnavailable,
     Unstorable,
 )
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.store.etl.run_records import LoadNotFound, RunNotFound
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 5
@@ -111,12 +111,12 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 
             return error
         case BadRequest():
             return unprocessable([FieldError(error.field, error.message)])
-        case RunNotFound() | LoadNotFound():
-            return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case JobNotFound():
             return ProblemError(
                 HTTPStatus.NOT_FOUND, "No job has this id: it never existed, or was deleted after its time."
             )
+        case NotFound():
+            return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case IdempotencyConflict():
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="idempotency-conflict")
         case Conflict():

@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 import attrs
 
-from dataloader.jobs.errors import JobNotFound, StoreError
+from dataloader.jobs.errors import NotFound, StoreError
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NAME, BY_NUMBER, After, Next
@@ -90,11 +90,11 @@ ORDER BY known.load
 """
 
 
-class RunNotFound(JobNotFound):
+class RunNotFound(NotFound):
     """No run has this id, which is its job's: the job is no load or flow, has not begun, or was deleted."""
 
 
-class LoadNotFound(JobNotFound):
+class LoadNotFound(NotFound):
     """No load of this name has run in this database, and none waits in a flow."""
 
 
