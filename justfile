@@ -30,12 +30,9 @@ setup extra="dev":
 check: lint types imports
     {{ bin }}/pytest -n 3 --dist worksteal -m "not slow and not packaging"
 
-# What fails in that crowd is run once more by itself, and then counts; but for tests of what must never happen.
-
 # all tests but the longest faults, those of the SQL on each PostgreSQL that is supported: two are in the embedded package
 test *args: _servers
-    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg {{ versions }} {{ args }} \
-        || {{ bin }}/pytest -m "not full" --pg {{ versions }} --last-failed --last-failed-no-failures none --second-chance {{ args }}
+    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
 
 # The oldest PostgreSQL that is supported, and PgBouncer, are Debian's. Without them the tests say what they leave out; in
 # CI they fail.

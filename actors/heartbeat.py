@@ -26,7 +26,7 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
-from dataloader.store.queue.worker_rows import SHOW_EVERY_S, Worker, aio_show
+from dataloader.store.queue.worker_rows import SHOW_EVERY_S, WorkerRow, aio_show
 
 log = get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Heartbeat:
     session: Session
     locks: LockSession
     database: Database
-    worker: Worker
+    worker: WorkerRow
     runs: Runs
     outage: Outage
     telemetry: Telemetry

@@ -50,7 +50,7 @@ from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.transaction import Transactions
 from dataloader.store.queue.waits import Waits
-from dataloader.store.queue.worker_rows import Worker
+from dataloader.store.queue.worker_rows import WorkerRow
 from dataloader.supervisor.drain import Drain, DrainReport
 from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.settings import Settings
@@ -77,7 +77,7 @@ class Parts:
 
     settings: Settings
     tasks: Tasks
-    worker: Worker
+    worker: WorkerRow
     database: Database
     jobs: DatabaseJobs
     runs: Runs
@@ -202,7 +202,7 @@ def _make(
 ) -> Parts:
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
     slots = {worker.queue: worker.concurrency for worker in settings.workers}
-    worker = Worker(name, socket.gethostname(), os.getpid(), program_version(), slots, tasks)
+    worker = WorkerRow(name, socket.gethostname(), os.getpid(), program_version(), slots, tasks)
     runs = Runs(settings.default_lease_s)
 
     def keys_lost(tokens: list[int]) -> None:

@@ -26,7 +26,7 @@ MAX_PAUSE_S: Final = 2.0
 
 
 @attrs.frozen
-class Budget:
+class RestartBudget:
     """At most `restarts` within `within_s` seconds. A database that is away does not count: it is waited for."""
 
     restarts: int
@@ -38,7 +38,7 @@ class Budget:
 
 
 async def keep_running(
-    name: str, part: Callable[[], Awaitable[None]], budget: Budget, gave_up: Callable[[ActorGaveUp], None]
+    name: str, part: Callable[[], Awaitable[None]], budget: RestartBudget, gave_up: Callable[[ActorGaveUp], None]
 ) -> None:
     """Run `part` until it returns or is cancelled; after an error start it again, until `budget` is used up."""
     failures: deque[float] = deque()

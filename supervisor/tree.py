@@ -34,17 +34,17 @@ from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.resources import open_resources
-from dataloader.supervisor.restarts import Budget, keep_running
+from dataloader.supervisor.restarts import RestartBudget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
 
 log = get_logger(__name__)
 
-SERVER: Final = Budget(5, 60)
-SERVICE: Final = Budget(10, 60)
-WEB: Final = Budget(5, 60)
-HELPER: Final = Budget(10, 60)
-LISTENER: Final = Budget(20, 60)
-CLAIMS: Final = Budget(20, 60)
+SERVER: Final = RestartBudget(5, 60)
+SERVICE: Final = RestartBudget(10, 60)
+WEB: Final = RestartBudget(5, 60)
+HELPER: Final = RestartBudget(10, 60)
+LISTENER: Final = RestartBudget(20, 60)
+CLAIMS: Final = RestartBudget(20, 60)
 WEB_END_S: Final = 8.0
 """What open HTTP requests and the server's own shutdown get."""
 LEAVE_S: Final = 3.0

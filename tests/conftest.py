@@ -22,9 +22,6 @@ MEMORY_NEEDED = 4 * 2**30
 
 def pytest_addoption(parser):
     parser.addoption("--pg", default="18", help="such as 18,15: tests of the SQL run on each, all else on the first")
-    parser.addoption(
-        "--second-chance", action="store_true", help="these have failed; none of what must never fail runs"
-    )
     parser.addoption("--without", choices=broken.GUARDS, help="take a guard out: its test must fail (shared/broken.py)")
 
 
@@ -45,18 +42,6 @@ def pytest_report_header(config):
 def _missing(config):
     versions = ", ".join(map(str, config.stash[MISSING]))
     return f"no test runs on PostgreSQL {versions}: install Debian's package, or name the programs by POSTGRES_BIN_…"
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    # A second try would hide a defect that comes now and then.
-    never = [item.nodeid for item in items if {"Q7", "Q8", "Q9"} & set(_requirements(item))]
-    if config.getoption("--second-chance") and never:
-        pytest.exit("what must never happen has happened in " + ", ".join(never), returncode=1)
-
-
-def _requirements(item):
-    return [name for mark in item.iter_markers("requirement") for name in mark.args]
 
 
 def pytest_generate_tests(metafunc):

@@ -20,7 +20,7 @@ _LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
 
 
 @attrs.frozen
-class Worker:
+class WorkerRow:
     """This process: `name` is unique (host, pid and a few random digits) and stands as `claimed_by` on its jobs.
 
     `queues` are those that it serves, with their slots; `tasks` the names of those that it knows.
@@ -34,12 +34,12 @@ class Worker:
     tasks: Collection[str]
 
 
-async def aio_show(connection: Any, worker: Worker) -> None:
+async def aio_show(connection: Any, worker: WorkerRow) -> None:
     """Say that `worker` lives (asyncio-flavoured)."""
     about = worker.name, worker.host, worker.pid, worker.version, dict(worker.queues), list(worker.tasks)
     await connection.execute(_SHOW, *about)
 
 
-async def aio_leave(connection: Any, worker: Worker) -> None:
+async def aio_leave(connection: Any, worker: WorkerRow) -> None:
     """Say that `worker` has ended in good order (asyncio-flavoured)."""
     await connection.execute(_LEAVE, worker.name)

@@ -12,7 +12,7 @@ from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue import queue_states, reads
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.queue_states import REMEMBERED_S, ServedQueues
-from dataloader.store.queue.worker_rows import Worker, aio_show
+from dataloader.store.queue.worker_rows import WorkerRow, aio_show
 
 pytestmark = pytest.mark.requirement("Q3")
 
@@ -22,7 +22,7 @@ JOB = NewJob(queue="q", task="t")
 @pytest.fixture
 def show_worker(store):
     async def show_worker(name, queues, tasks=("t",)):
-        await store.write(aio_show, Worker(name, "h", 1, "1", queues, tasks))
+        await store.write(aio_show, WorkerRow(name, "h", 1, "1", queues, tasks))
 
     return show_worker
 

@@ -15,7 +15,7 @@ from dataloader.jobs.states import Step
 from dataloader.store.queue import control, make_ready
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.make_ready import ready_free, unpark
-from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S, Worker, aio_show
+from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S, WorkerRow, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
 FROM dl_claim_jobs('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
@@ -296,9 +296,9 @@ async def test_a_sweep_wakes_exactly_one_of_a_thousand_jobs_of_a_free_key(store,
 async def test_jobs_of_a_queue_that_nobody_claims_from_do_not_hold_up_those_of_another_with_their_key(
     store, raw, start_worker, idle
 ):
-    await store.write(aio_show, Worker("dead", "h", 1, "1", {"of the dead": 1}, ()))
+    await store.write(aio_show, WorkerRow("dead", "h", 1, "1", {"of the dead": 1}, ()))
     await raw.execute("UPDATE dl_workers SET seen_at = now() - make_interval(secs => $1)", ALIVE_WITHIN_S + 1)
-    await store.write(aio_show, Worker("w", "h", 1, "1", {"q": 1, "paused": 1}, ()))
+    await store.write(aio_show, WorkerRow("w", "h", 1, "1", {"q": 1, "paused": 1}, ()))
     await control.pause(store, "paused", Operator("test"))
     await park(raw, 300)
     await raw.execute("UPDATE dl_jobs SET queue = $1 WHERE priority % 3 > 0", idle)
