@@ -57,10 +57,26 @@ def test_settings_that_a_document_names_exist(path):
     assert {re.sub(rf"^{PREFIX}\w+__", PREFIX, name) for name in named} <= known
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
+)
 def test_links_within_the_project_lead_somewhere(path):
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", path.read_text())
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_what_the_page_for_contributors_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = set(re.findall(r"`([\w.]+/[\w./]*|[\w/]*\.env\.example)`", text)) | set(
+        re.findall(r" (tests/[\w/]+\.py)", text)
+    )
+    assert len(files) > 30
+    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+    recipes = set(re.findall(r"`\./run (\w+)", text))
+    justfile = (ROOT / "justfile").read_text()
+    assert [name for name in sorted(recipes) if not re.search(rf"^{name}\b.*:", justfile, re.MULTILINE)] == []
+    [file, part] = re.findall(r"pytest (tests/actors/\S+) -k (\w+)", text)[0]
+    assert re.search(rf"def test_\w*{part}", (ROOT / file).read_text())
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *DOCUMENTS], ids=lambda path: path.name)
