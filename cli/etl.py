@@ -42,13 +42,13 @@ def status(target: Target, *, load: str | None, as_json: bool) -> None:
         return
     columns = {
         "load": Column("LOAD"),
-        "upto": Column("UPTO", rank=2),
+        "watermark": Column("WATERMARK", rank=2),
         "last_run": Column("LAST_RUN", rank=3),
         "status": Column("STATUS"),
         "started_at": Column("STARTED_AT", rank=5),
         "finished_at": Column("FINISHED_AT", rank=4),
         "counts": Column("COUNTS", least=15, rank=6),
-        "unsolved": Column("UNSOLVED", rank=1),
+        "unresolved": Column("UNRESOLVED", rank=1),
     }
     print_table(
         list(columns.values()),
@@ -72,20 +72,20 @@ def _fields(load: LoadRecord) -> dict[str, object]:
     last = load.last_run
     return {
         "load": load.load,
-        "upto": load.upto,
+        "watermark": load.watermark,
         "last_run": last and last.run_id,
         "status": last and last.status,
         "started_at": last and last.started_at,
         "finished_at": last and last.finished_at,
         "reason": last and last.reason,
         "counts": last and last.counts,
-        "unsolved": f"{load.unsolved}{' or more' if load.unsolved >= MAX_COUNTED else ''}",
+        "unresolved": f"{load.unresolved}{' or more' if load.unresolved >= MAX_COUNTED else ''}",
     }
 
 
 @etl.command()
 @click.argument("load", required=False)
-@click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, solved ones too.")
+@click.option("--run", "run_id", type=click.UUID, metavar="ID", help="All failures of this run, resolved ones too.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=100, show_default=True, help="Failures at most."
 )
@@ -94,7 +94,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 )
 @asks_queue
 def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
-    """List what failed in LOAD and is not solved, or in a run.
+    """List what failed in LOAD and is not resolved, or in a run.
 
     `dataloader etl retry` tries it again.
     """
@@ -114,7 +114,7 @@ def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: in
     columns = {
         "failure_id": Column("FAILURE"),
         "failed_at": Column("FAILED_AT", rank=2),
-        "solved_at": Column("SOLVED_AT", rank=3),
+        "resolved_at": Column("RESOLVED_AT", rank=3),
         "load": Column("LOAD", rank=4),
         "segment": Column("SEGMENT", least=10, rank=1),
         "phase": Column("PHASE", rank=2),

@@ -1,7 +1,7 @@
 """The command `etl plan`: what a run would ask for, and how long its pauses alone would take (E1, E6).
 
 It asks no source but for its list of windows and first requests, which for files and buckets means to list them, and no
-database but one that is configured, for the load's cursor.
+database but one that is configured, for the load's watermark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataloader.supervisor.settings_layers import load_settings
 if TYPE_CHECKING:
     from dataloader.flows.etl.declare.load import Load
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-    from dataloader.flows.etl.run.load_task import Asked
+    from dataloader.flows.etl.run.load_task import LoadArgs
     from dataloader.flows.etl.sources.source import Request, Window
 
 MAX_SHOWN: Final = 50
@@ -56,7 +56,7 @@ def plan(
 ) -> None:
     """Show what a run of LOAD would ask for, without asking.
 
-    The windows and their first requests, and how long the pauses alone will take. From where the load has come to by
+    The windows and their first requests, and how long the pauses alone will take. From the load's watermark in
     the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.
     """
     from dataloader.flows.etl.run.load_task import read_args  # noqa: PLC0415 - not for --help
@@ -97,7 +97,7 @@ class Plan:
 
     load: Load
     config: PipelineConfig
-    upto: datetime | None
+    watermark: datetime | None
     is_first: bool
     windows: list[tuple[Window, list[Request]]]
 
@@ -126,7 +126,8 @@ class Plan:
         """The plan for machines."""
         return {
             "load": self.load.name,
-            "upto": self.upto,
+            "watermark": self.watermark,
+            "upto": self.watermark,
             "windows": [
                 {
                     "start": window.start,
@@ -145,20 +146,20 @@ class Plan:
         }
 
 
-async def _plan(load: Load, config: PipelineConfig, asked: Asked, settings: Settings) -> Plan:
+async def _plan(load: Load, config: PipelineConfig, asked: LoadArgs, settings: Settings) -> Plan:
     from dataloader.flows.etl.sources.source import SourceError, Window  # noqa: PLC0415 - not for --help
 
-    upto, is_first = None, False
+    watermark, is_first = None, False
     windows = [Window()]
     if load.windows is not None:
-        upto = await _cursor(load.name, settings) if asked.since is None else None
-        is_first = upto is None and asked.since is None
-        windows = load.windows.plan(cursor=upto, now=datetime.now(UTC), since=asked.since, until=asked.until)
+        watermark = await _watermark(load.name, settings) if asked.since is None else None
+        is_first = watermark is None and asked.since is None
+        windows = load.windows.plan(watermark=watermark, now=datetime.now(UTC), since=asked.since, until=asked.until)
     try:
         found = await _requests(load, windows)
     except SourceError as error:
         raise DataloaderError(f"{load.name}: {error}") from error
-    return Plan(load=load, config=config, upto=upto, is_first=is_first, windows=found)
+    return Plan(load=load, config=config, watermark=watermark, is_first=is_first, windows=found)
 
 
 async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window, list[Request]]]:
@@ -170,7 +171,7 @@ async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window,
     return [(window, [request for _, request in of]) for window, of in itertools.groupby(walks, key=itemgetter(0))]
 
 
-async def _cursor(load: str, settings: Settings) -> datetime | None:
+async def _watermark(load: str, settings: Settings) -> datetime | None:
     """How far the load has come; None without a database, or one that has not seen it."""
     from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - not for --help
 
@@ -178,7 +179,7 @@ async def _cursor(load: str, settings: Settings) -> datetime | None:
         return None
     async with open_store_client(settings) as client:
         try:
-            return (await client.load(load)).upto
+            return (await client.load(load)).watermark
         except (LoadNotFound, SchemaError):
             return None
 
@@ -199,10 +200,16 @@ def _print(found: Plan) -> None:
     click.echo()
     print_fields(
         {
-            **({"upto": "never loaded"} if found.is_first else {"upto": found.upto} if found.upto else {}),
+            **(
+                {"watermark": "never loaded"}
+                if found.is_first
+                else {"watermark": found.watermark}
+                if found.watermark
+                else {}
+            ),
             "windows": len(found.windows),
             "requests": found.requests,
-            "pauses": pauses if found.load.source.name is not None else "none: nobody waits for a turn at this source",
+            "pauses": pauses if found.load.source.name is not None else "none: this source has no rate limit",
             **({"more": f"{' and '.join(found.more)} come on top"} if found.more else {}),
         }
     )

@@ -131,7 +131,7 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
 def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
     """Try again what failed in LOAD.
 
-    All that is not solved, or single failures by --failure; else as `dataloader etl run`.
+    All that is not resolved, or single failures by --failure; else as `dataloader etl run`.
     """
     return _start(how, load, f"load:{load}", {"failures": list(numbers) or "all"} | _args({}, pipeline))
 

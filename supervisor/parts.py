@@ -33,7 +33,7 @@ from dataloader.actors.run_services import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.actors.to_record import ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
-from dataloader.flows.etl.run.load_metrics import EtlMetrics
+from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
@@ -213,7 +213,7 @@ def _make(
 
     outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
-    telemetry, etl_metrics = Telemetry(), EtlMetrics()
+    telemetry, etl_metrics = Telemetry(), LoadMetrics()
     to_recorder, to_record = open_channel(sum(slots.values()))
     transactions = Transactions(database)
     services = RunServices(
@@ -225,7 +225,7 @@ def _make(
         resources={
             Database: database,
             Transactions: transactions,
-            EtlMetrics: etl_metrics,
+            LoadMetrics: etl_metrics,
             PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
         },
         around=tasks.wraps,

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dataloader.flows.etl.declare.load import Detail, History, Load, Target
+    from dataloader.flows.etl.declare.load import Detail, Load, Target
     from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
     from dataloader.flows.etl.declare.windows import Windows
     from dataloader.flows.etl.flow.dimensions import Dimension, Dimensions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.routing import Routing
     from dataloader.flows.etl.sources.s3 import S3
     from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
+    from dataloader.store.etl.history import History
     from dataloader.store.etl.suppliers import Budget
 
 __all__ = [
@@ -75,7 +76,7 @@ __all__ = [
 ]
 
 _NAMES: Final = {
-    "flows.etl.declare.load": "Detail History Load Target",
+    "flows.etl.declare.load": "Detail Load Target",
     "flows.etl.declare.pipeline_config": "PipelineConfig PipelineSettings",
     "flows.etl.declare.windows": "Windows",
     "flows.etl.flow.dimensions": "Dimension Dimensions",
@@ -94,6 +95,7 @@ _NAMES: Final = {
     "flows.etl.sources.routing": "Routing",
     "flows.etl.sources.s3": "S3",
     "flows.etl.sources.source": "Page Record Request Response Source SourceError Window",
+    "store.etl.history": "History",
     "store.etl.suppliers": "Budget",
 }
 _WHERE: Final = {name: f"dataloader.{module}" for module, names in _NAMES.items() for name in names.split()}

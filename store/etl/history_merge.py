@@ -24,6 +24,7 @@ from typing import Any, Final
 import attrs
 
 from dataloader.jobs.errors import TargetError
+from dataloader.store.etl.history import History
 from dataloader.store.etl.merge import (
     Merge,
     affected,
@@ -36,7 +37,8 @@ from dataloader.store.etl.merge import (
     differs,
 )
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
-from dataloader.store.etl.tables import METADATA, Segment, TableInfo, as_names, listed, quote, told_of_targets
+from dataloader.store.etl.staging import StagedSegment
+from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, quote, told_of_targets
 
 _OPEN: Final = "INSERT INTO dl_etl_history (target) VALUES ($1) ON CONFLICT DO NOTHING"
 _LOCK: Final = "SELECT last_as_of, columns FROM dl_etl_history WHERE target = $1 FOR UPDATE"
@@ -57,57 +59,63 @@ WHERE s.target = $1 AND s.load = $2 AND s.as_of < h.last_as_of
 
 @attrs.frozen(kw_only=True)
 class HistoryMerge:
-    """What a snapshot does to a table of versions.
+    """A snapshot that is to be merged into a table of versions.
 
     Attributes:
         table: the target.
+        history: what is declared of its versions.
         segment: whose rows are the snapshot.
         rows: how many were staged; another number is an error.
         key: what identifies a thing over time.
-        tracked: a change in one of these columns makes a new version.
-        others: columns that are brought up to date on the current version.
+        columns: the columns that the snapshot brings, the key's too; those that are not tracked are brought up to date
+            on the current version.
         shapes: as `Merge` has them; what a row lacks is as in the current version.
         as_of: the snapshot's date, or instant with a zone; what it says holds from then on. A date is midnight in UTC.
-        complete: keys that are not in the snapshot are gone.
-        valid_from: a column of type date, or timestamp with time zone.
-        valid_to: a column of the same type.
-        is_current: a boolean column.
+        is_complete: the snapshot has all keys that there are.
 
     Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
     """
 
     table: TableInfo
-    segment: Segment
+    history: History
+    segment: StagedSegment
     rows: int
     key: Sequence[str] = attrs.field(converter=as_names)
-    tracked: Sequence[str] = attrs.field(converter=as_names)
-    others: Sequence[str] = attrs.field(converter=as_names, default=())
+    columns: Sequence[str] = attrs.field(converter=as_names)
     shapes: Collection[tuple[str, ...]] = ()
     as_of: dt.date
-    complete: bool = True
-    valid_from: str = "valid_from"
-    valid_to: str = "valid_to"
-    is_current: str = "is_current"
+    is_complete: bool = True
 
     def __attrs_post_init__(self) -> None:
-        self.table.check_loadable([*self.columns, self.valid_from, self.valid_to, self.is_current])
+        valid_from, valid_to, _ = self.history.columns
+        self.table.check_loadable([*self.columns, *self.history.columns])
         if not self.key:
             raise TargetError(f"table {self.table.sql}: a history needs a key")
-        kind = self.table.column(self.valid_from).type
-        if kind not in {"date", "timestamp with time zone"} or self.table.column(self.valid_to).type != kind:
+        kind = self.table.column(valid_from).type
+        if kind not in {"date", "timestamp with time zone"} or self.table.column(valid_to).type != kind:
             raise TargetError(
-                f"table {self.table.sql}: {self.valid_from} and {self.valid_to} must be of type date, or of timestamptz"
+                f"table {self.table.sql}: {valid_from} and {valid_to} must be of type date, or of timestamptz"
             )
         if isinstance(self.as_of, dt.datetime):
             if self.as_of.utcoffset() is None:
                 raise ValueError(f"as_of: {self.as_of} has no time zone")
             if kind == "date":
-                raise TargetError(f"table {self.table.sql}: {self.valid_from} is a date, so as_of must be one")
+                raise TargetError(f"table {self.table.sql}: {valid_from} is a date, so as_of must be one")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """What the load brings."""
-        return (*self.key, *self.tracked, *self.others)
+    def tracked(self) -> tuple[str, ...]:
+        """The columns of the snapshot in which a change makes a new version."""
+        return tuple(name for name in self.history.tracked if name in self.columns)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The columns that are brought up to date on the current version."""
+        return tuple(name for name in self.columns if name not in {*self.key, *self.history.tracked})
+
+    @property
+    def closes_missing(self) -> bool:
+        """True if a key that the snapshot lacks is closed."""
+        return self.history.complete and self.is_complete
 
     @property
     def instant(self) -> str:
@@ -136,34 +144,34 @@ class HistoryCounts:
     duplicates: int = 0
 
 
-async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCounts:
+async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCounts:
     """Merge the staged snapshot and empty the segment (asyncio-flavoured), inside the caller's transaction.
 
     Of several staged rows of one key the last one counts: sources that are read page by page repeat rows that moved to
     a later page meanwhile, and what was read last is what holds.
 
     Raises:
-        TargetError: a later snapshot has been merged already, or the table or the stage has changed or gone.
+        TargetError: a later snapshot has been merged already, or the table or the staging table has changed or gone.
         StoreError: not as many rows are staged as the caller says; load the segment again.
     """
-    last, known = await _aio_lock(connection, history)
-    instant = dt.datetime.fromisoformat(history.instant)
+    last, known = await _aio_lock(connection, merge)
+    instant = dt.datetime.fromisoformat(merge.instant)
     if last is not None and instant < last:
         raise TargetError(
-            f"table {history.table.sql} has a snapshot of {last.isoformat()} already; one of {history.instant} is older"
+            f"table {merge.table.sql} has a snapshot of {last.isoformat()} already; one of {merge.instant} is older"
             " and can't be merged any more; to begin anew, empty the table and delete its row in dl_etl_history"
         )
-    statements = _Statements.of(history, history.tracked if known is None else known)
+    statements = _Statements.of(merge, merge.tracked if known is None else known)
     with told_of_targets():
-        await aio_analyze(connection, history.segment)
-        duplicates = await aio_drop_duplicates(connection, history.segment, history.key)
-        await aio_complete(connection, history, f"t.{quote(history.is_current)}")
+        await aio_analyze(connection, merge.segment)
+        duplicates = await aio_drop_duplicates(connection, merge.segment, merge.key)
+        await aio_complete(connection, merge, f"t.{quote(merge.history.is_current)}")
         withdrawn = mended = closed = 0
         is_correction = instant == last
         if not is_correction:
-            await connection.execute(_FORGET, history.table.sql)
+            await connection.execute(_FORGET, merge.table.sql)
         if is_correction:
-            if history.complete:
+            if merge.closes_missing:
                 withdrawn = await aio_compare_all(connection, statements.withdraw, *statements.arguments)
             await statements.aio_run(connection, statements.revert)
             await statements.aio_keep(connection, statements.keep_reopened)
@@ -172,15 +180,15 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
         await statements.aio_keep(connection, statements.keep_filled)
         filled = affected(await connection.execute(statements.fill, *statements.arguments[:2]))
         await statements.aio_run(connection, statements.end_changed)
-        if history.complete:
+        if merge.closes_missing:
             closed = await aio_compare_all(connection, statements.end_missing, *statements.arguments)
         if is_correction and statements.filled:
             await connection.execute(statements.restore, *statements.arguments[2:], *statements.versions)
         [born] = await connection.fetch(statements.begin, *statements.arguments)
-        rows = await aio_empty(connection, history.segment, history.rows - duplicates)
+        rows = await aio_empty(connection, merge.segment, merge.rows - duplicates)
     # Without a complete snapshot not all current versions have a value in an added column yet.
-    columns = [name for name in history.tracked if history.complete or known is None or name in known]
-    await connection.execute(_CLOSE, history.table.sql, history.instant, columns)
+    columns = [name for name in merge.tracked if merge.closes_missing or known is None or name in known]
+    await connection.execute(_CLOSE, merge.table.sql, merge.instant, columns)
     return HistoryCounts(
         inserted=born["inserted"],
         changed=born["changed"],
@@ -193,9 +201,9 @@ async def aio_merge_history(connection: Any, history: HistoryMerge) -> HistoryCo
     )
 
 
-async def aio_note_snapshot(connection: Any, history: HistoryMerge, load: str, segment: str) -> None:
+async def aio_note_snapshot(connection: Any, merge: HistoryMerge, load: str, segment: str) -> None:
     """Note, after its merge, that a load's segment is taken in whole (asyncio-flavoured)."""
-    await connection.execute(_TAKEN, history.table.sql, load, segment, history.instant)
+    await connection.execute(_TAKEN, merge.table.sql, load, segment, merge.instant)
 
 
 async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
@@ -215,18 +223,18 @@ async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[st
     return counts
 
 
-async def _aio_lock(connection: Any, history: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
+async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
     """The target's last instant and columns, once no other merge of it is under way; None for what is not known."""
-    target = history.table.sql
+    target = merge.table.sql
     await connection.execute(_OPEN, target)
     state = await connection.fetchrow(_LOCK, target)
     if state["last_as_of"] is not None:
         return state["last_as_of"], state["columns"]
     # The first merge; versions that somebody else has written count as snapshots.
-    bounds = f"max(greatest({quote(history.valid_from)}, {quote(history.valid_to)}))"
-    zone = "::timestamp AT TIME ZONE 'UTC'" if history.table.column(history.valid_from).type == "date" else ""
+    bounds = f"max(greatest({quote(merge.history.valid_from)}, {quote(merge.history.valid_to)}))"
+    zone = "::timestamp AT TIME ZONE 'UTC'" if merge.table.column(merge.history.valid_from).type == "date" else ""
     with told_of_targets():
-        return await connection.fetchval(f"SELECT {bounds}{zone} FROM {history.table.sql}"), None
+        return await connection.fetchval(f"SELECT {bounds}{zone} FROM {merge.table.sql}"), None
 
 
 @attrs.frozen(kw_only=True)
@@ -261,35 +269,39 @@ class _Statements:
             await connection.execute(statement, *self.arguments, *self.versions)
 
     @classmethod
-    def of(cls, history: HistoryMerge, known: Sequence[str]) -> _Statements:
+    def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
         """The statements for a target whose versions were told apart by the columns `known` so far."""
-        table, key = history.table, history.key
-        stage = quote(history.segment.stage)
-        begins, ends, current = quote(history.valid_from), quote(history.valid_to), quote(history.is_current)
-        now = f"$3::text::{table.column(history.valid_from).type}"
-        added = [name for name in history.tracked if name not in known]
-        values = (*history.tracked, *history.others)
+        table, key = merge.table, merge.key
+        staging = quote(merge.segment.staging)
+        begins, ends, current = (
+            quote(merge.history.valid_from),
+            quote(merge.history.valid_to),
+            quote(merge.history.is_current),
+        )
+        now = f"$3::text::{table.column(merge.history.valid_from).type}"
+        added = [name for name in merge.tracked if name not in known]
+        values = (*merge.tracked, *merge.others)
 
-        changed = differs(table, [name for name in history.tracked if name in known])
-        stale = differs(table, [*added, *(name for name in history.others if name not in METADATA)])
-        if not history.complete and added:
+        changed = differs(table, [name for name in merge.tracked if name in known])
+        stale = differs(table, [*added, *(name for name in merge.others if name not in METADATA)])
+        if not merge.closes_missing and added:
             # Nor has every version a value in an added column yet: those that have one are compared by it.
             there = " OR ".join(f"(t.{quote(name)} IS NOT NULL AND {differs(table, [name])})" for name in added)
             changed = f"({changed} OR {there})"
         match = f"{MINE} AND {same_key(key)}"
-        missing = f"NOT EXISTS (SELECT FROM {stage} s WHERE {match})"
+        missing = f"NOT EXISTS (SELECT FROM {staging} s WHERE {match})"
         # The version that an earlier snapshot of this instant ended, of the key of `s`.
         reverted = f"t.{ends} = {now} AND NOT {changed}"
         key_of_c = " AND ".join(f"c.{quote(name)} = s.{quote(name)}" for name in key)
         update = f"UPDATE {table.sql} t SET"
         sets = assigned(values or key)
-        filled = [*added, *history.others]
-        of_version = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in (*key, history.valid_from))}]"
+        filled = [*added, *merge.others]
+        of_version = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in (*key, merge.history.valid_from))}]"
         of_columns = f"ARRAY[{', '.join(f't.{quote(name)}::text' for name in filled)}]::text[]"
         keep = f"""
             INSERT INTO dl_etl_former (target, version, columns)
             SELECT $4, jsonb_object($5::text[], {of_version}), jsonb_object($6::text[], {of_columns})
-            FROM {table.sql} t JOIN {stage} s ON {match} WHERE """
+            FROM {table.sql} t JOIN {staging} s ON {match} WHERE """
         restored = [
             f"{quote(name)} = CASE WHEN f.columns ? {_literal(name)} THEN (f.columns ->> {_literal(name)})"
             f"::{table.column(name).type} ELSE t.{quote(name)} END"
@@ -297,24 +309,24 @@ class _Statements:
         ]
         is_filled = f"t.{current} AND NOT {changed} AND {stale}"
         return cls(
-            arguments=(history.segment.token, history.segment.number, str(history.as_of)),
-            versions=(table.sql, [*key, history.valid_from], filled),
+            arguments=(merge.segment.token, merge.segment.number, str(merge.as_of)),
+            versions=(table.sql, [*key, merge.history.valid_from], filled),
             filled=filled,
             # A key that began at this instant is gone again.
             withdraw=f"DELETE FROM {table.sql} t WHERE t.{current} AND t.{begins} = {now} AND {missing}",
             # A key has its former values again: the version in between goes, and the former is opened.
             revert=f"""
-                DELETE FROM {table.sql} c USING {table.sql} t, {stage} s
+                DELETE FROM {table.sql} c USING {table.sql} t, {staging} s
                 WHERE {match} AND {key_of_c} AND c.{current} AND c.{begins} = {now} AND {reverted}""",
             reopen=f"""
-                {update} {", ".join([f"{ends} = NULL", f"{current} = true", *sets])} FROM {stage} s
+                {update} {", ".join([f"{ends} = NULL", f"{current} = true", *sets])} FROM {staging} s
                 WHERE {match} AND {reverted}""",
             # A key has other values than an earlier snapshot said.
             replace=f"""
-                {update} {", ".join(sets)} FROM {stage} s
+                {update} {", ".join(sets)} FROM {staging} s
                 WHERE {match} AND t.{current} AND t.{begins} = {now} AND {changed}""",
             fill=f"""
-                {update} {", ".join(sets)} FROM {stage} s
+                {update} {", ".join(sets)} FROM {staging} s
                 WHERE {match} AND {is_filled}""",
             keep_reopened=f"{keep} {reverted} ON CONFLICT DO NOTHING",
             keep_filled=f"{keep} {is_filled} AND t.{begins} < {now} ON CONFLICT DO NOTHING",
@@ -325,13 +337,13 @@ class _Statements:
                   AND f.version = jsonb_object($3::text[], {of_version})
                   AND f.columns <> jsonb_object($4::text[], {of_columns})""",
             end_changed=f"""
-                {update} {ends} = {now}, {current} = false FROM {stage} s
+                {update} {ends} = {now}, {current} = false FROM {staging} s
                 WHERE {match} AND t.{current} AND {changed}""",
             end_missing=f"{update} {ends} = {now}, {current} = false WHERE t.{current} AND {missing}",
             begin=f"""
                 WITH born AS (
-                  INSERT INTO {table.sql} ({listed(history.columns)}, {begins}, {ends}, {current})
-                  SELECT {listed(history.columns, "s.")}, {now}, NULL, true FROM {stage} s
+                  INSERT INTO {table.sql} ({listed(merge.columns)}, {begins}, {ends}, {current})
+                  SELECT {listed(merge.columns, "s.")}, {now}, NULL, true FROM {staging} s
                   WHERE {MINE} AND NOT EXISTS (SELECT FROM {table.sql} t WHERE {same_key(key)} AND t.{current})
                   RETURNING {listed(key)}
                 ), former AS (

@@ -1,7 +1,7 @@
 """Merges what a segment has staged into its target, set by set: insert, upsert, soft delete (E6).
 
-`aio_merge` is called inside the caller's transaction, so that the cursor and the run's record move with the rows; on a
-connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
+`aio_merge` is called inside the caller's transaction, so that the watermark and the run's record move with the rows; on
+a connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
 One join tells what is to be done: an UPDATE if rows have changed, an INSERT if some are missing, mostly one of them. A
 rerun writes no row at all.
 
@@ -22,19 +22,8 @@ import attrs
 
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.row_shapes import MINE, aio_complete, same_key
-from dataloader.store.etl.tables import (
-    METADATA,
-    REQUEST,
-    SEQUENCE,
-    SHAPE,
-    Segment,
-    TableInfo,
-    as_names,
-    listed,
-    quote,
-    shape_of,
-    told_of_targets,
-)
+from dataloader.store.etl.staging import REQUEST, SEQUENCE, SHAPE, StagedSegment, shape_of
+from dataloader.store.etl.target_table import METADATA, TableInfo, as_names, listed, quote, told_of_targets
 
 CONTENT_HASH: Final = "content_hash"
 _LAST_FIRST: Final = f"s.{REQUEST} DESC, s.{SEQUENCE} DESC"
@@ -66,7 +55,7 @@ class Merge:
         table: the target.
         segment: whose rows.
         rows: how many were staged; another number is an error.
-        columns: the columns that the load brings, in the stage's table too.
+        columns: the columns that the load brings, in the staging table too.
         shapes: those that rows bring, for each kind of row, where there are several: a column that a row lacks keeps
             its value in the target, and has its default in a new row.
         key: columns of a unique key of the target; without one rows can only be added.
@@ -78,7 +67,7 @@ class Merge:
     """
 
     table: TableInfo
-    segment: Segment
+    segment: StagedSegment
     rows: int
     columns: Sequence[str] = attrs.field(converter=as_names)
     shapes: Collection[tuple[str, ...]] = ()
@@ -116,7 +105,7 @@ class Merge:
 
 @attrs.frozen(kw_only=True)
 class Counts:
-    """What a merge did: rows of the target written, rows of the stage that changed nothing, and its duplicates."""
+    """What a merge did: rows of the target written, staged rows that changed nothing, and staged duplicates."""
 
     inserted: int = 0
     updated: int = 0
@@ -133,7 +122,7 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
 
     Raises:
         StoreError: not as many rows are staged as the caller says; load the segment again.
-        TargetError: the table or the stage has changed or gone.
+        TargetError: the table or the staging table has changed or gone.
     """
     segment = merge.segment
     mine = segment.token, segment.number
@@ -194,7 +183,7 @@ async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tu
 def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
     """The columns that new rows are given, with the shapes of those rows; None for all of them.
 
-    What is missing in one is in the stage, as NULL or the default, but for numbers, which the target gives it.
+    What is missing in one is in the staging table, as NULL or the default, but for numbers, which the target gives it.
     """
     numbered = {name for name in merge.columns if merge.table.column(name).numbered}
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -204,13 +193,13 @@ def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
     return groups if len(groups) > 1 else {tuple(merge.columns): None}
 
 
-async def aio_analyze(connection: Any, segment: Segment) -> None:
+async def aio_analyze(connection: Any, segment: StagedSegment) -> None:
     """Tell the planner what is staged (asyncio-flavoured).
 
-    Statistics from when the stage was empty have it compare each row with each: minutes for a hundred thousand. How
-    many rows and values there are is enough, so a tenth of the usual sample does.
+    Statistics from when the staging table was empty have it compare each row with each: minutes for a hundred thousand.
+    How many rows and values there are is enough, so a tenth of the usual sample does.
     """
-    await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.stage)}")
+    await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.staging)}")
 
 
 async def aio_compare_all(connection: Any, statement: str, *args: object) -> int:
@@ -225,23 +214,23 @@ async def aio_compare_all(connection: Any, statement: str, *args: object) -> int
     return affected(tag)
 
 
-async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[str]) -> int:
+async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequence[str]) -> int:
     """Of staged rows with one key leave the last (asyncio-flavoured); how many went comes back."""
     # Mostly there are none, which is known by a hash of the keys and without a sort.
     if not await connection.fetchval(
         f"""
         SELECT EXISTS (
-          SELECT FROM {quote(segment.stage)} s WHERE {MINE} GROUP BY {listed(key, "s.")} HAVING count(*) > 1)""",
+          SELECT FROM {quote(segment.staging)} s WHERE {MINE} GROUP BY {listed(key, "s.")} HAVING count(*) > 1)""",
         segment.token,
         segment.number,
     ):
         return 0
     tag = await connection.execute(
         f"""
-        DELETE FROM {quote(segment.stage)} WHERE ctid IN (
+        DELETE FROM {quote(segment.staging)} WHERE ctid IN (
           SELECT place FROM (
             SELECT s.ctid AS place, row_number() OVER (PARTITION BY {listed(key, "s.")} ORDER BY {_LAST_FIRST}) AS n
-            FROM {quote(segment.stage)} s WHERE {MINE}) AS numbered
+            FROM {quote(segment.staging)} s WHERE {MINE}) AS numbered
           WHERE n > 1)""",
         segment.token,
         segment.number,
@@ -249,16 +238,18 @@ async def aio_drop_duplicates(connection: Any, segment: Segment, key: Sequence[s
     return affected(tag)
 
 
-async def aio_empty(connection: Any, segment: Segment, expected: int) -> int:
-    """Remove the segment's rows from its stage (asyncio-flavoured); their number comes back, which is as expected.
+async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> int:
+    """Remove the segment's rows from its staging table (asyncio-flavoured); returns their number, as expected.
 
     Raises `StoreError` if it is not.
     """
-    tag = await connection.execute(f"DELETE FROM {quote(segment.stage)} s WHERE {MINE}", segment.token, segment.number)
+    tag = await connection.execute(
+        f"DELETE FROM {quote(segment.staging)} s WHERE {MINE}", segment.token, segment.number
+    )
     if (rows := affected(tag)) != expected:
         raise StoreError(
-            f"stage {segment.stage}: {rows} rows of segment {segment.number} are there instead of {expected}: a batch"
-            " was lost in a crash of the database, or sent twice; load the segment again"
+            f"staging table {segment.staging}: it has {rows} rows of segment {segment.number} instead of {expected}:"
+            " a batch was lost in a crash of the database, or sent twice; load the segment again"
         )
     return rows
 
@@ -305,7 +296,7 @@ def _is_any_near(merge: Merge) -> str:
     take the index; in an EXISTS it would not count.
     """
     leading = quote(next(key for key in merge.table.keys if set(key) == set(merge.key))[0])
-    staged = f"SELECT s.{leading} FROM {quote(merge.segment.stage)} s WHERE {MINE} ORDER BY s.{leading}"
+    staged = f"SELECT s.{leading} FROM {quote(merge.segment.staging)} s WHERE {MINE} ORDER BY s.{leading}"
     return f"""
         SELECT (
           SELECT 1 FROM {merge.table.sql} t
@@ -317,7 +308,7 @@ def _compare(merge: Merge) -> str:
     """How many of the staged rows are in the target, and how many of those have changed."""
     return f"""
         SELECT count(*), count(*) FILTER (WHERE {_has_changed(merge)})
-        FROM {quote(merge.segment.stage)} s JOIN {merge.table.sql} t ON {same_key(merge.key)} WHERE {MINE}"""
+        FROM {quote(merge.segment.staging)} s JOIN {merge.table.sql} t ON {same_key(merge.key)} WHERE {MINE}"""
 
 
 def _update(merge: Merge) -> str | None:
@@ -329,7 +320,7 @@ def _update(merge: Merge) -> str | None:
         return None
     return f"""
         UPDATE {merge.table.sql} t SET {", ".join(sets)}
-        FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)} AND {_has_changed(merge)}"""
+        FROM {quote(merge.segment.staging)} s WHERE {MINE} AND {same_key(merge.key)} AND {_has_changed(merge)}"""
 
 
 def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of_shapes: bool) -> str:
@@ -337,7 +328,7 @@ def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of
     absent = f"AND NOT EXISTS (SELECT FROM {merge.table.sql} t WHERE {same_key(merge.key)})" if are_some_there else ""
     return f"""
         INSERT INTO {merge.table.sql} AS t ({listed(columns)})
-        SELECT {listed(columns, "s.")} FROM {quote(merge.segment.stage)} s
+        SELECT {listed(columns, "s.")} FROM {quote(merge.segment.staging)} s
         WHERE {MINE} {of_shapes} {absent} ORDER BY s.{REQUEST}, s.{SEQUENCE}"""
 
 
@@ -353,5 +344,5 @@ def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:
     statement = f"""
         UPDATE {merge.table.sql} t SET {quote(deleted)} = {gone}
         WHERE NOT {_is_gone(merge)} {within}
-          AND NOT EXISTS (SELECT FROM {quote(merge.segment.stage)} s WHERE {MINE} AND {same_key(merge.key)})"""
+          AND NOT EXISTS (SELECT FROM {quote(merge.segment.staging)} s WHERE {MINE} AND {same_key(merge.key)})"""
     return statement, bounds

@@ -1,4 +1,4 @@
-"""Finds the rows that the database refuses in a batch, and stages the others (E10).
+"""Finds the rows that the database refuses in a batch, and puts the others into the staging table (E10).
 
 By halves, each tried behind a savepoint: a half that is refused is halved again, until a row stands alone. For each
 refused row that takes at most 2 × log2(batch) tries: if the first half is taken, what is refused is in the second,
@@ -19,7 +19,7 @@ from typing import Any, Final
 import attrs
 
 from dataloader.jobs.errors import Unstorable
-from dataloader.store.etl.tables import Lines, Segment, aio_stage
+from dataloader.store.etl.staging import Lines, StagedSegment, aio_stage
 
 MAX_TRIES: Final = 50
 """Of one transaction, each of which may be a subtransaction."""
@@ -62,7 +62,7 @@ class RefusedSearch:
     were found, in their order. `staged` is for the caller to count.
     """
 
-    segment: Segment
+    segment: StagedSegment
     pieces: Sequence[tuple[int, Lines]]
     most_in_a_row: int
     staged: int = 0
@@ -107,7 +107,7 @@ class RefusedSearch:
         return staged
 
     async def _aio_try(self, connection: Any, span: _Span) -> int:
-        """Stage the rows, or none of them; how many."""
+        """Put the rows into the staging table, or none of them; how many."""
         rows = self._rows[span.first : span.end]
         try:
             await aio_stage(connection, self.segment, [(self.pieces[piece][0], line) for piece, line in rows])

@@ -1,8 +1,8 @@
 """Staged rows that bring different columns, and what each of them lacks (E6).
 
-A load writes what a row brings and nothing else, whoever its neighbours are. So a stage knows each row by the shape
-that it has, the columns that it brings. Before a merge what a row lacks is taken from the target; in a new row it has
-its default.
+A load writes what a row brings and nothing else, whoever its neighbours are. So a staging table knows each row by the
+shape that it has, the columns that it brings. Before a merge what a row lacks is taken from the target; in a new row it
+has its default.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from dataloader.jobs.errors import StoreError
-from dataloader.store.etl.tables import SEGMENT, SHAPE, TOKEN, Segment, TableInfo, quote, shape_of
+from dataloader.store.etl.staging import SEGMENT, SHAPE, TOKEN, StagedSegment, shape_of
+from dataloader.store.etl.target_table import TableInfo, quote
 
 MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
-"""Of a stage's rows those of a segment, whose token and number are the first two arguments."""
+"""Of a staging table's rows those of a segment, whose token and number are the first two arguments."""
 
 
 class Shaped(Protocol):
@@ -25,7 +26,7 @@ class Shaped(Protocol):
         """The target."""
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> StagedSegment:
         """Whose rows."""
 
     @property
@@ -62,7 +63,7 @@ async def aio_complete(connection: Any, merge: Shaped, condition: str = "true") 
             sets.append(f"{quote(name)} = CASE WHEN {is_there} THEN s.{quote(name)} ELSE t.{quote(name)} END")
     await connection.execute(
         f"""
-        UPDATE {quote(merge.segment.stage)} s SET {", ".join(sets)} FROM {merge.table.sql} t
+        UPDATE {quote(merge.segment.staging)} s SET {", ".join(sets)} FROM {merge.table.sql} t
         WHERE {MINE} AND s.{SHAPE} = ANY ($3::bigint[]) AND {same_key(merge.key)} AND {condition}""",
         *arguments,
     )

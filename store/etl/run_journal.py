@@ -33,7 +33,7 @@ SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS
 """
 # Of runs that were killed, and that no worker goes on with now.
 _LEFT: Final = """
-SELECT c.oid::regclass::text AS stage FROM pg_class c
+SELECT c.oid::regclass::text AS staging FROM pg_class c
 WHERE c.relkind = 'r' AND c.relname ~ '^dl_stage_[0-9a-f]{32}' AND pg_table_is_visible(c.oid) AND NOT EXISTS (
   SELECT FROM dl_jobs j WHERE j.job_id = substr(c.relname, 10, 32)::uuid AND j.status = 'running' AND
   j.token::text = split_part(c.relname, '_', 4))
@@ -67,8 +67,8 @@ UPDATE dl_etl_runs SET status = $2, summary = $3, finished_at = clock_timestamp(
 _SEGMENT: Final = """
 INSERT INTO dl_etl_segments (run_id, task, segment, counts) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
 """
-# A run over days long past doesn't move the cursor back.
-_CURSOR: Final = """
+# A run over days long past doesn't move the watermark back.
+_WATERMARK: Final = """
 INSERT INTO dl_etl_cursors AS c (load, upto, run_id) VALUES ($1, $2, $3) ON CONFLICT (load) DO UPDATE SET upto =
 excluded.upto, run_id = excluded.run_id, moved_at = now() WHERE c.upto < excluded.upto
 """
@@ -80,7 +80,7 @@ FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text
 """
 # With what an earlier attempt of the run has put on record of the same segment, which was not committed then: what is
 # tried again keeps the segment in which it failed first, and says in its requests which one has tried it.
-_SOLVE: Final = """
+_RESOLVE: Final = """
 UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
 AND (failure_id = ANY ($5) OR
   (run_id = $1 AND load = $2 AND requests -> 0 ->> 'tried_by' = $3 AND failure_id <= $4))
@@ -102,7 +102,7 @@ GROUP BY f.load, f.phase
 """
 _LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
 _INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
-# A segment that is loaded whole solves what failed in it before:
+# A segment that is loaded whole resolves what failed in it before:
 # - in another run, by the segment's name;
 # - in another run, by a window that lies within this one: a run's last window ends in the middle of its unit, so the
 #   next run's has another name. Names have both ends of a window, in whole seconds;
@@ -129,7 +129,8 @@ WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND r
 ORDER BY failure_id LIMIT $4
 """
 _LIST: Final = """
-SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at, solved_at
+SELECT failure_id, run_id, load, segment, phase, key, error, sample, requests, times, failed_at,
+  solved_at AS resolved_at
 FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMIT $2
 """
 
@@ -159,7 +160,7 @@ class FailureRecord(Failure):
     failure_id: int
     run_id: UUID
     failed_at: datetime
-    solved_at: datetime | None
+    resolved_at: datetime | None
 
 
 @attrs.define
@@ -175,7 +176,7 @@ class RunState:
     """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment.
 
     By task, too: `details` are those that are done of segments that are not, `failed` what failed of all that is done
-    and is not solved, by phase. `last_failure` is the number of the last one that is on record.
+    and is not resolved, by phase. `last_failure` is the number of the last one that is on record.
     """
 
     started_at: datetime
@@ -187,8 +188,8 @@ class RunState:
     last_failure: int = 0
 
 
-def stage_name(run_id: UUID, token: int, number: int) -> str:
-    """The name of a run's stage, one of several, by which whoever finds it knows whose it is.
+def staging_name(run_id: UUID, token: int, number: int) -> str:
+    """The name of a run's staging table, one of several, by which whoever finds it knows whose it is.
 
     With the token: a worker that has lost the job drops its own at its end, and not that of the job's next worker.
     """
@@ -202,12 +203,12 @@ class SegmentCommit:
     Attributes:
         segment: its name; None merges the rows that are there by now, and the segment is not done.
         merges: what becomes of its rows.
-        solves: the failures that the segment has tried again; None of a segment that was loaded whole, which solves
+        resolves: the failures that the segment has tried again; None of a segment that was loaded whole, which resolves
             what failed in it before: in other runs, and in this one's earlier attempts.
         again_until: the last failure of the run's earlier attempts.
-        window: both ends of the segment's window; what failed in other windows between them is solved, too.
+        window: both ends of the segment's window; what failed in other windows between them is resolved, too.
         failures: what has failed since, which is put on record.
-        cursor: all before it is loaded.
+        watermark: all before it is loaded.
         counts: what was done, on record with what the merges do.
         details_of: the segment's name, if its rows are those of details.
         details: the keys of the details that are in now.
@@ -218,11 +219,11 @@ class SegmentCommit:
     task: str
     segment: str | None
     merges: Sequence[Merge | HistoryMerge]
-    solves: Sequence[int] | None = None
+    resolves: Sequence[int] | None = None
     again_until: int = 0
     window: tuple[datetime, datetime] | None = None
     failures: Sequence[Failure] = ()
-    cursor: datetime | None = None
+    watermark: datetime | None = None
     counts: Mapping[str, int] = attrs.field(factory=dict)
     details_of: str | None = None
     details: Sequence[str] = ()
@@ -265,11 +266,11 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
 
 
 async def _aio_drop_left(connection: Any) -> None:
-    """Drop stages that nobody uses, but for those that somebody reads at the moment, as pg_dump reads all tables."""
+    """Drop the staging tables of runs that are over, but for those that are being read, as pg_dump reads all."""
     for row in await connection.fetch(_LEFT):
         await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
         try:
-            await connection.execute(f"DROP TABLE IF EXISTS {row['stage']}")
+            await connection.execute(f"DROP TABLE IF EXISTS {row['staging']}")
         except asyncpg.LockNotAvailableError:
             # With the setting.
             await connection.execute("ROLLBACK TO dl_stage")
@@ -309,8 +310,8 @@ async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str
         await connection.execute(_KEEP_DETAILS, *of, commit.token, list(commit.details), done)
     if commit.failures:
         await _aio_keep(connection, commit.run_id, commit.failures)
-    if commit.cursor is not None:
-        await connection.execute(_CURSOR, commit.task, commit.cursor, commit.run_id)
+    if commit.watermark is not None:
+        await connection.execute(_WATERMARK, commit.task, commit.watermark, commit.run_id)
     await aio_fence(connection, commit.run_id, commit.token)
     return counts
 
@@ -321,10 +322,10 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
     for merge in commit.merges:
         if isinstance(merge, HistoryMerge):
             await aio_note_snapshot(connection, merge, commit.task, segment)
-    if commit.solves is None:
+    if commit.resolves is None:
         await connection.execute(_AGAIN, *of, commit.again_until, commit.token, *(commit.window or (None, None)))
     else:
-        await connection.execute(_SOLVE, *of, commit.again_until, list(commit.solves))
+        await connection.execute(_RESOLVE, *of, commit.again_until, list(commit.resolves))
     if commit.details_of is not None:
         await connection.execute(_FORGET_DETAILS, *of)
 
@@ -338,7 +339,7 @@ async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
         raise LeaseLost(f"job {run_id} is no longer this worker's: what it was about to write was rolled back")
 
 
-async def aio_cursor(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
+async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
     """How far a load has come, by which run; None if it has never been at its first segment's end."""
     row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
     return (None, None) if row is None else (row["upto"], row["run_id"])

@@ -75,10 +75,11 @@ RECURSIVE found (task) AS (
 )
 """
 _LOADS: Final = f"""
-SELECT known.load, c.upto, c.moved_at, counted.unsolved, last.* FROM known
+SELECT known.load, c.upto AS watermark, c.upto, c.moved_at, counted.unresolved, counted.unresolved AS unsolved, last.*
+FROM known
 LEFT JOIN dl_etl_cursors c ON c.load = known.load
 CROSS JOIN LATERAL (
-  SELECT count(*)::int AS unsolved FROM (
+  SELECT count(*)::int AS unresolved FROM (
     SELECT FROM dl_etl_failures f WHERE f.load = known.load AND f.solved_at IS NULL LIMIT {MAX_COUNTED}
   ) AS failures
 ) AS counted
@@ -163,11 +164,16 @@ class LastRun:
 
 @attrs.frozen(kw_only=True)
 class LoadRecord:
-    """How far a load has come: all before `upto` is in its table. `unsolved` failures, at most `MAX_COUNTED`."""
+    """How far a load has come: all before `watermark` is in its table. `unresolved` failures, at most `MAX_COUNTED`.
+
+    `upto` and `unsolved` are the former names of the two, for those who read them by HTTP.
+    """
 
     load: str
+    watermark: datetime | None
     upto: datetime | None
     moved_at: datetime | None
+    unresolved: int
     unsolved: int
     last_run: LastRun | None
 
@@ -193,6 +199,7 @@ class FailureLine:
     error: str
     sample: str | None
     failed_at: datetime
+    resolved_at: datetime | None
     solved_at: datetime | None
 
     def masked(self) -> Self:
@@ -311,7 +318,7 @@ async def list_failures_of_run(
 
 
 async def list_failures_of_load(database: Database, load: str, *, after: After = None, limit: int = 100) -> FailurePage:
-    """What failed in any run of a load and was not solved since; else as `list_failures_of_run`.
+    """What failed in any run of a load and was not resolved since; else as `list_failures_of_run`.
 
     Raises `LoadNotFound`, and `BadRequest` for a `limit` or a name that is not allowed.
     """
@@ -325,8 +332,10 @@ async def list_failures_of_load(database: Database, load: str, *, after: After =
 
 
 def _failures(found: Sequence[run_journal.FailureRecord], limit: int) -> FailurePage:
-    names = [field.name for field in attrs.fields(FailureLine)]
-    failures = [FailureLine(**{name: getattr(record, name) for name in names}) for record in found]
+    names = [field.name for field in attrs.fields(FailureLine) if field.name != "solved_at"]
+    failures = [
+        FailureLine(**{name: getattr(record, name) for name in names}, solved_at=record.resolved_at) for record in found
+    ]
     return FailurePage(*BY_NUMBER.page(failures, limit, lambda failure: failure.failure_id))
 
 

@@ -1,11 +1,12 @@
-"""Whose turn it is at a source: one request at a time, pauses and budgets, over all processes (E1, S4).
+"""Suppliers and their request slots: one request at a time, pauses and budgets, over all processes (E1, S4).
 
-A source is a row. Who wants to ask takes it for a bounded time; who has asked gives it back with the pause that the
-next one must keep. A process that dies gives nothing back: its time runs out. All times are the database's.
+A supplier is a row of `dl_sources`, by the name of the sources that ask it. A run takes its slot for a bounded time,
+and returns it with the pause that the next run must keep. The slot of a process that dies ends with its time. All times
+are the database's.
 
-A request arrives at some instant between its turn's beginning and its end. So a place in a budget is taken from the
+A request arrives at some instant between its slot's beginning and its end. So a place in a budget is taken from the
 beginning and free a span after the end: then no span on the wire has more requests, however long the ways are.
-Rejected: to stamp when a turn is taken, or just before the send, with a margin for the way, which nobody knows.
+Rejected: to stamp when a slot is taken, or just before the send, with a margin for the way, which nobody knows.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ WEEK_S: Final = 604_800
 
 
 @attrs.frozen
-class Turn:
-    """The answer to who asks for a source: theirs if `waits_for` is None; else how long to wait.
+class SlotAnswer:
+    """The answer to a run that wants the slot: the slot is its own if `waits_for` is None; else how long to wait.
 
-    `waits_for` is `request` (another one is under way), `pause`, `retry-after` (the source's own words) or `budget`.
+    `waits_for` is `request` (another run's is under way), `pause`, `retry-after` (the source's own words) or `budget`.
     """
 
     wait_s: float
@@ -48,7 +49,7 @@ class Turn:
 
 
 _TAKE: Final = "SELECT wait_s, waits_for FROM dl_source_take($1, $2, $3, $4, $5)"
-# What a source asked for itself is not shortened by the pause after a later request. Until now the turn's call has
+# What a source asked for itself is not shortened by the pause after a later request. Until now the slot's call has
 # stood at the end of its lease.
 _GIVE: Final = """
 WITH mine AS (
@@ -66,8 +67,10 @@ WHERE s.source = mine.source
 """
 
 
-async def aio_take(connection: Any, source: str, holder: int, lease_s: float, budgets: Sequence[Budget] = ()) -> Turn:
-    """Take `source` for the run whose token is `holder`, for `lease_s` seconds at most; who has it already keeps it."""
+async def aio_take_slot(
+    connection: Any, source: str, holder: int, lease_s: float, budgets: Sequence[Budget] = ()
+) -> SlotAnswer:
+    """Take the slot of `source` for the run with the token `holder`, for `lease_s` seconds; who has it keeps it."""
     row = await connection.fetchrow(
         _TAKE,
         source,
@@ -76,9 +79,9 @@ async def aio_take(connection: Any, source: str, holder: int, lease_s: float, bu
         [budget.requests for budget in budgets],
         [float(budget.per_s) for budget in budgets],
     )
-    return Turn(row["wait_s"], row["waits_for"])
+    return SlotAnswer(row["wait_s"], row["waits_for"])
 
 
-async def aio_give(connection: Any, source: str, holder: int, pause_s: float, waits_for: str = "pause") -> None:
-    """Give `source` back when its request is over; nobody may take it for `pause_s` seconds, because of `waits_for`."""
+async def aio_return_slot(connection: Any, source: str, holder: int, pause_s: float, waits_for: str = "pause") -> None:
+    """Return the slot of `source` after its request; it is free in `pause_s` seconds, because of `waits_for`."""
     await connection.execute(_GIVE, source, holder, pause_s, waits_for)

@@ -533,7 +533,7 @@ def test_a_plan_begins_where_the_load_has_come_to_and_makes_no_database(call, da
     code, _, stderr = call("etl", "retry", "days", "--failure", 0)
     assert (code, "--failure" in stderr) == (2, True)
     assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
-    assert "upto      never loaded" in call("etl", "plan", "days", *HERE, *until, DL_DB_DSN="")[1]
+    assert "watermark  never loaded" in call("etl", "plan", "days", *HERE, *until, DL_DB_DSN="")[1]
     code, _, stderr = call("etl", "plan", "days", *HERE, *until, "--data-dir", tmp_path / "none", DL_DB_DSN="")
     assert (code, f"{tmp_path / 'none'} holds no embedded database" in stderr) == (2, True)
 

@@ -10,9 +10,11 @@ from typing import Any, Final
 import attrs
 
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
+from dataloader.store.etl.history import History
 from dataloader.store.etl.history_merge import HistoryCounts, HistoryMerge, aio_merge_history
 from dataloader.store.etl.merge import Counts, Merge, aio_merge
-from dataloader.store.etl.tables import Lines, Segment, TableInfo, aio_describe, aio_prepare, aio_stage
+from dataloader.store.etl.staging import Lines, StagedSegment, aio_create_staging, aio_stage
+from dataloader.store.etl.target_table import TableInfo, aio_describe
 from dataloader.store.queue.transaction import Transactions
 
 STAGE: Final = 'dl "stage" of target'
@@ -27,10 +29,12 @@ class Load:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     encoder: LineEncoder
-    segment: Segment = attrs.field(factory=lambda: Segment(STAGE, 7, 1))
+    segment: StagedSegment = attrs.field(factory=lambda: StagedSegment(STAGE, 7, 1))
     _places: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
-    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None, *, request: int = 1) -> int:
+    async def stage(
+        self, rows: list[tuple[object, ...]], segment: StagedSegment | None = None, *, request: int = 1
+    ) -> int:
         text = b"".join(b"%d\t%b" % (next(self._places), self.encoder.encode(row)) for row in rows)
         lines = Lines(self.columns, len(rows), text)
         return await self.transactions.run(aio_stage, segment or self.segment, [(request, lines)])
@@ -50,10 +54,13 @@ async def open_load(
     await raw.execute(f"CREATE TABLE target ({definition}) {suffix}")
     table = await transactions.run(aio_describe, "target")
     names = tuple(columns.split()) or tuple(column.name for column in table.columns)
-    await transactions.run(aio_prepare, table, STAGE, names, key.split())
+    await transactions.run(aio_create_staging, table, STAGE, names, key.split())
     arrays = [column.name for column in table.columns if column.is_array]
     documents = [column.name for column in table.columns if column.is_document]
     return Load(transactions, table, names, tuple(key.split()), LineEncoder(names, arrays, documents))
+
+
+HISTORY_FIELDS = [field.name for field in attrs.fields(History) if field.name != "as_of"]
 
 
 @attrs.define
@@ -63,21 +70,24 @@ class Dimension:
     load: Load
     fields: dict[str, Any]
 
-    async def stage(self, rows: list[tuple[object, ...]], segment: Segment | None = None) -> int:
+    async def stage(self, rows: list[tuple[object, ...]], segment: StagedSegment | None = None) -> int:
         return await self.load.stage(rows, segment)
 
     async def merge(self, as_of: dt.date, rows: list[tuple[object, ...]], **fields: Any) -> HistoryCounts:
         return await self.merge_staged(await self.stage(rows), as_of=as_of, **fields)
 
     async def merge_staged(self, rows: int, **fields: Any) -> HistoryCounts:
-        common = {"table": self.load.table, "segment": self.load.segment} | self.fields
-        return await self.load.transactions.run(aio_merge_history, HistoryMerge(rows=rows, **common | fields))
+        given = {"table": self.load.table, "segment": self.load.segment} | self.fields | fields
+        declared = {name: given.pop(name) for name in HISTORY_FIELDS if name in given}
+        columns = (*given["key"], *declared["tracked"], *given.pop("others", ()))
+        merge = HistoryMerge(rows=rows, history=History(**declared), columns=columns, **given)
+        return await self.load.transactions.run(aio_merge_history, merge)
 
     async def bring(self, columns: str, **fields: Any) -> None:
         """From now on the load brings other columns."""
         run, names = self.load.transactions.run, tuple(columns.split())
         table = await run(aio_describe, "target")
-        await run(aio_prepare, table, STAGE, names, self.load.key)
+        await run(aio_create_staging, table, STAGE, names, self.load.key)
         self.load = attrs.evolve(self.load, table=table, columns=names, encoder=LineEncoder(names))
         self.fields |= fields
 

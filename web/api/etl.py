@@ -155,7 +155,7 @@ async def list_loads(call: Call, query: LoadsQuery) -> Answer:
 
 @routes.add("GET", "/api/v1/loads/<path:load>", role=Role.READ, answers={200: LoadRecord})
 async def show_load(call: Call, load: str) -> Answer:
-    """Show how far a load has come, its last run, and how many failures are not solved (counted up to 1,000)."""
+    """Show how far a load has come, its last run, and how many failures are not resolved (counted up to 1,000)."""
     return Answer(value=_masked_load(await run_records.get_load(call.services.database, load)))
 
 
@@ -177,6 +177,6 @@ def _masked_load(load: LoadRecord) -> LoadRecord:
     pages=True,
 )
 async def list_failures_of_load(call: Call, load: str, query: FailuresQuery) -> Answer:
-    """List what failed in a load, in any run, and was not solved since, oldest first."""
+    """List what failed in a load, in any run, and was not resolved since, oldest first."""
     page = await run_records.list_failures_of_load(call.services.database, load, after=query.after, limit=query.limit)
     return page_answer(call, FailurePage(await _masked_failures(page.failures), page.next))

@@ -15,21 +15,20 @@ Nothing here runs: run/load_task.py makes a task of a load.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, date, datetime, time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import attrs
 
 from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, PipelineConfig, check_names
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
-from dataloader.flows.etl.sources.source import Record, Request, Source, Window
+from dataloader.flows.etl.sources.source import Record, Request, Source
 from dataloader.jobs.model import MAX_NAME
-from dataloader.store.etl.history_merge import HistoryMerge
+from dataloader.store.etl.history import History
 from dataloader.store.etl.suppliers import Budget
-from dataloader.store.etl.tables import Segment, TableInfo, as_names
+from dataloader.store.etl.target_table import as_names
 
 Row = Mapping[str, Any]
 """A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""
@@ -38,76 +37,6 @@ Made = Row | Sequence[Row] | None
 """What a transform makes of a record."""
 
 _NOTHING: Final[Given] = MappingProxyType({})
-
-
-class Snapshot(Protocol):
-    """What is known of a segment: its `name` (of a file its path, of an archive's member both) and its `window`."""
-
-    name: str
-    window: Window
-
-
-@attrs.frozen(kw_only=True)
-class History:
-    """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
-
-    Each segment is a snapshot, as of the beginning of its window, or of what `as_of` makes of the segment's name and
-    window. `complete`: a key that is not in the snapshot is closed.
-    """
-
-    tracked: tuple[str, ...] = attrs.field(converter=as_names)
-    complete: bool = True
-    as_of: Callable[[Snapshot], date] | None = None
-    valid_from: str = "valid_from"
-    valid_to: str = "valid_to"
-    is_current: str = "is_current"
-
-    def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
-        """As of when a snapshot holds, as the table has it: as a day or as an instant.
-
-        Raises `ValueError` for one that has no beginning.
-        """
-        as_of = snapshot.window.start if self.as_of is None else self.as_of(snapshot)
-        if as_of is None:
-            raise ValueError(f"table {table.sql}: the snapshot {snapshot.name} has no instant")
-        return self._fitting(as_of, table)
-
-    def _fitting(self, as_of: date, table: TableInfo) -> date:
-        """Where the table has days, an instant is its day in its own zone; where it has instants, a day is midnight."""
-        has_days = table.column(self.valid_from).type == "date"
-        if isinstance(as_of, datetime):
-            return as_of.date() if has_days else as_of
-        return as_of if has_days else datetime.combine(as_of, time(), UTC)
-
-    def merge(
-        self,
-        table: TableInfo,
-        segment: Segment,
-        *,
-        rows: int,
-        key: Sequence[str],
-        tracked: Sequence[str],
-        columns: Sequence[str],
-        as_of: date,
-        shapes: Collection[tuple[str, ...]] = (),
-        complete: bool,
-    ) -> HistoryMerge:
-        """What the staged rows do to the table: of their `columns` those neither of the key nor tracked are others."""
-        known = {*key, *self.tracked}
-        return HistoryMerge(
-            table=table,
-            segment=segment,
-            rows=rows,
-            key=key,
-            tracked=tracked,
-            others=[name for name in columns if name not in known],
-            shapes=shapes,
-            as_of=self._fitting(as_of, table),
-            complete=self.complete and complete,
-            valid_from=self.valid_from,
-            valid_to=self.valid_to,
-            is_current=self.is_current,
-        )
 
 
 @attrs.frozen(kw_only=True)

@@ -16,7 +16,7 @@ import attrs
 from dataloader.flows.etl.sources.source import Window
 from dataloader.jobs.errors import BadRequest
 
-Segment = Literal["hour", "day", "week", "month", "year"]
+SegmentUnit = Literal["hour", "day", "week", "month", "year"]
 SEGMENTS: Final = ("hour", "day", "week", "month", "year")
 MOST_SEGMENTS: Final = 100_000
 
@@ -41,7 +41,7 @@ class Windows:
     """
 
     start: date | datetime
-    segment: Segment | timedelta = "month"
+    segment: SegmentUnit | timedelta = "month"
     look_back: timedelta = timedelta()
     delay: timedelta = timedelta()
     column: str | None = None
@@ -68,20 +68,20 @@ class Windows:
     def plan(
         self,
         *,
-        cursor: datetime | None,
+        watermark: datetime | None,
         now: datetime,
         since: date | datetime | None = None,
         until: date | datetime | None = None,
     ) -> list[Window]:
         """The segments of a run, oldest first; none if nothing is new.
 
-        `cursor` is how far the load has come; `since` and `until`, when they are given, are what was asked for instead.
-        The last segment may end in the middle of its unit: at `until`, and now less the delay at the latest.
+        `watermark` is how far the load has come; `since` and `until`, when they are given, are loaded instead. The last
+        segment may end in the middle of its unit: at `until`, and now less the delay at the latest.
 
         Raises `BadRequest` if `since` is not before `until`, or for more segments than anybody can want.
         """
         zone = self._zone()
-        # Nor further when more was asked for: what is to come yet would never be loaded, behind the cursor.
+        # Nor further when more was asked for: what is to come yet would never be loaded, behind the watermark.
         end, told = now.astimezone(zone) - self.delay, "now"
         if self.delay:
             told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
@@ -92,10 +92,10 @@ class Windows:
             if begin.astimezone(UTC) >= end.astimezone(UTC):
                 shown = f"{end.isoformat(timespec='seconds')} ({told})"
                 raise BadRequest("from", f"must be a time before {shown}, not {begin.isoformat()}")
-        elif cursor is None:
+        elif watermark is None:
             begin = instant(self.start, zone)
         else:
-            begin = max(cursor - self.look_back, instant(self.start, zone).astimezone(UTC)).astimezone(zone)
+            begin = max(watermark - self.look_back, instant(self.start, zone).astimezone(UTC)).astimezone(zone)
         windows = []
         for window in self._cut(begin, end):
             windows.append(window)

@@ -1,4 +1,4 @@
-"""Asks the source, one request after the other, and hands the responses on (E1, E7, E10).
+"""Fetches what the segments take, one request after the other, and hands the responses on (E1, E7, E10).
 
 It runs in the job's scope: whatever stops the job stops it at once, in a pause or in a response. A place in the
 processing queue is taken before a request is sent, so a full queue holds up the next request and never a response; and
@@ -15,31 +15,31 @@ from typing import Final
 import attrs
 
 from dataloader.flows.etl.declare.load import Detail
-from dataloader.flows.etl.fetch.rate_limiter import Slot
-from dataloader.flows.etl.fetch.request_sender import Sender
+from dataloader.flows.etl.fetch.rate_limiter import RequestSlot
+from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.plan.segment import Part, Segment
-from dataloader.flows.etl.run.pipeline_state import Fetched, Shared
-from dataloader.flows.etl.sources.source import Connection, Request, Response, SourceError
+from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState
+from dataloader.flows.etl.sources.source import Request, Response, SourceConnection, SourceError
 
 MAX_REDIRECTS: Final = 5
-"""How many a request may go through, each of them a request in a turn of its own."""
+"""Redirects of one request; each is sent in a request slot of its own."""
 
 
 @attrs.define(eq=False)
-class Asker:
-    """Asks what the segments take, in their order."""
+class Fetcher:
+    """Fetches what the segments take, in their order."""
 
-    shared: Shared
-    sender: Sender
-    _connections: dict[int, Connection] = attrs.field(init=False, factory=dict)
+    shared: PipelineState
+    sender: RequestSender
+    _connections: dict[int, SourceConnection] = attrs.field(init=False, factory=dict)
     _was_full: bool = attrs.field(init=False, default=False)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
         """Ask for everything; the last response may still be on its way to the writer then."""
         async with aclosing(segments), AsyncExitStack() as stack:
             async for segment in segments:
-                self.shared.report.segment = segment.name
-                self.shared.report.segments_planned = segment.planned
+                self.shared.progress.segment = segment.name
+                self.shared.progress.segments_planned = segment.planned
                 for table in segment.tables:
                     if id(table.source) not in self._connections:
                         self._connections[id(table.source)] = await stack.enter_async_context(table.source.open())
@@ -58,7 +58,7 @@ class Asker:
             else:
                 for request in (*segment.details, *self._requests_of(part, table.detail, ids)):
                     await self._walk(part, request)
-                    part.arrivals.asked(request.key)
+                    part.completed.asked(request.key)
             part.is_asked = True
             await self.shared.close_if_done(part)
             if not part.ends_segment:
@@ -79,7 +79,7 @@ class Asker:
                 request = detail.of(given)
             except Exception as error:  # noqa: BLE001 - whatever a load's own function raises
                 told = f"its request can't be made: {type(error).__name__}: {error}"
-                self.shared.report.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
+                self.shared.progress.failed(self.shared.failure(part, "detail", str(given), told, segment=segment))
             else:
                 yield attrs.evolve(request, segment=segment) if segment else request
 
@@ -87,13 +87,13 @@ class Asker:
         """Wait until it is so. What turns out to be unreadable meanwhile is asked for again."""
         await self._ask_again()
         while not is_so():
-            await self.shared.again.stirred()
+            await self.shared.retry_queue.stirred()
             await self._ask_again()
 
     async def _ask_again(self) -> None:
         """Ask again for what can't be read, though nobody waited for it when it came."""
-        while self.shared.again.unread:
-            unread = self.shared.again.unread.popleft()
+        while self.shared.retry_queue.unread:
+            unread = self.shared.retry_queue.unread.popleft()
             try:
                 await self.sender.tried(partial(self._once, unread.part, unread.request), after=unread.tries)
             except SourceError as error:
@@ -135,29 +135,29 @@ class Asker:
         asked = request
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                async with self.sender.turnstile.turn(part.table.source.name) as slot:
+                async with self.sender.rate_limiter.slot(part.table.source.name) as slot:
                     response = await self._fetch(slot, part, asked)
                     hop = part.table.source.redirected(response)
                     if hop is None:
                         part.answers += 1
                         fetched = Fetched(part, request, attrs.evolve(response, request=request), part.answers, tries)
                         part.open += 1
-                        part.arrivals.answered(request.key)
-                        self.shared.room.hold(len(response.body))
+                        part.completed.answered(request.key)
+                        self.shared.backpressure.hold(len(response.body))
                         self.shared.to_workers.send_nowait(fetched)
                         is_handed_on = True
-                        self.shared.report.queued += 1
+                        self.shared.progress.queued += 1
                     self.sender.answered(asked.endpoint, response.status, response.took_s)
                     if hop is None:
                         return fetched
                     asked = hop
-            raise SourceError(f"{request.endpoint}: more than {MAX_REDIRECTS} redirects", is_passing=False)
+            raise SourceError(f"{request.endpoint}: more than {MAX_REDIRECTS} redirects", is_retryable=False)
         finally:
             if not is_handed_on:
-                self.shared.room.give_place()
+                self.shared.backpressure.give_place()
 
-    async def _fetch(self, slot: Slot, part: Part, request: Request) -> Response:
-        """Send one request in its turn, and have the answer."""
+    async def _fetch(self, slot: RequestSlot, part: Part, request: Request) -> Response:
+        """Send one request in its slot; returns the answer."""
         source = part.table.source
         connection = self._connections[id(source)]
 
@@ -170,7 +170,7 @@ class Asker:
         return response
 
     async def _take_place(self) -> None:
-        room = self.shared.room
+        room = self.shared.backpressure
         if room.is_full:
             if not self._was_full:
                 self.shared.log.warning(
@@ -179,10 +179,10 @@ class Asker:
                     queue_size=self.shared.config.queue_size,
                     held_bytes=room.bytes,
                 )
-            self.shared.report.waiting = {"for": "a place in the processing queue"}
+            self.shared.progress.waiting = {"for": "a place in the processing queue"}
         # Told of once, until a request need not wait.
         self._was_full = room.is_full
         try:
             await room.take_place()
         finally:
-            self.shared.report.waiting = None
+            self.shared.progress.waiting = None

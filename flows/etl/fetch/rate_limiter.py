@@ -1,9 +1,9 @@
-"""Lets one request at a time through to a source, over all processes, with the pauses between them (E1, S4).
+"""The rate limiter: one request at a time to a source, over all processes, with pauses and budgets (E1, S4).
 
-Whose turn it is stands in the database (store/etl/suppliers.py); here is the waiting, and what a run says meanwhile. A
-turn lasts until its request is over: its answer has been read, or its connection is closed. The pause counts from
-there, and begins when the response has been handed on. A request that is cancelled is at work in its source all the
-same: its answer is waited for a little, and only then its connection closed.
+The database holds each supplier's request slot (store/etl/suppliers.py); here is the waiting, and what a run says of it
+meanwhile. A run has the slot until its request is over: its answer has been read, or its connection is closed. The
+pause counts from there, and begins when the response has been handed on. A cancelled request is still at work in its
+source: the rate limiter waits for its answer a little, and only then closes the connection.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final, Generic, TypeVar
 import attrs
 import trio
 
-from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.store.connection.bridge import Database
-from dataloader.store.etl.suppliers import Budget, aio_give, aio_take
+from dataloader.store.etl.suppliers import Budget, aio_return_slot, aio_take_slot
 
 T = TypeVar("T")
 
@@ -33,10 +33,10 @@ LOOK_S: Final = (0.1, 1.0)
 
 
 @attrs.define(kw_only=True)
-class Slot:
-    """A turn. `hint_s`: for how long the source wants to be left alone, by its own words.
+class RequestSlot:
+    """The right to send one request. `hint_s`: for how many seconds the source wants no request, as its answer says.
 
-    `ends_at`: when the turn ends at the latest, by Trio's clock.
+    `ends_at`: when the slot ends at the latest, by Trio's clock.
     """
 
     linger_s: Callable[[], float]
@@ -44,11 +44,11 @@ class Slot:
     hint_s: float = 0.0
 
     def within(self, timeout_s: float) -> float:
-        """So many seconds for the request, or the fewer that are left of the turn: a process may have stood still."""
+        """The seconds for the request: `timeout_s`, fewer if the slot ends before: a process may have stood still."""
         return max(0.0, min(timeout_s, self.ends_at - trio.current_time()))
 
     async def send(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Await the turn's request, to its end or for `linger_s()` after a cancellation. Raises what `ask` raises."""
+        """Await the slot's request, to its end or for `linger_s()` after a cancellation. Raises what `ask` raises."""
         await trio.lowlevel.checkpoint_if_cancelled()
         sent = _Sent[T]()
         try:
@@ -89,15 +89,15 @@ class _Sent(Generic[T]):
 
 
 @attrs.frozen(kw_only=True)
-class Turnstile:
-    """The turns of one run, whose token is `holder`. Times in seconds.
+class RateLimiter:
+    """The request slots of one run, whose fencing token is `holder`. Times in seconds.
 
     `linger_s` tells how long the answer to a cancelled request may be waited for.
     """
 
     database: Database
     holder: int
-    report: Report
+    progress: LoadProgress
     rate_min: float
     rate_max: float
     lease_s: float
@@ -106,9 +106,9 @@ class Turnstile:
     draw: random.Random = attrs.field(factory=random.Random)
 
     @asynccontextmanager
-    async def turn(self, source: str | None) -> AsyncIterator[Slot]:
-        """Wait for the turn at `source`, and have it for the length of a block; None need not be waited for."""
-        slot = Slot(linger_s=self.linger_s)
+    async def slot(self, source: str | None) -> AsyncIterator[RequestSlot]:
+        """Wait for the slot of `source`, and hold it for the length of a block; None has no limit."""
+        slot = RequestSlot(linger_s=self.linger_s)
         if source is None:
             yield slot
             return
@@ -120,26 +120,26 @@ class Turnstile:
             waits_for = "pause" if slot.hint_s <= pause_s else "retry-after"
             # Shielded, with the store's deadline: else nobody could ask until the lease has ended.
             await self.database.write(  # noqa: ASYNC102
-                aio_give, source, self.holder, max(pause_s, slot.hint_s), waits_for
+                aio_return_slot, source, self.holder, max(pause_s, slot.hint_s), waits_for
             )
 
     async def _wait(self, source: str) -> float:
-        """Wait for the turn; when it ends at the latest, by Trio's clock."""
+        """Wait for the slot; returns when it ends at the latest, by Trio's clock."""
         look_s = LOOK_S[0]
         try:
             while True:
                 asked_at = trio.current_time()
-                turn = await self.database.write(aio_take, source, self.holder, self.lease_s, self.budgets)
-                if turn.waits_for is None:
+                answer = await self.database.write(aio_take_slot, source, self.holder, self.lease_s, self.budgets)
+                if answer.waits_for is None:
                     return asked_at + self.lease_s
-                wait_s = turn.wait_s
-                if turn.waits_for == "request":
+                wait_s = answer.wait_s
+                if answer.waits_for == "request":
                     wait_s, look_s = min(wait_s, look_s * self.draw.uniform(0.8, 1.2)), min(look_s * 2, LOOK_S[1])
-                self.report.waiting = {
-                    "for": turn.waits_for,
+                self.progress.waiting = {
+                    "for": answer.waits_for,
                     "source": source,
-                    "until": (datetime.now(UTC) + timedelta(seconds=turn.wait_s)).isoformat(timespec="seconds"),
+                    "until": (datetime.now(UTC) + timedelta(seconds=answer.wait_s)).isoformat(timespec="seconds"),
                 }
                 await trio.sleep(wait_s)
         finally:
-            self.report.waiting = None
+            self.progress.waiting = None

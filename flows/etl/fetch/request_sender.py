@@ -1,4 +1,4 @@
-"""Sends requests to a source, each in its turn, and counts and logs them (E1).
+"""Sends requests to a source, each in its request slot, and counts and logs them (E1).
 
 All that a run asks of a source goes through here, a list of objects too: so `requests` is the number of requests that
 were sent, each try and each hop of a redirect for itself, as budgets count them.
@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 import attrs
 import trio
 
-from dataloader.flows.etl.fetch.rate_limiter import Slot, Turnstile
-from dataloader.flows.etl.run.pipeline_state import Shared
+from dataloader.flows.etl.fetch.rate_limiter import RateLimiter, RequestSlot
+from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.sources.source import Source, SourceError
 
 T = TypeVar("T")
@@ -29,11 +29,11 @@ def wait_s(tries: int) -> float:
 
 
 @attrs.frozen(eq=False)
-class Sender:
+class RequestSender:
     """Sends the requests of one run."""
 
-    shared: Shared
-    turnstile: Turnstile
+    shared: PipelineState
+    rate_limiter: RateLimiter
 
     async def tried(self, ask: Callable[[int], Awaitable[T]], *, after: int = 0) -> T:
         """Await `ask`, which is told the number of the try, again as long as that may help.
@@ -51,15 +51,15 @@ class Sender:
                 if not self.shared.is_to_be_tried_again(error, tries):
                     raise
 
-    async def send(self, slot: Slot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request in its turn by `ask`, which is told how many seconds there are, and have the answer.
+    async def send(self, slot: RequestSlot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Send a request in its slot by `ask`, which takes the seconds that it has; returns the answer.
 
         Raises what `ask` raises.
         """
-        report, began = self.shared.report, trio.current_time()
+        progress, began = self.shared.progress, trio.current_time()
 
         async def sent() -> T:
-            report.count(requests=1)
+            progress.count(requests=1)
             return await ask(slot.within(self.shared.config.request_timeout))
 
         try:
@@ -71,7 +71,7 @@ class Sender:
             )
             raise
         finally:
-            report.phases["requests"].add(trio.current_time() - began)
+            progress.phases["requests"].add(trio.current_time() - began)
 
     def answered(self, endpoint: str, status: int, took_s: float) -> None:
         """Log that a request was answered."""
@@ -86,7 +86,7 @@ class Sender:
         """
 
         async def once(_try: int) -> T:
-            async with self.turnstile.turn(source.name) as slot:
+            async with self.rate_limiter.slot(source.name) as slot:
                 began = trio.current_time()
                 answer = await self.send(slot, endpoint, ask)
                 self.answered(endpoint, HTTPStatus.OK, trio.current_time() - began)

@@ -20,25 +20,22 @@ when it is tried again only what failed is.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import trio
 
-from dataloader.flows.etl.declare.load import History
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.parse.transform import brief
-from dataloader.flows.etl.run.etl_run import JobRun
-from dataloader.flows.etl.run.load_log import RunLog
+from dataloader.flows.etl.run.etl_run import EtlRun
+from dataloader.flows.etl.run.load_log import LoadLog
 from dataloader.jobs.errors import DataloaderError, LeaseLost, StoreError, StoreUnavailable
 from dataloader.jobs.model import MAX_NAME
 from dataloader.store.etl.dimension_load import DimensionLoad, aio_load_dimension
-from dataloader.store.etl.history_merge import HistoryMerge
-from dataloader.store.etl.merge import Merge
-from dataloader.store.etl.run_journal import stage_name
-from dataloader.store.etl.tables import Segment, TableInfo, as_names
+from dataloader.store.etl.history import History
+from dataloader.store.etl.run_journal import staging_name
+from dataloader.store.etl.target_table import as_names
 
 
 class TablesFailed(DataloaderError):  # noqa: N818 - says what has
@@ -89,7 +86,7 @@ class Dimensions:
             raise ValueError(f"tables: must be one or more, each table once, not {', '.join(names) or 'none'}")
 
 
-async def run_dimensions(run: JobRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:
+async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:
     """Merge the tables as of a date, but for those that an earlier attempt has merged; `done` is its summary.
 
     Raises `TablesFailed` at the end if any could not be merged.
@@ -126,7 +123,7 @@ async def run_dimensions(run: JobRun, dimensions: Dimensions, as_of: dt.date, do
 class _Merging:
     """A set of dimensions under way; `tables` are those that are done, by name, with what came of them."""
 
-    run: JobRun
+    run: EtlRun
     dimensions: Dimensions
     as_of: dt.date
     tables: dict[str, dict[str, Any]]
@@ -134,17 +131,17 @@ class _Merging:
 
     async def merge(self, dimension: Dimension) -> None:
         """Merge one table when a place is free; that it was refused is noted, and stops no other."""
-        run, log = self.run, RunLog.of(self.run.job, self.dimensions.name)
+        run, log = self.run, LoadLog.of(self.run.job, self.dimensions.name)
         load = DimensionLoad(
             table=dimension.table,
             query=dimension.query,
             key=dimension.key,
             as_of=self.as_of,
-            stage=stage_name(run.claimed.job_id, run.claimed.token, self.dimensions.tables.index(dimension)),
+            staging=staging_name(run.claimed.job_id, run.claimed.token, self.dimensions.tables.index(dimension)),
             run_id=run.claimed.job_id,
             token=run.claimed.token,
-            merge_of=partial(_merge_of, dimension, self.as_of),
-            allow_empty=dimension.history is None or dimension.allow_empty,
+            history=dimension.history,
+            allow_empty=dimension.allow_empty,
         )
         async with self.limiter:
             began = dt.datetime.now(dt.UTC)
@@ -167,21 +164,3 @@ class _Merging:
                 **({} if error is None else {"error": error}),
             }
             run.job.progress_nowait({"tables_done": len(self.tables), "tables": len(self.dimensions.tables)})
-
-
-def _merge_of(  # noqa: PLR0917 - what the store adds is positional
-    dimension: Dimension, as_of: dt.date, info: TableInfo, segment: Segment, rows: int, columns: Sequence[str]
-) -> Merge | HistoryMerge:
-    if dimension.history is None:
-        return Merge(table=info, segment=segment, rows=rows, columns=columns, key=dimension.key)
-    history = dimension.history
-    return history.merge(
-        info,
-        segment,
-        rows=rows,
-        key=dimension.key,
-        tracked=history.tracked,
-        columns=columns,
-        as_of=as_of,
-        complete=True,
-    )

@@ -20,9 +20,9 @@ import attrs
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig, PipelineSettings
 from dataloader.flows.etl.flow.dimensions import Dimensions, TablesFailed, run_dimensions
-from dataloader.flows.etl.plan.planner import Asked, read_args
+from dataloader.flows.etl.plan.planner import LoadArgs, read_args
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
-from dataloader.flows.etl.run.etl_run import JobRun, TaskEnd
+from dataloader.flows.etl.run.etl_run import EtlRun, TaskEnd
 from dataloader.flows.etl.run.load_run import run_one
 from dataloader.flows.etl.run.load_task import load_of
 from dataloader.jobs.errors import BadRequest, TargetError
@@ -94,7 +94,7 @@ async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None
         }
     except ValueError as error:
         return GiveUp(str(error))
-    run = JobRun(job=job, name=flow.name, cancel=cancel or CancellationToken())
+    run = EtlRun(job=job, name=flow.name, cancel=cancel or CancellationToken())
     state = await run.begin("flow", [(layer, task.name) for layer, task in flow.tasks])
     day = as_of or state.started_at.astimezone(UTC).date()
     async with run.noted():
@@ -108,9 +108,9 @@ async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None
 class _Layers:
     """A flow under way. `configs` are those of its loads, `day` is the date as of which dimensions are asked."""
 
-    job_run: JobRun
+    job_run: EtlRun
     configs: Mapping[str, PipelineConfig]
-    asked: Asked
+    asked: LoadArgs
     state: RunState
     day: date
 
@@ -143,7 +143,7 @@ class _Layers:
         return []
 
 
-def _read_args(args: Mapping[str, Any]) -> tuple[date | None, Asked]:
+def _read_args(args: Mapping[str, Any]) -> tuple[date | None, LoadArgs]:
     rest = dict(args)
     text = rest.pop("as_of", None)
     try:

@@ -49,7 +49,7 @@ class Content:
         if len(self.broken) > MAX_BROKEN:
             raise SourceError(
                 f"more than {MAX_BROKEN:,} parts are broken, the last one at {key}: {error}; is the format right?",
-                is_passing=False,
+                is_retryable=False,
             )
 
 
@@ -72,7 +72,7 @@ class Format(Protocol):
             charset: the encoding that the source names, None if it names none.
 
         Raises:
-            SourceError: it is not what the format expects. `is_passing` if it is broken as a whole, as it is when it
+            SourceError: it is not what the format expects. `is_retryable` if it is broken as a whole, as it is when it
                 was cut or when a proxy has put a page of its own in its place; not if it is well formed and other.
         """
 
@@ -97,7 +97,9 @@ class Bounded(io.RawIOBase):
         data = self._inner.read(len(buffer))
         self.left -= len(data)
         if self.left < 0:
-            raise SourceError(f"{self._what} unpacks to more than the {self._limit:,} bytes allowed", is_passing=False)
+            raise SourceError(
+                f"{self._what} unpacks to more than the {self._limit:,} bytes allowed", is_retryable=False
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -116,7 +118,7 @@ def parts_of(path: str) -> tuple[str, ...]:
 def refuse_html(beginning: str) -> None:
     """Raise `SourceError` for a text that begins as a page of HTML does, which a proxy puts in the place of answers."""
     if _HTML.match(beginning):
-        raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_passing=True)
+        raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_retryable=True)
 
 
 _HTML: Final = re.compile(r"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)

@@ -124,7 +124,7 @@ def _decoding(encoding: str) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
+        raise SourceError(f"the text is not {encoding}: {error}", is_retryable=True) from error
 
 
 class _Lines:
@@ -156,11 +156,11 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
     try:
         columns = next(rows, None)
     except csv.Error as error:
-        raise SourceError(f"the header line can't be read: {error}", is_passing=True) from error
+        raise SourceError(f"the header line can't be read: {error}", is_retryable=True) from error
     if not columns or not any(columns):
-        raise SourceError("there is no header line, and no columns are declared", is_passing=True)
+        raise SourceError("there is no header line, and no columns are declared", is_retryable=True)
     if repeated := _repeated(columns):
-        raise SourceError(f"the header line names {repeated!r} more than once", is_passing=False)
+        raise SourceError(f"the header line names {repeated!r} more than once", is_retryable=False)
     return columns
 
 

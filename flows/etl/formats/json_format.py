@@ -62,10 +62,10 @@ class Json:
         """The records at `path`. Raises `SourceError` for what is no JSON, has no such path, or reports an error."""
         document = _decode(_as_utf8(stream.read(), charset), parts_of(self.path))
         if self.errors is not None and (error := self.errors(document)) is not None:
-            raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_passing=True)
+            raise SourceError(f"the answer says that it failed: {mask_text(str(error))[:SAMPLE]}", is_retryable=True)
         found = look_up(document, self.path)
         if found is MISSING:
-            raise SourceError(f"path: there is no {self.path} in {describe(document)}", is_passing=False)
+            raise SourceError(f"path: there is no {self.path} in {describe(document)}", is_retryable=False)
         content = Content(document=document)
         if isinstance(found, dict):
             content.records.append(found)
@@ -79,7 +79,7 @@ class Json:
                     content.add_broken(f"item {position}", *_no_object(item))
         elif found is not None:
             where = self.path or "the document"
-            raise SourceError(f"path: {where} is {describe(found)}, not a list or an object", is_passing=False)
+            raise SourceError(f"path: {where} is {describe(found)}, not a list or an object", is_retryable=False)
         return content
 
 
@@ -117,7 +117,7 @@ def _check_last_line(body: bytes) -> None:
             _DECODER.decode(last)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             told = f"the last line has no end and is no JSON ({error}): the body was cut; it is {_sample(last)!r}"
-            raise SourceError(told, is_passing=True) from error
+            raise SourceError(told, is_retryable=True) from error
 
 
 def _of_lines(content: Content, body: bytes) -> Iterator[Record]:
@@ -139,7 +139,7 @@ def _as_utf8(body: bytes, charset: str | None) -> bytes:
         try:
             body = body.decode(charset).encode()
         except UnicodeError as error:
-            raise SourceError(f"the text is not {charset}: {error}", is_passing=True) from error
+            raise SourceError(f"the text is not {charset}: {error}", is_retryable=True) from error
     return body.removeprefix(_BOM)
 
 
@@ -165,7 +165,7 @@ def _decode(body: bytes, path: Sequence[str]) -> Any:
             return found
         look_up(around, ".".join(path[:-1]))[path[-1]] = found
         return around
-    raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_passing=True)
+    raise SourceError(f"this is not JSON: {document.error}; it begins {document.sample!r}", is_retryable=True)
 
 
 def _read(text: bytes) -> Any:

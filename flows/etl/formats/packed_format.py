@@ -66,9 +66,9 @@ class Zip:
                         left = counter.left
                     _join(whole, content, name if len(names) > 1 else "")
         except DAMAGED as error:
-            raise SourceError(f"the zip archive is damaged: {words(error)}", is_passing=True) from error
+            raise SourceError(f"the zip archive is damaged: {words(error)}", is_retryable=True) from error
         except NotImplementedError as error:
-            raise SourceError(f"the zip archive can't be unpacked: {words(error)}", is_passing=False) from error
+            raise SourceError(f"the zip archive can't be unpacked: {words(error)}", is_retryable=False) from error
         return whole
 
 
@@ -100,14 +100,14 @@ class Compressed:
         start = body.tell()
         opener = decompressor(body.read(len(XZ)))
         if opener is None:
-            raise SourceError("the body is compressed neither by gzip nor by xz", is_passing=False)
+            raise SourceError("the body is compressed neither by gzip nor by xz", is_retryable=False)
         body.seek(start)
         try:
             with opener(body) as unpacking:
                 unpacked, _ = bounded(unpacking, self.max_bytes, "the body")
                 return self.inner.parse(unpacked, charset).whole()
         except DAMAGED as error:
-            raise SourceError(f"the compressed body is damaged: {words(error)}", is_passing=True) from error
+            raise SourceError(f"the compressed body is damaged: {words(error)}", is_retryable=True) from error
 
 
 def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
@@ -116,10 +116,10 @@ def members_of(archive: zipfile.ZipFile, pattern: str) -> list[str]:
     chosen = sorted(fnmatch.filter(files, pattern))
     if not chosen:
         there = ", ".join(list(files)[:10]) or "nothing"
-        raise SourceError(f"the archive has no file that matches {pattern}; it has {there}", is_passing=False)
+        raise SourceError(f"the archive has no file that matches {pattern}; it has {there}", is_retryable=False)
     for name in chosen:
         if files[name].flag_bits & 1:
-            raise SourceError(f"{name} in the archive is encrypted, which is not supported", is_passing=False)
+            raise SourceError(f"{name} in the archive is encrypted, which is not supported", is_retryable=False)
     return chosen
 
 

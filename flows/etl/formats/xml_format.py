@@ -71,7 +71,7 @@ class Xml:
         piece = stream.read(_PIECE)
         encoding = self.encoding or _encoding_of(piece) or charset or "utf-8"
         if not option_checks.is_charset(encoding):
-            raise SourceError(f"the document's encoding {encoding!r} is unknown", is_passing=False)
+            raise SourceError(f"the document's encoding {encoding!r} is unknown", is_retryable=False)
         decoder = codecs.getincrementaldecoder(encoding)()
         collector = _Collector(tuple(self.item.split("/")), self.inherit)
         # expat knows four encodings; everything reaches it as UTF-8, which goes before what the document declares.
@@ -89,11 +89,11 @@ class Xml:
                 piece = stream.read(_PIECE)
             parser.Parse(decoder.decode(b"", final=True).encode(), True)  # noqa: FBT003 - as above
         except expat.ExpatError as error:
-            raise SourceError(f"this is not well-formed XML: {error}", is_passing=True) from error
+            raise SourceError(f"this is not well-formed XML: {error}", is_retryable=True) from error
         except UnicodeError as error:
-            raise SourceError(f"the text is not {encoding}: {error}", is_passing=True) from error
+            raise SourceError(f"the text is not {encoding}: {error}", is_retryable=True) from error
         if not collector.content.records and collector.root.lower() == "html":
-            raise SourceError(f"this is a page of HTML, without {self.item}", is_passing=True)
+            raise SourceError(f"this is a page of HTML, without {self.item}", is_retryable=True)
         return collector.content
 
 
@@ -117,7 +117,7 @@ class _Collector:
         self._path.append(_local(name))
         self.root = self.root or self._path[0]
         if len(self._path) > MAX_DEPTH:
-            raise SourceError(f"elements are nested deeper than the {MAX_DEPTH} allowed", is_passing=False)
+            raise SourceError(f"elements are nested deeper than the {MAX_DEPTH} allowed", is_retryable=False)
         if self._item is not None:
             self._is_leaf[-1] = False
             self._texts.append([])
@@ -168,11 +168,11 @@ class _Collector:
         for attributes in reversed(self._around):
             if name in attributes:
                 return attributes[name]
-        raise SourceError(f"inherit: no element around {self._path[-1]} has an attribute {name}", is_passing=False)
+        raise SourceError(f"inherit: no element around {self._path[-1]} has an attribute {name}", is_retryable=False)
 
 
 def _refuse_entity(*_declaration: Any) -> NoReturn:
-    raise SourceError("the document declares or uses entities of its own, which is not allowed", is_passing=False)
+    raise SourceError("the document declares or uses entities of its own, which is not allowed", is_retryable=False)
 
 
 def _local(name: str) -> str:

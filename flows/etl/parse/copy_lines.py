@@ -21,7 +21,7 @@ import attrs
 import msgspec
 
 from dataloader.jobs.errors import Unstorable
-from dataloader.store.etl.tables import as_names
+from dataloader.store.etl.target_table import as_names
 
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _escaped_nul = re.compile(r"(?<!\\)(?:\\\\)*\\u0000").search

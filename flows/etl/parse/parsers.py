@@ -1,4 +1,4 @@
-"""Reads responses and makes rows of them, several at once, off the event loop (E2, E10)."""
+"""Parses responses and makes rows of their records, several at once, off the event loop (E2, E10)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 
 from dataloader.flows.etl.parse.database_reader import Reader, open_reader
 from dataloader.flows.etl.parse.transform import Processed, metadata_of, process
-from dataloader.flows.etl.run.pipeline_state import Fetched, Rows, Shared, Unread
+from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState, Rows, UnreadAnswer
 from dataloader.flows.etl.sources.source import Page, Response, Source, SourceError
 from dataloader.store.connection.bridge import Database
 
@@ -20,10 +20,10 @@ MOST_TOLD: Final = 50
 
 
 @attrs.define(eq=False)
-class Workers:
-    """The workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
+class Parsers:
+    """The ETL workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
 
-    shared: Shared
+    shared: PipelineState
     database: Database
     in_processes: bool
     _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
@@ -41,18 +41,18 @@ class Workers:
                 nursery.start_soon(self._work)
 
     async def _work(self) -> None:
-        report = self.shared.report
+        progress = self.shared.progress
         async with open_reader(self.database) as reader:
             async for fetched in self.shared.fetched:
-                self.shared.room.give_place()
-                report.queued -= 1
-                report.active += 1
+                self.shared.backpressure.give_place()
+                progress.queued -= 1
+                progress.active += 1
                 began = trio.current_time()
                 try:
                     await self._process(fetched, reader)
                 finally:
-                    report.active -= 1
-                    report.phases["processing"].add(trio.current_time() - began)
+                    progress.active -= 1
+                    progress.phases["processing"].add(trio.current_time() - began)
 
     async def _process(self, fetched: Fetched, reader: Reader) -> None:
         part = fetched.part
@@ -63,31 +63,31 @@ class Workers:
         fetched.is_read.set()
         if fetched.page is not None:
             # Before its records: their failures are a row that a request which was answered earlier does not end.
-            self.shared.report.worked()
+            self.shared.progress.worked()
             try:
                 made = await self._make_rows(fetched, fetched.page, reader)
             except SourceError as error:
                 fetched.error = error
             else:
                 await self._hand_on(fetched, fetched.page, made)
-        self.shared.room.hold(-len(fetched.response.body))
+        self.shared.backpressure.hold(-len(fetched.response.body))
         if fetched.error is None:
             await self.shared.answer_done(part)
         else:
             await self._give_up(fetched, fetched.error)
 
     async def _give_up(self, fetched: Fetched, error: SourceError) -> None:
-        """Leave what can't be read to the asker if its request is to be sent again; else it has failed."""
+        """Leave an unreadable answer to the fetcher if its request is to be sent again; else it has failed."""
         part, request = fetched.part, fetched.request
         is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
         if is_again:
             told = {"error": str(error), "tries": fetched.tries}
             self.shared.log.warning("an answer can't be read: its request is sent again", phase="processing", **told)
         if part.table.source.needs_answer and fetched.page is None:
-            # The asker waits for it, and tries again, or tells of it.
+            # The fetcher waits for it, and tries again or reports it.
             await self.shared.drop_answer(part, request)
         elif is_again:
-            self.shared.again.add(Unread(part, request, fetched.tries))
+            self.shared.retry_queue.add(UnreadAnswer(part, request, fetched.tries))
         else:
             self.shared.request_failed(part, request, error)
             await self.shared.drop_answer(part, request)
@@ -107,7 +107,7 @@ class Workers:
         return made
 
     async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
-        part, report = fetched.part, self.shared.report
+        part, progress = fetched.part, self.shared.progress
         counts = {
             "details": int(part.table.detail is not None),
             "records": made.records + len(page.broken),
@@ -115,15 +115,15 @@ class Workers:
             "details_skipped": made.without_id,
             "rows": made.rows,
         }
-        report.count(**counts)
+        progress.count(**counts)
         segment = fetched.request.segment
-        report.processed(page, made, segment or part.segment.name, [part.kept(fetched.request)])
+        progress.processed(page, made, segment or part.segment.name, [part.kept(fetched.request)])
         part.lacks_records |= bool(page.broken or made.refused)
         part.shapes |= made.shapes
         self._tell_of_dropped(part.table.name, made.dropped)
         part.ids += ((made_id, segment) for made_id in made.ids)
-        report.unwritten += made.rows
-        self.shared.room.hold(sum(len(lines.text) for lines in made.lines))
+        progress.unwritten += made.rows
+        self.shared.backpressure.hold(sum(len(lines.text) for lines in made.lines))
         self._look_at_the_writer()
         rows = Rows(part, fetched.request, fetched.number, made.rows, made.lines, counts)
         await self.shared.to_writer.send(rows)
@@ -131,7 +131,7 @@ class Workers:
     def _look_at_the_writer(self) -> None:
         """Tell once when it lags behind, and once when it does no more: half of that, or it would be told all along."""
         waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
-        told = {"responses": waiting, "rows": self.shared.report.unwritten}
+        told = {"responses": waiting, "rows": self.shared.progress.unwritten}
         if not self._is_writer_behind and waiting > 2 * queue_size:
             self._is_writer_behind = True
             self.shared.log.warning("the writer lags behind", phase="processing", **told)
@@ -169,4 +169,4 @@ def _read(source: Source, response: Response, is_sent_on: bool) -> Page:  # noqa
 
 
 def _unreadable(error: Exception) -> SourceError:
-    return SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_passing=False)
+    return SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_retryable=False)

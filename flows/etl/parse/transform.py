@@ -25,7 +25,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import storable_text
 from dataloader.store.etl.merge import CONTENT_HASH
-from dataloader.store.etl.tables import SEQUENCE, Lines
+from dataloader.store.etl.staging import SEQUENCE, Lines
 
 HASH_VERSION: Final = "2"
 PAYLOAD: Final = "payload"
@@ -56,7 +56,7 @@ class Recipe:
 
 
 @attrs.frozen
-class Refused:
+class RefusedRecord:
     """A record that became no row: its place in the page, its key or what stands for it, why, and its beginning."""
 
     index: int
@@ -78,7 +78,7 @@ class Processed:
     lines: list[Lines] = attrs.field(repr=False)
     dropped: frozenset[str]
     left_out: int
-    refused: list[Refused]
+    refused: list[RefusedRecord]
     more_refused: int
     ids: list[str | int]
     without_id: int
@@ -100,7 +100,7 @@ def process(
     before = [key] if recipe.takes_id else []
     after = [reader] if recipe.reads else []
     table = _Table(recipe, metadata)
-    refused: list[Refused] = []
+    refused: list[RefusedRecord] = []
     ids: list[str | int] = []
     left_out = without_id = records = more_refused = 0
     for index, record in enumerate(page.records):
@@ -267,10 +267,10 @@ def _number(value: Decimal) -> int | Decimal | str:
     return Decimal(digits) if "." in digits else int(digits)
 
 
-def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> Refused:
+def _refusal(recipe: Recipe, index: int, record: Record, error: Exception) -> RefusedRecord:
     values: Sequence[object] = [record[name] for name in recipe.key if name in record] or list(record.values())[:3]
     key = ", ".join(map(str, values))
-    return Refused(index, brief(key, MAX_KEY), brief(f"{type(error).__name__}: {error}"), sample_of(record))
+    return RefusedRecord(index, brief(key, MAX_KEY), brief(f"{type(error).__name__}: {error}"), sample_of(record))
 
 
 def sample_of(value: object) -> str:

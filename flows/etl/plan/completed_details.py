@@ -8,7 +8,7 @@ import attrs
 
 
 @attrs.define(eq=False)
-class Arrivals:
+class CompletedDetails:
     """The details of one part, by their keys. `done` are those that nobody has taken yet.
 
     A detail has come in when its walk is over without a failure, and the rows of each answer are staged.

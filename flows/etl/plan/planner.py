@@ -26,7 +26,7 @@ Kept = Mapping[int, Sequence[Mapping[str, Any]]]
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
+class LoadArgs:
     """What a job's args ask of a load: `from` and `to` instead of what is new, settings of the pipeline.
 
     `failures`: only what failed before is tried again, all (an empty tuple) or the failures of these numbers.
@@ -38,7 +38,7 @@ class Asked:
     failures: tuple[int, ...] | None = None
 
 
-def read_args(args: Mapping[str, Any]) -> Asked:
+def read_args(args: Mapping[str, Any]) -> LoadArgs:
     """The args of a load's job. Raises `ValueError`, which names the field, its value and what is allowed."""
     for name in args:
         if name not in {"from", "to", "pipeline", "failures"}:
@@ -57,7 +57,7 @@ def read_args(args: Mapping[str, Any]) -> Asked:
         raise ValueError(f'args.failures: must be "all", or a list of numbers of failures, not {failures!r:.80}')
     if failures and len(failures) > MOST_RETRIED:
         raise ValueError(f'args.failures: must be {MOST_RETRIED:,} numbers at most, or "all", not {len(failures):,}')
-    return Asked(
+    return LoadArgs(
         since=_instant(args, "from"),
         until=_instant(args, "to"),
         pipeline=pipeline,
@@ -78,15 +78,15 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
 
 
 async def new_segments(
-    load: Load, asked: Asked, tables: list[Table], ask: AskForList, *, cursor: datetime | None, now: datetime
+    load: Load, asked: LoadArgs, tables: list[Table], ask: AskForList, *, watermark: datetime | None, now: datetime
 ) -> AsyncGenerator[Segment, None]:
-    """What is new since `cursor`, until `now`, or what was asked for, in order. `ask` sends requests for lists."""
+    """What is new since `watermark`, until `now`, or what was asked for, in order. `ask` sends requests for lists."""
     if load.windows is None:
         windows, moves = [Window()], False
     else:
-        windows = load.windows.plan(cursor=cursor, now=now.astimezone(UTC), since=asked.since, until=asked.until)
-        # The cursor says that all before it is loaded: what begins behind it leaves out what lies between.
-        loaded_to = cursor or load.windows.begin()
+        windows = load.windows.plan(watermark=watermark, now=now.astimezone(UTC), since=asked.since, until=asked.until)
+        # The watermark says that all before it is loaded: what begins behind it leaves out what lies between.
+        loaded_to = watermark or load.windows.begin()
         moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
     if load.source.walks_are_segments:
         async with aclosing(single_walks(load, windows, ask)) as walks:
@@ -101,7 +101,7 @@ async def new_segments(
             window=window,
             tables=tables,
             requests=partial(load.source.listed, window, ask),
-            moves_cursor=moves,
+            moves_watermark=moves,
             planned=len(windows),
         )
 
@@ -155,7 +155,7 @@ async def retried_segments(
 ) -> AsyncGenerator[Segment, None]:
     """Segments of the requests that are kept with failures; `kept_behind` gives the next ones behind a number.
 
-    Each solves its failures when it is committed, so a run that goes on finds those alone that are left. A segment is
+    Each resolves its failures when it is committed, so a run that goes on finds those alone that are left. A segment is
     known by the first of them.
     """
     last = 0

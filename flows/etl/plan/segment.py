@@ -14,15 +14,16 @@ from typing import Any
 import attrs
 import trio
 
-from dataloader.flows.etl.declare.load import Detail, History, Target
+from dataloader.flows.etl.declare.load import Detail, Target
 from dataloader.flows.etl.parse.transform import Recipe
-from dataloader.flows.etl.plan.completed_details import Arrivals
+from dataloader.flows.etl.plan.completed_details import CompletedDetails
 from dataloader.flows.etl.sources.source import Request, Source, Window
 from dataloader.jobs.logger import get_logger
+from dataloader.store.etl.history import History
 from dataloader.store.etl.history_merge import HistoryMerge
 from dataloader.store.etl.merge import Merge, Mode, Scope
-from dataloader.store.etl.tables import Segment as Staged
-from dataloader.store.etl.tables import TableInfo
+from dataloader.store.etl.staging import StagedSegment
+from dataloader.store.etl.target_table import TableInfo
 
 log = get_logger(__name__)
 
@@ -32,7 +33,7 @@ class Table:
     """Where rows of one kind come from and go to. `detail` is None for the list."""
 
     info: TableInfo
-    stage: str
+    staging: str
     target: Target
     source: Source
     recipe: Recipe
@@ -60,7 +61,7 @@ class Segment:
     requests: Callable[[], AsyncGenerator[Request, None]]
     details: Sequence[Request] = ()
     retries: Sequence[int] = ()
-    moves_cursor: bool = False
+    moves_watermark: bool = False
     planned: int | None = None
     number: int = 0
     is_whole: bool = True
@@ -90,8 +91,8 @@ class Part:
     come, which gives each its number.
     `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
     their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, each with the segment
-    of its request, `arrivals` which of them have come in; `counts` are what was done and is not on record, `kept_at` is
-    when details were merged last.
+    of its request, `completed` which of them have come in; `counts` are what was done and is not on record, `kept_at`
+    is when details were merged last.
     """
 
     segment: Segment
@@ -108,7 +109,7 @@ class Part:
     staged: int = 0
     shapes: frozenset[tuple[str, ...]] = frozenset()
     ids: list[tuple[str | int, str]] = attrs.field(factory=list)
-    arrivals: Arrivals = attrs.field(factory=Arrivals)
+    completed: CompletedDetails = attrs.field(factory=CompletedDetails)
     counts: Counter[str] = attrs.field(factory=Counter)
     keeps_details: bool = attrs.field(init=False)
     kept_at: float = attrs.field(factory=trio.current_time)
@@ -132,9 +133,9 @@ class Part:
         self.counts["requests"] += self.sent
         self.sent = 0
 
-    def staged_as(self, token: int) -> Staged:
-        """How the part's rows are known in the stage."""
-        return Staged(self.table.stage, token, self.segment.number)
+    def staged_as(self, token: int) -> StagedSegment:
+        """How the part's rows are known in the staging table."""
+        return StagedSegment(self.table.staging, token, self.segment.number)
 
     def merges(self, token: int, *, is_complete: bool) -> list[Merge | HistoryMerge]:
         """What becomes of the rows, if there are any. `is_complete`: what is not among them is gone from the source.
@@ -150,7 +151,7 @@ class Part:
                 log.warning("the source has no record at all: no row is taken for deleted", table=target.table)
             return []
         if target.history is not None:
-            return [self._history(target.history, columns, token, is_complete=is_complete)]
+            return [self._history_merge(target.history, columns, token, is_complete=is_complete)]
         scope = None
         if target.delete_missing is not None and is_complete:
             scope = self._scope()
@@ -180,16 +181,18 @@ class Part:
             return None  # of a day that is loaded in part it can't be told which rows are gone
         return Scope(column, window.start, window.end)
 
-    def _history(self, history: History, columns: Sequence[str], token: int, *, is_complete: bool) -> HistoryMerge:
+    def _history_merge(
+        self, history: History, columns: Sequence[str], token: int, *, is_complete: bool
+    ) -> HistoryMerge:
         info = self.table.info
-        return history.merge(
-            info,
-            self.staged_as(token),
+        return HistoryMerge(
+            table=info,
+            history=history,
+            segment=self.staged_as(token),
             rows=self.staged,
             key=self.table.target.key,
-            tracked=[name for name in history.tracked if name in columns],
             columns=columns,
             shapes=self.shapes,
             as_of=history.instant(self.segment, info),
-            complete=is_complete,
+            is_complete=is_complete,
         )

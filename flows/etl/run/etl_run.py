@@ -43,7 +43,7 @@ class TaskEnd:
 
 
 @attrs.define(eq=False, kw_only=True)
-class JobRun:
+class EtlRun:
     """The run of the job `job` under the name `name`; `cancel` stops it as a cancel of the job does.
 
     `ended` are its tasks that have begun, by their names; `status` is the run's, once it has ended.

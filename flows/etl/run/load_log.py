@@ -16,7 +16,7 @@ Phase = Literal["requests", "processing", "writing", "run"]
 
 
 @attrs.frozen
-class RunLog:
+class LoadLog:
     """Writes lines about `load`, in the job's log of it."""
 
     job: JobLog

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataloader.jobs.measures import Counter, Measure
 
 
-class EtlMetrics:
+class LoadMetrics:
     """The counters of a process."""
 
     def __init__(self) -> None:

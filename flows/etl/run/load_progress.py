@@ -51,7 +51,7 @@ class PhaseTimes:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Report:
+class LoadProgress:
     """A run's account. `too_many` is called once when more than `max_failures` things in a row have failed."""
 
     load: str

@@ -1,4 +1,4 @@
-"""Runs one load within a job's run: its tables and their stages, its segments, its pipeline, its progress."""
+"""Runs one load within a job's run: its tables and their staging tables, its segments, its pipeline, its progress."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ import trio
 
 from dataloader.flows.etl.declare.load import Load, Target
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, LINGER_S, Turnstile
-from dataloader.flows.etl.fetch.request_sender import Sender
+from dataloader.flows.etl.fetch.rate_limiter import LEASE_MARGIN_S, LINGER_S, RateLimiter
+from dataloader.flows.etl.fetch.request_sender import RequestSender
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.flows.etl.parse.transform import Recipe
-from dataloader.flows.etl.plan.planner import MOST_RETRIED, Asked, Kept, check_failures, new_segments, retried_segments
+from dataloader.flows.etl.plan.planner import (
+    MOST_RETRIED,
+    Kept,
+    LoadArgs,
+    check_failures,
+    new_segments,
+    retried_segments,
+)
 from dataloader.flows.etl.plan.segment import Segment, Table
-from dataloader.flows.etl.run.etl_run import CLEAN_UP_S, JobRun
-from dataloader.flows.etl.run.load_log import RunLog
-from dataloader.flows.etl.run.load_metrics import EtlMetrics
-from dataloader.flows.etl.run.load_progress import FAILED, Report
+from dataloader.flows.etl.run.etl_run import CLEAN_UP_S, EtlRun
+from dataloader.flows.etl.run.load_log import LoadLog
+from dataloader.flows.etl.run.load_metrics import LoadMetrics
+from dataloader.flows.etl.run.load_progress import FAILED, LoadProgress
 from dataloader.flows.etl.run.load_verdict import Verdict, give_up, judge
 from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd
-from dataloader.flows.etl.run.pipeline_state import Shared
+from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
-from dataloader.store.etl.run_journal import RunState, aio_cursor, aio_next_failures, aio_open_failures, stage_name
-from dataloader.store.etl.tables import TableInfo, aio_describe, aio_drop, aio_prepare
+from dataloader.store.etl.run_journal import RunState, aio_next_failures, aio_open_failures, aio_watermark, staging_name
+from dataloader.store.etl.staging import aio_create_staging, aio_drop_staging
+from dataloader.store.etl.target_table import TableInfo, aio_describe
 
 SHOW_S: Final = 1.0
 """How often the progress is shown."""
@@ -39,31 +47,31 @@ LOG_S: Final = 30.0
 """How often it is logged (E9)."""
 
 
-async def run_one(run: JobRun, load: Load, config: PipelineConfig, asked: Asked, state: RunState) -> Verdict:
+async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadArgs, state: RunState) -> Verdict:
     """Run `load` to its end, from where an earlier attempt of the job has left it.
 
     Raises `TargetError` if its table is not as it says, and what stops the job.
     """
-    metrics = run.job.resource(EtlMetrics)
-    report = Report(load=load.name, max_failures=config.max_failures, telemetry=metrics.count)
+    metrics = run.job.resource(LoadMetrics)
+    progress = LoadProgress(load=load.name, max_failures=config.max_failures, telemetry=metrics.count)
     verdict = CANCELED
     async with run.task(load.name) as noted:
         try:
             if not run.cancel.is_cancelled:
-                verdict = await _Loading(run, load, config, asked, report).run(state)
+                verdict = await _Loading(run, load, config, asked, progress).run(state)
         except BaseExceptionGroup as group:
             raise only_error(group) from None
         else:
             noted.status = verdict.end
         finally:
             status = noted.status or run.status_of_stop()
-            noted.summary = summary = report.summary(status, verdict.reason if noted.status else "")
+            noted.summary = summary = progress.summary(status, verdict.reason if noted.status else "")
             metrics.ended(load.name, status)
             told = {
                 name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
             }
             # No warning if it has failed: that is the job's own, which fails with it.
-            RunLog.of(run.job, load.name).info("ended", phase="run", **told)
+            LoadLog.of(run.job, load.name).info("ended", phase="run", **told)
     return verdict
 
 
@@ -74,11 +82,11 @@ CANCELED: Final = Verdict(end="canceled", reason="the run's cancellation token w
 class _Loading:
     """One load, under way."""
 
-    run_of_job: JobRun
+    run_of_job: EtlRun
     load: Load
     config: PipelineConfig
-    asked: Asked
-    report: Report
+    asked: LoadArgs
+    progress: LoadProgress
 
     async def run(self, state: RunState) -> Verdict:
         """Do it all."""
@@ -89,24 +97,24 @@ class _Loading:
             case "canceled":
                 return CANCELED
             case "failed":
-                return give_up(self.report, self.config)
-        return judge(self.report, self.config)
+                return give_up(self.progress, self.config)
+        return judge(self.progress, self.config)
 
     def _pipeline(self, state: RunState) -> Pipeline:
         run, config = self.run_of_job, self.config
-        shared = Shared(
+        shared = PipelineState(
             run_id=run.claimed.job_id,
             token=run.claimed.token,
             last_failure=state.last_failure,
             load=self.load.name,
             config=config,
-            report=self.report,
-            log=RunLog.of(run.job, self.load.name),
+            progress=self.progress,
+            log=LoadLog.of(run.job, self.load.name),
         )
-        turnstile = Turnstile(
+        rate_limiter = RateLimiter(
             database=run.database,
             holder=run.claimed.token,
-            report=self.report,
+            progress=self.progress,
             rate_min=config.rate_min,
             rate_max=config.rate_max,
             lease_s=config.request_timeout + LEASE_MARGIN_S,
@@ -116,7 +124,7 @@ class _Loading:
         )
         return Pipeline(
             shared=shared,
-            sender=Sender(shared, turnstile),
+            sender=RequestSender(shared, rate_limiter),
             database=run.database,
             transactions=run.transactions,
             cancel=run.cancel,
@@ -134,44 +142,46 @@ class _Loading:
             finally:
                 nursery.cancel_scope.cancel()
                 # Not through a checkpoint: the job may be stopped, and the last word counts.
-                job.progress_nowait({"load": self.load.name, **self.report.snapshot()})
+                job.progress_nowait({"load": self.load.name, **self.progress.snapshot()})
         return end
 
-    async def _show(self, log: RunLog) -> None:
+    async def _show(self, log: LoadLog) -> None:
         log_at = trio.current_time() + LOG_S
         while True:
-            progress = self.report.snapshot()
+            progress = self.progress.snapshot()
             self.run_of_job.job.progress_nowait({"load": self.load.name, **progress})
             if trio.current_time() >= log_at:
                 log.info("progress", phase="run", **progress)
                 log_at += LOG_S
             await trio.sleep(SHOW_S)
 
-    async def _segments(self, state: RunState, tables: list[Table], sender: Sender) -> AsyncGenerator[Segment, None]:
+    async def _segments(
+        self, state: RunState, tables: list[Table], sender: RequestSender
+    ) -> AsyncGenerator[Segment, None]:
         """What is to be done, in order, without what this run has committed before."""
         run, load = self.run_of_job, self.load
         done = state.segments.get(load.name, {})
         details = state.details.get(load.name, {})
         # Not by `count`: the process's metrics have them, or those of the process that wrote them.
         for counts in done.values():
-            self.report.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
+            self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
         for phase, times in state.failed.get(load.name, {}).items():
-            self.report.counts.update({FAILED[phase]: times} if phase in FAILED else {})
+            self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
         # What was sent was sent, though nothing may have come of it that is on record.
         sent = ((state.summaries.get(load.name) or {}).get("counts") or {}).get("requests", 0)
         on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
-        self.report.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
+        self.progress.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
         if self.asked.failures is not None:
             if not load.target.key:
                 told = "is not allowed: without a key rows that are there would come twice; run the load again"
                 raise BadRequest("args.failures", told)
             segments = retried_segments(partial(self._kept_behind, bool(done)), tables)
         else:
-            cursor, moved_by = await run.database.run(aio_cursor, load.name)
+            watermark, moved_by = await run.database.run(aio_watermark, load.name)
             if moved_by == run.claimed.job_id:
                 # The run goes on behind what it has done, which has been looked back from already.
                 load = attrs.evolve(load, windows=load.windows and attrs.evolve(load.windows, look_back=timedelta()))
-            segments = new_segments(load, self.asked, tables, sender.listed, cursor=cursor, now=state.started_at)
+            segments = new_segments(load, self.asked, tables, sender.listed, watermark=watermark, now=state.started_at)
         number = 0
         async with aclosing(segments), aclosing(self._not_behind(segments, tables[0])) as wanted:
             async for segment in wanted:
@@ -180,8 +190,8 @@ class _Loading:
                     segment.number = number
                     if came_in := details.get(segment.name):
                         segment.done, segment.counts = came_in.keys, came_in.counts
-                        self.report.counts.update(came_in.counts)
-                    yield segment  # noqa: ASYNC119 - the asker closes us, too
+                        self.progress.counts.update(came_in.counts)
+                    yield segment  # noqa: ASYNC119 - the fetcher closes us, too
 
     async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
         """The next failures to be tried again, behind the one with the number.
@@ -213,11 +223,11 @@ class _Loading:
                 yield segment  # noqa: ASYNC119 - who iterates closes us
         if left_out:
             told = "snapshots older than the last one are left out: the table has taken them in before"
-            RunLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
+            LoadLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
     async def _tables(self) -> AsyncIterator[list[Table]]:
-        """The tables of the load, each with a stage, for the length of a block."""
+        """The tables of the load, each with a staging table, for the length of a block."""
         load, transactions = self.load, self.run_of_job.transactions
         tables = [await self._table(load.target, is_detail=False)]
         if load.detail is not None:
@@ -227,7 +237,7 @@ class _Loading:
         finally:
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 for table in tables:
-                    await transactions.run(aio_drop, table.stage)
+                    await transactions.run(aio_drop_staging, table.staging)
 
     async def _table(self, target: Target, *, is_detail: bool) -> Table:
         transactions, load = self.run_of_job.transactions, self.load
@@ -237,12 +247,12 @@ class _Loading:
             info.column(name)
         if target.history is None and target.key:
             info.check_key(target.key)
-        stage = stage_name(self.run_of_job.claimed.job_id, self.run_of_job.claimed.token, int(is_detail))
-        await transactions.run(aio_prepare, info, stage, columns, target.key)
+        staging = staging_name(self.run_of_job.claimed.job_id, self.run_of_job.claimed.token, int(is_detail))
+        await transactions.run(aio_create_staging, info, staging, columns, target.key)
         detail = load.detail if is_detail else None
         return Table(
             info=info,
-            stage=stage,
+            staging=staging,
             target=target,
             source=load.source if detail is None else detail.source,
             recipe=Recipe(
@@ -267,5 +277,5 @@ def loaded_columns(info: TableInfo, target: Target) -> list[str]:
     """The columns of a table that a load may bring: not what the database writes, nor what the merge does."""
     ours = {target.delete_missing}
     if target.history is not None:
-        ours |= {target.history.valid_from, target.history.valid_to, target.history.is_current}
+        ours |= {*target.history.columns}
     return [column.name for column in info.columns if not column.generated and column.name not in ours]

@@ -6,16 +6,16 @@ from functools import partial
 
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
-from dataloader.flows.etl.plan.planner import Asked, read_args
+from dataloader.flows.etl.plan.planner import LoadArgs, read_args
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
-from dataloader.flows.etl.run.etl_run import JobRun
+from dataloader.flows.etl.run.etl_run import EtlRun
 from dataloader.flows.etl.run.load_run import run_one
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
 from dataloader.jobs.outcomes import Canceled, GiveUp
 from dataloader.jobs.tasks import Task, Tasks
 
-__all__ = ["Asked", "add_loads", "load_of", "read_args", "run_load"]
+__all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "run_load"]
 
 
 def add_loads(tasks: Tasks, *loads: Load) -> None:
@@ -44,7 +44,7 @@ async def run_load(load: Load, job: Job, cancel: CancellationToken | None = None
         return GiveUp(str(error))
     if asked.failures is not None and load.target.history is not None:
         return GiveUp(f"failures of {load.name} can't be tried alone: its table keeps versions; use from and to")
-    run = JobRun(job=job, name=load.name, cancel=cancel or CancellationToken())
+    run = EtlRun(job=job, name=load.name, cancel=cancel or CancellationToken())
     state = await run.begin("load", [("", load.name)])
     try:
         async with run.noted():

@@ -1,7 +1,7 @@
 """How a run of a load has ended, by what failed in it: succeeded, succeeded with failures, or failed (E10).
 
 What is good is written in any case. A segment fails when a request of it failed for good, or its table refused it: it
-holds the cursor. Records, rows and details that fail don't; too many of them still fail the run.
+holds the watermark. Records, rows and details that fail don't; too many of them still fail the run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal
 import attrs
 
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES, Failure
 
 _WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
@@ -32,13 +32,13 @@ class Verdict:
     reason: str = ""
 
 
-def judge(report: Report, config: PipelineConfig) -> Verdict:
+def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
     """How a run ended that has gone through all of its segments."""
-    counts = report.counts
+    counts = progress.counts
     if reasons := list(_too_many(counts, config)):
         # Of the kind that the first sentence is about: a row that was refused does not fail its segment.
         (_, phases), *_ = reasons
-        first = next((failure for failure in report.failures if failure.phase in phases), None)
+        first = next((failure for failure in progress.failures if failure.phase in phases), None)
         told = "" if first is None else f"; the first failure was {_named(first)}"
         return Verdict(end="failed", reason="; ".join(reason for reason, _ in reasons) + told)
     failed = [f"{name.replace('_', ' ')}: {number:,}" for name, number in sorted(counts.items()) if _is_failure(name)]
@@ -47,11 +47,11 @@ def judge(report: Report, config: PipelineConfig) -> Verdict:
     return Verdict(end="succeeded")
 
 
-def give_up(report: Report, config: PipelineConfig) -> Verdict:
+def give_up(progress: LoadProgress, config: PipelineConfig) -> Verdict:
     """How a run ended in which too many things in a row have failed."""
     row = f"{config.max_failures + 1} failures in a row (max_failures is {config.max_failures:,})"
     return Verdict(
-        end="failed", reason=row if report.last is None else f"{row}; the last one was {_named(report.last)}"
+        end="failed", reason=row if progress.last is None else f"{row}; the last one was {_named(progress.last)}"
     )
 
 

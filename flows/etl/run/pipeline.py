@@ -1,9 +1,9 @@
-"""The pipeline of a load: one asks, several process, one writes (E1 to E4).
+"""The pipeline of a load: one fetcher, several parsers, one writer (E1 to E4).
 
-    segments → asker ─(responses)→ workers ─(rows)→ writer → staging → one transaction a segment
+    segments → fetcher ─(responses)→ parsers ─(rows)→ writer → staging table → one transaction a segment
 
-The asker runs in the job's scope. Workers and the writer run behind a shield, so that what has come in is processed and
-written when the job is stopped, for a bounded time.
+The fetcher runs in the job's scope. The parsers and the writer run behind a shield, so that what has come in is
+processed and written when the job is stopped, for a bounded time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Literal
 import attrs
 import trio
 
-from dataloader.flows.etl.fetch.fetcher import Asker
-from dataloader.flows.etl.fetch.request_sender import Sender
-from dataloader.flows.etl.parse.parsers import Workers
+from dataloader.flows.etl.fetch.fetcher import Fetcher
+from dataloader.flows.etl.fetch.request_sender import RequestSender
+from dataloader.flows.etl.parse.parsers import Parsers
 from dataloader.flows.etl.plan.segment import Segment
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
-from dataloader.flows.etl.run.pipeline_state import Shared
+from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.write.writer import Writer
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.transaction import Transactions
@@ -34,8 +34,8 @@ class Pipeline:
     `drain_s` tells, when the job was stopped, for how many seconds what has come in may still be written.
     """
 
-    shared: Shared
-    sender: Sender
+    shared: PipelineState
+    sender: RequestSender
     database: Database
     transactions: Transactions
     cancel: CancellationToken
@@ -54,16 +54,16 @@ class Pipeline:
         When the job is stopped, what has come in is written before `Cancelled` goes on its way.
         """
         shared = self.shared
-        shared.report.too_many = self._give_up
-        workers = Workers(shared, self.database, self.in_processes)
+        shared.progress.too_many = self._give_up
+        parsers = Parsers(shared, self.database, self.in_processes)
         writer = Writer(shared, self.transactions)
         with self._all:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._process_and_write, workers, writer)
+                nursery.start_soon(self._process_and_write, parsers, writer)
                 try:
                     async with shared.to_workers:
                         with self.cancel.scope() as scope:
-                            await Asker(shared, self.sender).run(segments)
+                            await Fetcher(shared, self.sender).run(segments)
                         if scope.cancelled_caught:
                             self._stop_soon(shared.config.drain_timeout)
                     await self._is_written.wait()
@@ -72,12 +72,12 @@ class Pipeline:
                     raise
         return self._end
 
-    async def _process_and_write(self, workers: Workers, writer: Writer) -> None:
+    async def _process_and_write(self, parsers: Parsers, writer: Writer) -> None:
         with self._behind:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(writer.run)
                 async with self.shared.to_writer:
-                    await workers.run()
+                    await parsers.run()
         if self._end == "failed":
             await writer.save_failures()
         self._is_written.set()

@@ -1,4 +1,4 @@
-"""What flows between the parts of a pipeline, and what all of them share for one run."""
+"""What flows between the fetcher, the parsers and the writer, and what they share for one run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import trio
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
 from dataloader.flows.etl.parse.transform import MAX_KEY, brief
 from dataloader.flows.etl.plan.segment import Part
-from dataloader.flows.etl.run.load_log import RunLog
-from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.run.load_log import LoadLog
+from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.flows.etl.sources.source import Page, Request, Response, SourceError
 from dataloader.store.etl.run_journal import Failure
-from dataloader.store.etl.tables import Lines
+from dataloader.store.etl.staging import Lines
 
 WRITER_QUEUE: Final = 4
 """Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
@@ -29,7 +29,7 @@ MOST_BYTES: Final = 8 * 2**20
 
 @attrs.define(eq=False)
 class Fetched:
-    """A response on its way from the asker to a worker, the part's `number`th.
+    """A response on its way from the fetcher to an ETL worker, the part's `number`th.
 
     It is the answer to the request's `tries`th try. Once `is_read` is set, `page` is there, or `error`.
     """
@@ -60,7 +60,7 @@ class Rows:
 
 
 @attrs.frozen(eq=False)
-class Unread:
+class UnreadAnswer:
     """A request whose `tries`th answer can't be read, and that is to be tried again."""
 
     part: Part
@@ -69,13 +69,13 @@ class Unread:
 
 
 @attrs.define(eq=False)
-class Again:
-    """What the asker is to ask for again. The answers stay open in their parts until it has."""
+class RetryQueue:
+    """The requests that the fetcher has to send again. Their answers stay open in their parts until it has."""
 
-    unread: deque[Unread] = attrs.field(factory=deque)
+    unread: deque[UnreadAnswer] = attrs.field(factory=deque)
     _stirred: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def add(self, unread: Unread) -> None:
+    def add(self, unread: UnreadAnswer) -> None:
         """Ask for it again."""
         self.unread.append(unread)
         self.stir()
@@ -91,10 +91,11 @@ class Again:
 
 
 @attrs.define(eq=False)
-class Room:
-    """What a run may have in memory: responses in the `places` of the processing queue, and bytes not yet written.
+class Backpressure:
+    """Bounds what a run has in memory: responses in the `places` of the processing queue, and bytes not yet written.
 
-    One asks for it, the asker, before it sends a request; so the last answer may go over the bytes by its own length.
+    Only the fetcher takes a place, before it sends a request; so the last answer may exceed the bytes by its own
+    length.
     """
 
     places: int
@@ -132,7 +133,7 @@ class Room:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Shared:
+class PipelineState:
     """What the parts of a pipeline share in one run.
 
     Attributes:
@@ -140,12 +141,12 @@ class Shared:
         token: the job's, which fences what the run writes.
         last_failure: the number of the last failure that earlier attempts of the job have put on record; 0 for none.
         load: the load's name.
-        parts: those that are not committed yet, in their order. The asker begins them, the writer ends them.
-        room: what the asker may still ask for.
-        again: what the asker has to ask for again.
-        to_workers: the asker sends responses.
-        fetched: the workers receive them.
-        to_writer: the workers send rows; a part itself follows when all of its rows are sent.
+        parts: those that are not committed yet, in their order. The fetcher begins them, the writer ends them.
+        backpressure: how many more responses the fetcher may have in memory.
+        retry_queue: the requests that the fetcher has to send again.
+        to_workers: the fetcher sends responses.
+        fetched: the parsers receive them.
+        to_writer: the parsers send rows; a part itself follows when all of its rows are sent.
         processed: the writer receives both.
     """
 
@@ -154,11 +155,11 @@ class Shared:
     last_failure: int
     load: str
     config: PipelineConfig
-    report: Report
-    log: RunLog
+    progress: LoadProgress
+    log: LoadLog
     parts: deque[Part] = attrs.field(init=False, factory=deque)
-    room: Room = attrs.field(init=False)
-    again: Again = attrs.field(init=False, factory=Again)
+    backpressure: Backpressure = attrs.field(init=False)
+    retry_queue: RetryQueue = attrs.field(init=False, factory=RetryQueue)
     to_workers: trio.MemorySendChannel[Fetched] = attrs.field(init=False)
     fetched: trio.MemoryReceiveChannel[Fetched] = attrs.field(init=False)
     to_writer: trio.MemorySendChannel[Rows | Part] = attrs.field(init=False)
@@ -166,7 +167,7 @@ class Shared:
 
     def __attrs_post_init__(self) -> None:
         # The room bounds what is on its way to the workers.
-        self.room = Room(self.config.queue_size)
+        self.backpressure = Backpressure(self.config.queue_size)
         self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
         self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
 
@@ -196,27 +197,27 @@ class Shared:
 
     def is_to_be_tried_again(self, error: SourceError, tries: int) -> bool:
         """Tell whether a request is sent once more whose `tries`th try has failed so."""
-        return error.is_passing and tries < self.config.attempts
+        return error.is_retryable and tries < self.config.attempts
 
     def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
         """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""
         phase = "request" if part.table.detail is None else "detail"
         part.is_whole &= phase == "detail"
-        part.arrivals.failed(request.key)
+        part.completed.failed(request.key)
         key = request.key or request.endpoint
         # Of a walk that has ended this page alone is not what is missing, unless it was tried alone.
         requests = [] if error.ends_walk and not part.segment.is_retry else [request]
-        self.report.failed(self.failure(part, phase, key, str(error), requests=requests))
+        self.progress.failed(self.failure(part, phase, key, str(error), requests=requests))
 
     async def answer_done(self, part: Part) -> None:
         """An answer is no longer under way: its rows are on their way to the writer, or it is given up."""
         part.open -= 1
         await self.close_if_done(part)
-        self.again.stir()
+        self.retry_queue.stir()
 
     async def drop_answer(self, part: Part, request: Request) -> None:
         """An answer can't be read, and its request is asked again or has failed."""
-        part.arrivals.dropped(request.key)
+        part.completed.dropped(request.key)
         await self.answer_done(part)
 
     async def close_if_done(self, part: Part) -> None:

@@ -41,9 +41,9 @@ def list_members(path: Path, pattern: str, max_bytes: int) -> list[str]:
     with Archive(path, max_bytes=max_bytes) as archive:
         names = fnmatch.filter(archive.names(), pattern)
     if not names:
-        raise SourceError(f"{path}: the archive has no file that matches {pattern}", is_passing=False)
+        raise SourceError(f"{path}: the archive has no file that matches {pattern}", is_retryable=False)
     if len(set(names)) < len(names):
-        raise SourceError(f"{path}: the archive has a file of the same name twice", is_passing=False)
+        raise SourceError(f"{path}: the archive has a file of the same name twice", is_retryable=False)
     return names
 
 
@@ -135,7 +135,7 @@ class Archive:
         stream.seek(0)
 
     def _missing(self, name: str) -> SourceError:
-        return SourceError(f"{self._path}: there is no {name} in the archive any more", is_passing=False)
+        return SourceError(f"{self._path}: there is no {name} in the archive any more", is_retryable=False)
 
     def _damaged(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._path}: the archive can't be read: {words(error)}", is_passing=True)
+        return SourceError(f"{self._path}: the archive can't be read: {words(error)}", is_retryable=True)

@@ -72,4 +72,4 @@ def _window_by(name: str, pattern: str) -> Window | None:
             return Window(start, (start + timedelta(days=31)).replace(day=1))
         return Window(start, start.replace(year=start.year + 1))
     except (KeyError, ValueError, OverflowError) as error:
-        raise SourceError(f"window_of: {found[0]!r} in {name!r} is not a date: {error}", is_passing=False) from error
+        raise SourceError(f"window_of: {found[0]!r} in {name!r} is not a date: {error}", is_retryable=False) from error

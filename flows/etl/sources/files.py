@@ -131,7 +131,7 @@ class FilesConnection:
             url = f"{request.endpoint}!{request.key}" if request.key else request.endpoint
             took_s = trio.current_time() - began_at
             return Response(request=request, url=url, status=200, headers={}, body=body, took_s=took_s)
-        raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s", is_passing=True)
+        raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s", is_retryable=True)
 
     def close(self) -> None:
         """Close the archive, if one is open."""
@@ -177,7 +177,7 @@ async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], 
 async def _listed(function: Callable[..., T], *args: Any) -> T:
     with trio.move_on_after(LISTING_S):
         return await _in_thread(trio.CapacityLimiter(1), function, *args)
-    raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s", is_passing=True)
+    raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s", is_retryable=True)
 
 
 def _read_member(archive: Archive, name: str, limit: int) -> bytes:
@@ -195,11 +195,11 @@ def _read(path: Path, limit: int) -> bytes:
             body = file.read(limit + 1)
             after = os.fstat(file.fileno())
     except OSError as error:
-        raise SourceError(f"{path}: can't be read: {error.strerror or error}", is_passing=True) from error
+        raise SourceError(f"{path}: can't be read: {error.strerror or error}", is_retryable=True) from error
     if len(body) > limit:
-        raise SourceError(f"{path}: has more than the {limit:,} bytes allowed", is_passing=False)
+        raise SourceError(f"{path}: has more than the {limit:,} bytes allowed", is_retryable=False)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(body) != after.st_size:
-        raise SourceError(f"{path}: is being written while it is read", is_passing=True)
+        raise SourceError(f"{path}: is being written while it is read", is_retryable=True)
     return body
 
 
@@ -209,13 +209,13 @@ def _list_files(patterns: tuple[str, ...]) -> list[Path]:
     for pattern in patterns:
         if not glob.has_magic(pattern):
             if not Path(pattern).is_file():
-                raise SourceError(f"{pattern}: there is no such file", is_passing=True)
+                raise SourceError(f"{pattern}: there is no such file", is_retryable=True)
             found.add(pattern)
             continue
         parts = Path(pattern).parts
         folder = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
         if not folder.is_dir():
-            raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_passing=True)
+            raise SourceError(f"{pattern}: there is no folder {folder}; is the disk there?", is_retryable=True)
         paths = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no whole pattern
         found.update(path for path in paths if Path(path).is_file())
     return [Path(path) for path in sorted(found)]

@@ -86,7 +86,7 @@ class Http(Source):
         format: what an answer is.
         headers: sent with each request.
         auth: who asks; see `Auth`.
-        name: whose turn it is; by default the host.
+        name: the supplier's, which pauses and budgets belong to; by default the host.
         method: GET or POST.
         statuses: what statuses mean to this service, other than usual: `{404: "empty"}` where that is how it says that
             there are no records. "retry" asks again, as after a 503; "fail" does not, as after a 400.
@@ -150,11 +150,11 @@ class Http(Source):
         if response.status in self.statuses or not is_redirect(response.status, response.headers):
             return None
         if request.method != "GET":
-            raise self.error(request, f"status {response.status}: a POST is redirected", is_passing=False)
+            raise self.error(request, f"status {response.status}: a POST is redirected", is_retryable=False)
         try:
             leads_to = httpx2.URL(response.url).join(response.headers["location"])
         except httpx2.InvalidURL as error:
-            raise self.error(request, f"no URL: {error}", is_passing=False) from error
+            raise self.error(request, f"no URL: {error}", is_retryable=False) from error
         whole = self.resolve(str(leads_to))
         endpoint = whole.copy_with(userinfo=b"", query=None, fragment=None)
         return Hop(endpoint=str(endpoint), key=request.key, page=request.page, mark=request.mark, whole=whole)
@@ -194,7 +194,7 @@ class Http(Source):
             url = httpx2.URL(endpoint)
         except httpx2.InvalidURL as error:
             raise SourceError(
-                f"{self.auth.hide(endpoint)[:SAMPLE]!r} is not a URL: {error}", is_passing=False
+                f"{self.auth.hide(endpoint)[:SAMPLE]!r} is not a URL: {error}", is_retryable=False
             ) from error
         if not url.scheme and not url.host:
             # As text: what is quoted in a path, such as %2F, stays so.
@@ -207,7 +207,7 @@ class Http(Source):
             raise SourceError(
                 f"the request would go to {url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}, "
                 f"which is neither {own.scheme}://{own.netloc.decode('ascii')} nor in allowed_hosts",
-                is_passing=False,
+                is_retryable=False,
             )
         return url
 

@@ -15,7 +15,7 @@ def _gunzip() -> Any:
     return zlib.decompressobj(16 + zlib.MAX_WBITS)
 
 
-class Body:
+class HttpBody:
     """What has come of it so far. `is_full` when there was more than the limit, `damage` says what is wrong with it.
 
     A body without a byte is whole, whatever the header says of its encoding: an answer 204 may have it, too.

@@ -21,7 +21,7 @@ import trio
 
 from dataloader.flows.etl.declare import option_checks
 from dataloader.flows.etl.sources import retry_after
-from dataloader.flows.etl.sources.http_body import Body
+from dataloader.flows.etl.sources.http_body import HttpBody
 from dataloader.flows.etl.sources.source import SAMPLE, Request, Response, SourceError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class HttpConnection:
                 Passing: what a network or a busy service does, 408, 425, 429 and 5xx, unless `statuses` says otherwise.
         """
         limit_s = timeout_s if self.source.timeout_s is None else min(timeout_s, self.source.timeout_s)
-        body = Body()
+        body = HttpBody()
         began_at = trio.current_time()
         try:
             with trio.move_on_after(limit_s):
@@ -93,13 +93,13 @@ class HttpConnection:
                     took_s=trio.current_time() - began_at,
                 )
         except httpx2.InvalidURL as error:
-            raise self.source.error(request, f"no URL: {error}", is_passing=False) from error
+            raise self.source.error(request, f"no URL: {error}", is_retryable=False) from error
         except httpx2.RequestError as error:
-            raise self.source.error(request, _words(error), is_passing=not _is_distrust(error)) from error
+            raise self.source.error(request, _words(error), is_retryable=not _is_distrust(error)) from error
         came = f"{len(body):,} bytes came" if len(body) else "nothing came"
-        raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_passing=True)
+        raise self.source.error(request, f"no whole answer within {limit_s:g} s; {came}", is_retryable=True)
 
-    async def _ask(self, request: Request, body: Body) -> httpx2.Response:
+    async def _ask(self, request: Request, body: HttpBody) -> httpx2.Response:
         """Send the request, and fill in the body of the answer."""
         url = self.source.resolve(request.endpoint)
         options: dict[str, Any] = {"params": request.params or None}
@@ -115,7 +115,7 @@ class HttpConnection:
             await self._take(request, answer, body)
             return answer
 
-    async def _take(self, request: Request, answer: httpx2.Response, body: Body) -> None:
+    async def _take(self, request: Request, answer: httpx2.Response, body: HttpBody) -> None:
         """Fill in the body of an answer. Raises `SourceError` for one that is no success, too large, or damaged."""
         meaning = self.source.statuses.get(answer.status_code)
         limit = self.source.max_body_bytes if meaning is None and answer.is_success else SAMPLE
@@ -135,9 +135,11 @@ class HttpConnection:
         if meaning is not None or not answer.is_success:
             raise self._refused(request, answer, body.value())
         if body.is_full:
-            raise self.source.error(request, f"the answer has more than the {limit:,} bytes allowed", is_passing=False)
+            raise self.source.error(
+                request, f"the answer has more than the {limit:,} bytes allowed", is_retryable=False
+            )
         if body.damage:
-            raise self.source.error(request, f"the answer is damaged: {body.damage}", is_passing=True)
+            raise self.source.error(request, f"the answer is damaged: {body.damage}", is_retryable=True)
         is_framed = not {"content-length", "transfer-encoding"}.isdisjoint(answer.headers) or body.has_end
         has_end = is_framed or self.source.format.has_end or answer.status_code in NO_CONTENT
         if not has_end and not self.source.ends_with_connection:
@@ -145,7 +147,7 @@ class HttpConnection:
                 "the answer says no length and ends with its connection, so that a part of it may be missing; "
                 "ends_with_connection=True takes it for whole"
             )
-            raise self.source.error(request, what, is_passing=True)
+            raise self.source.error(request, what, is_retryable=True)
 
     def _refused(self, request: Request, answer: httpx2.Response, body: bytes) -> SourceError:
         status = answer.status_code
@@ -153,13 +155,13 @@ class HttpConnection:
         rest_s = retry_after.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
         # Some services, GitHub for one, say so of a quota that is used up.
         is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
-        is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
+        is_retryable = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
         if meaning := self.source.statuses.get(status):
-            is_passing = meaning == "retry"
+            is_retryable = meaning == "retry"
         return self.source.error(
             request,
             f"status {status}{f': {sample}' if sample else ''}",
-            is_passing=is_passing,
+            is_retryable=is_retryable,
             retry_after_s=rest_s,
             status=status,
         )

@@ -29,7 +29,7 @@ def follow(address: str, response: Response, secrets: Collection[str], max_pages
     try:
         whole = urldefrag(urljoin(response.url, address.strip())).url
     except ValueError as error:
-        raise SourceError(f"the address of the next page can't be read: {error}", is_passing=False) from error
+        raise SourceError(f"the address of the next page can't be read: {error}", is_retryable=False) from error
     params: dict[str, Any] = {}
     for name, value in parse_qsl(urlsplit(whole).query, keep_blank_values=True):
         if name in secrets:
@@ -55,7 +55,7 @@ def step(following: Request | None, response: Response, count: int, max_pages: i
         raise SourceError(
             f"page {page} is the same as page {page - 1}; does the interface know the parameters "
             f"{', '.join(response.request.params)}?",
-            is_passing=False,
+            is_retryable=False,
             ends_walk=True,
         )
     if following is None:
@@ -74,7 +74,7 @@ def check_circle(following: Request, request: Request, max_pages: int) -> Reques
     mark = _mark(request) if request.page.bit_count() == 1 else request.mark
     if _mark(following) in {mark, _mark(request)}:
         raise SourceError(
-            f"the walk goes in a circle: page {following.page} is asked for as an earlier one was", is_passing=False
+            f"the walk goes in a circle: page {following.page} is asked for as an earlier one was", is_retryable=False
         )
     return attrs.evolve(following, mark=mark)
 
@@ -85,7 +85,7 @@ def _mark(request: Request) -> str:
 
 
 def _endless(max_pages: int) -> SourceError:
-    return SourceError(f"max_pages: the walk has not ended after {max_pages:,} pages", is_passing=False)
+    return SourceError(f"max_pages: the walk has not ended after {max_pages:,} pages", is_retryable=False)
 
 
 def links(header: str) -> list[tuple[str, frozenset[str]]]:

@@ -86,7 +86,7 @@ class PageNumber:
             raise SourceError(
                 f"page {response.request.page} has {count:,} records, not {self.size:,}, though {self.total_path} says "
                 f"{total:,}; does the interface allow {self.size} on a page?",
-                is_passing=False,
+                is_retryable=False,
                 ends_walk=count == 0,
             )
         return step(self._next(response.request, total), response, count, self.max_pages)
@@ -140,7 +140,7 @@ class Offset:
             return None
         if count == 0:
             told = f"no records at {done:,}, though {self.total_path} says {total:,}"
-            raise SourceError(told, is_passing=False, ends_walk=True)
+            raise SourceError(told, is_retryable=False, ends_walk=True)
         return step(self._from(response.request, done, total), response, count, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:
@@ -190,7 +190,7 @@ class Cursor:
         if cursor is MISSING or cursor is None or cursor == "":
             return None
         if isinstance(cursor, bool) or not isinstance(cursor, (str, int)):
-            raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_passing=False)
+            raise SourceError(f"path: {self.path} is {describe(cursor)}, not a cursor", is_retryable=False)
         following = _with(response.request, {self.param: cursor}, page=response.request.page + 1)
         return check_circle(following, response.request, self.max_pages)
 
@@ -248,7 +248,7 @@ class NextUrl:
         if address is MISSING or address is None or address == "":
             return None
         if not isinstance(address, str):
-            raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_passing=False)
+            raise SourceError(f"path: {self.path} is {describe(address)}, not an address", is_retryable=False)
         return follow(address, response, secrets, self.max_pages)
 
     def after_failure(self, request: Request) -> Request | None:  # noqa: ARG002 - as the others
@@ -275,5 +275,5 @@ def _total(path: str | None, document: Any) -> int | None:
     total = look_up(document, path)
     if isinstance(total, bool) or not isinstance(total, int) or total < 0:
         found = "nothing" if total is MISSING else describe(total)
-        raise SourceError(f"total_path: {path} is {found}, not a number of records", is_passing=False)
+        raise SourceError(f"total_path: {path} is {found}, not a number of records", is_retryable=False)
     return total

@@ -76,7 +76,7 @@ class S3(Source):
         pattern: which of them, by a pattern with `*` and `?` for the whole name.
         window_of: to which window an object belongs, by its name; None reads all in each run. See `WindowOf`.
         record_source: adds to each record `source_file`, the object's name.
-        name: whose turn it is, for objects and for the pages of the bucket's list; None if nobody need wait.
+        name: the supplier's, for objects and for the pages of the bucket's list; None for no rate limit.
         max_body_bytes: an object with more is an error.
         options: for boto3's client, such as endpoint_url, region_name, aws_access_key_id. Without them, all comes from
             where boto3 looks for it: environment, files, the machine's role.
@@ -175,8 +175,8 @@ class S3Connection:
             raise self._refused(what, error) from error
         except botocore.exceptions.BotoCoreError as error:
             text = self._hide(f"{what}: {type(error).__name__}: {error}")
-            raise SourceError(text, is_passing=_is_passing(error)) from error
-        raise SourceError(f"{what}: no whole answer within {timeout_s:g} s", is_passing=True)
+            raise SourceError(text, is_retryable=_is_retryable(error)) from error
+        raise SourceError(f"{what}: no whole answer within {timeout_s:g} s", is_retryable=True)
 
     def _list(self, following: str) -> tuple[list[str], str | None]:
         place = {"ContinuationToken": following} if following else {}
@@ -193,10 +193,10 @@ class S3Connection:
                 whole.write(piece)
                 if whole.tell() > limit:
                     text = f"s3://{self.source.bucket}/{name}: has more than the {limit:,} bytes allowed"
-                    raise SourceError(text, is_passing=False)
+                    raise SourceError(text, is_retryable=False)
                 if time.monotonic() > until:
                     # Nobody waits for this thread any more, which must not read on for ever.
-                    raise SourceError(f"s3://{self.source.bucket}/{name}: not read in time", is_passing=True)
+                    raise SourceError(f"s3://{self.source.bucket}/{name}: not read in time", is_retryable=True)
         return whole.getvalue()
 
     def _refused(self, what: str, error: Any) -> SourceError:
@@ -207,7 +207,7 @@ class S3Connection:
         is_busy = status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING
         return SourceError(
             self._hide(f"{what}: {reason.get('Message', '')} ({reason.get('Code', '')})"),
-            is_passing=is_busy or reason.get("Code") in _PASSING_CODES,
+            is_retryable=is_busy or reason.get("Code") in _PASSING_CODES,
             retry_after_s=retry_after.retry_after_s(headers, now=datetime.now(UTC)),
             status=status,
         )
@@ -219,7 +219,7 @@ class S3Connection:
         return mask_text(text)
 
 
-def _is_passing(error: botocore.exceptions.BotoCoreError) -> bool:
+def _is_retryable(error: botocore.exceptions.BotoCoreError) -> bool:
     """Tell whether it is the network's fault, or that of whoever gives out credentials."""
     return isinstance(error, _OF_THE_NETWORK)
 

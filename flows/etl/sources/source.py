@@ -126,33 +126,33 @@ class Page:
 class SourceError(Exception):
     """A request was not answered as it should.
 
-    `is_passing`: asking again may help (a timeout, 429, 5xx, a cut body). `retry_after_s`: how long the source wants to
-    be left alone, by its own words. `status`: the HTTP status, if there was one. `ends_walk`: the answers to all
-    pages behind this one would be no better, and are not asked for.
+    `is_retryable`: asking again may help (a timeout, 429, 5xx, a cut body). `retry_after_s`: how many seconds the
+    source wants no request, as its answer says. `status`: the HTTP status, if there was one. `ends_walk`: later pages
+    of the walk would fail as well, and are not requested.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        is_passing: bool,
+        is_retryable: bool,
         retry_after_s: float | None = None,
         status: int | None = None,
         ends_walk: bool = False,
     ) -> None:
         super().__init__(message)
-        self.is_passing = is_passing
+        self.is_retryable = is_retryable
         self.retry_after_s = retry_after_s
         self.status = status
         self.ends_walk = ends_walk
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As what `read` raises in a process comes out of it."""
-        fields = {name: getattr(self, name) for name in ("is_passing", "retry_after_s", "status", "ends_walk")}
+        fields = {name: getattr(self, name) for name in ("is_retryable", "retry_after_s", "status", "ends_walk")}
         return partial(SourceError, **fields), self.args
 
 
-class Connection(Protocol):
+class SourceConnection(Protocol):
     """A source that is open: clients and sessions, for the length of a run."""
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
@@ -163,7 +163,7 @@ class Connection(Protocol):
 
 
 class AskForList(Protocol):
-    """Sends a request for a list of what there is to ask for: a run's does so in the source's turn, and counts it."""
+    """Sends a request for a list of what there is to fetch; a run takes a request slot for it, and counts it."""
 
     async def __call__(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
         """The answer of `ask`, which is told how many seconds it has. `endpoint` is what the log says of it.
@@ -173,7 +173,7 @@ class AskForList(Protocol):
 
 
 async def ask_at_once(source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-    """Send it without a turn, once: outside of runs. Raises what `ask` raises."""
+    """Send it without a request slot, once: outside of runs. Raises what `ask` raises."""
     del source, endpoint
     return await ask(LIST_S)
 
@@ -183,7 +183,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str | None:
-        """Whose turn it is: requests to one name go one at a time, over all processes. None: nobody need wait."""
+        """The supplier's name: requests to one name go one at a time, over all processes. None: without a limit."""
         return None
 
     @property
@@ -201,7 +201,7 @@ class Source(Protocol):
         del request
         return None
 
-    def open(self) -> AbstractAsyncContextManager[Connection]:
+    def open(self) -> AbstractAsyncContextManager[SourceConnection]:
         """Open it for a run."""
 
     def requests(self, window: Window) -> AsyncGenerator[Request, None]:
@@ -221,7 +221,7 @@ class Source(Protocol):
     def redirected(self, response: Response) -> Request | None:
         """The request to send instead, if the answer says that what was asked for is elsewhere.
 
-        It waits for its turn as any other. Raises `SourceError` if it may not be sent.
+        It waits for a request slot as any other. Raises `SourceError` if it may not be sent.
         """
         del response
         return None

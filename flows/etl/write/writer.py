@@ -2,8 +2,8 @@
 
 A batch is one statement. If the database refuses it, it is taken apart: the rows it was refused for are failures, the
 others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
-the load's cursor moves; segments end in their order. Must never move a cursor over a segment that lacks more than rows
-that are on record as failures.
+the load's watermark moves; segments end in their order. It must never move a watermark over a segment that lacks more
+than rows that are on record as failures.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import trio
 from dataloader.flows.etl.parse.transform import brief
 from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.etl_run import CLEAN_UP_S
-from dataloader.flows.etl.run.pipeline_state import Rows, Shared
+from dataloader.flows.etl.run.pipeline_state import PipelineState, Rows
 from dataloader.flows.etl.sources.source import Request
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
 from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
-from dataloader.store.etl.tables import Lines, aio_stage
+from dataloader.store.etl.staging import Lines, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
 
@@ -58,7 +58,7 @@ class Batch:
 class Writer:
     """The writer of a run."""
 
-    shared: Shared
+    shared: PipelineState
     transactions: Transactions
     _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
     _unkept: set[Part] = attrs.field(init=False, factory=set)
@@ -103,7 +103,7 @@ class Writer:
                     batch.answers.append(rows)
                 self._flush_within(self.shared.config.batch_timeout)
                 # What is asked for next would wait for the rest of a batch, which would wait for that.
-                if batch.number == size or self.shared.room.is_heavy:
+                if batch.number == size or self.shared.backpressure.is_heavy:
                     await self._flush(rows.part)
 
     def _flush_within(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class Writer:
         await self._stage(part, batch)
         # One answer may be very many batches.
         await self._save_if_many()
-        if part.keeps_details and part.arrivals.done:
+        if part.keeps_details and part.completed.done:
             self._unkept.add(part)
             if (wait_s := part.kept_at + self.shared.config.batch_timeout - trio.current_time()) > 0:
                 self._flush_within(wait_s)
@@ -143,16 +143,16 @@ class Writer:
             else:
                 part.staged += number
                 if number:
-                    self.shared.report.worked()
+                    self.shared.progress.worked()
             for rows in batch.answers:
                 part.counts.update(rows.counts)
-                part.arrivals.staged(rows.request.key)
+                part.completed.staged(rows.request.key)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
             part.is_whole = False
             for request in batch.requests:
-                part.arrivals.failed(request.key)
+                part.completed.failed(request.key)
             self.shared.log.warning(
                 "rows of a batch were refused together and are left out",
                 phase="writing",
@@ -165,14 +165,14 @@ class Writer:
                 failure = self.shared.failure(
                     part, "batch", key, str(error), sample=sample, requests=requests, times=left
                 )
-                self.shared.report.failed(failure)
+                self.shared.progress.failed(failure)
         finally:
-            self.shared.report.unwritten -= number
-            self.shared.room.hold(-sum(len(lines.text) for _, lines in batch.lines))
-            self.shared.report.phases["writing"].add(trio.current_time() - began)
+            self.shared.progress.unwritten -= number
+            self.shared.backpressure.hold(-sum(len(lines.text) for _, lines in batch.lines))
+            self.shared.progress.phases["writing"].add(trio.current_time() - began)
 
     async def _take_apart(self, part: Part, batch: Batch) -> None:
-        """Stage the rows that the database takes."""
+        """Put the rows that the database takes into the staging table."""
         search = RefusedSearch(part.staged_as(self.shared.token), batch.lines, self.shared.config.max_failures)
         try:
             while not search.is_over:
@@ -183,7 +183,7 @@ class Writer:
             self._refused(part, batch, search)
         # A search that has failed itself is a failure more in a row.
         if search.was_last_taken:
-            self.shared.report.worked()
+            self.shared.progress.worked()
 
     def _refused(self, part: Part, batch: Batch, search: RefusedSearch) -> None:
         """Rows that the database refused are failures of their own; the others of their batch are staged."""
@@ -193,7 +193,7 @@ class Writer:
         for row in search.refused:
             # Nothing is staged of a search that has failed before its first commit.
             if search.staged and row.place > following:
-                self.shared.report.worked()
+                self.shared.progress.worked()
             following = row.place + 1
             cells = dict(zip(row.line.columns, row.line.text.decode(errors="replace").split("\t")[1:], strict=False))
             key = ", ".join(cells[name].strip() for name in part.table.target.key if name in cells)
@@ -206,7 +206,7 @@ class Writer:
                 sample=sample,
                 requests=[batch.requests[row.piece]],
             )
-            self.shared.report.failed(failure)
+            self.shared.progress.failed(failure)
         for first in search.refused[:1]:
             told = {"rows": len(search.refused), "staged": search.staged, "error": first.error}
             self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
@@ -217,7 +217,7 @@ class Writer:
         segment, began = part.segment, trio.current_time()
         part.kept_at = began
         part.count_sent()
-        failures = self.shared.report.take_unsaved()
+        failures = self.shared.progress.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
@@ -227,7 +227,7 @@ class Writer:
             failures=failures,
             counts=part.counts,
             details_of=segment.name,
-            details=part.arrivals.take(),
+            details=part.completed.take(),
         )
         try:
             counts = await self.transactions.run(aio_commit_segment, commit)
@@ -236,22 +236,22 @@ class Writer:
         except StoreError:
             # They stay staged, and what is wrong is told of when the segment ends.
             part.keeps_details = False
-            self.shared.report.put_back(failures)
+            self.shared.progress.put_back(failures)
         else:
             self._note(part, counts)
         finally:
-            self.shared.report.phases["writing"].add(trio.current_time() - began)
+            self.shared.progress.phases["writing"].add(trio.current_time() - began)
 
     def _note(self, part: Part, counts: Mapping[str, int]) -> None:
         """What was staged of a part is merged."""
-        self.shared.report.count(**counts)
+        self.shared.progress.count(**counts)
         part.segment.counts.update(part.counts)
         part.segment.counts.update(counts)
         part.counts.clear()
         part.staged = 0
 
     async def _commit_ready(self) -> None:
-        """Commit the parts that are done, in their order: a snapshot, or a cursor, never goes before an older one."""
+        """Commit the parts that are done, in their order: no snapshot and no watermark goes before an older one."""
         while self.shared.parts and self.shared.parts[0].is_ready:
             part = self.shared.parts.popleft()
             if part in self._batches:
@@ -277,8 +277,8 @@ class Writer:
         ends_segment = is_done and part.ends_segment
         if ends_segment:
             self._is_whole_so_far &= segment.is_whole
-        # What is not whole is asked for again when the run goes on: else the cursor would go over it then. Of failures
-        # that are tried again, what fails once more is a failure of its own.
+        # What is not whole is asked for again when the run goes on: else the watermark would go over it then. Of
+        # failures that are tried again, what fails once more is a failure of its own.
         is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
         if merges and (waits or (not part.table.target.key and not is_noted)):
@@ -290,21 +290,23 @@ class Writer:
         done = segment.counts + part.counts
         if not segment.is_whole:
             done["segments_failed"] = 1
-        failures = self.shared.report.take_unsaved()
+        failures = self.shared.progress.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
             segment=segment.name if is_noted else None,
             merges=merges,
-            solves=segment.retries if segment.is_retry else None,
+            resolves=segment.retries if segment.is_retry else None,
             again_until=self.shared.last_failure,
             window=segment.span,
             failures=failures,
             counts=done if is_noted else part.counts,
             details_of=segment.name if part.table.detail is not None else None,
-            details=part.arrivals.take() if part.keeps_details else (),
-            cursor=segment.window.end if ends_segment and self._is_whole_so_far and segment.moves_cursor else None,
+            details=part.completed.take() if part.keeps_details else (),
+            watermark=segment.window.end
+            if ends_segment and self._is_whole_so_far and segment.moves_watermark
+            else None,
         )
         try:
             counts = await self.transactions.run(aio_commit_segment, commit)
@@ -315,31 +317,31 @@ class Writer:
             self.shared.log.warning(
                 "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
             )
-            self.shared.report.put_back(failures)
+            self.shared.progress.put_back(failures)
             refused = self.shared.failure(part, "segment", segment.name, str(error))
             # The failures that were tried again are open still, with what is needed to try them once more.
-            self.shared.report.failed(refused, is_on_record=segment.is_retry)
+            self.shared.progress.failed(refused, is_on_record=segment.is_retry)
         else:
             self._note(part, counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
         finally:
-            self.shared.report.phases["writing"].add(trio.current_time() - began)
+            self.shared.progress.phases["writing"].add(trio.current_time() - began)
             part.committed.set()
-            self.shared.again.stir()
+            self.shared.retry_queue.stir()
         if ends_segment:
-            self.shared.report.count(**{"segments" if segment.is_whole else "segments_failed": 1})
+            self.shared.progress.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
     async def _save_if_many(self) -> None:
-        if self.shared.report.are_many_unsaved:
+        if self.shared.progress.are_many_unsaved:
             await self.save_failures()
 
     async def save_failures(self) -> None:
         """Put what has failed since the last segment's end on record, also of a run that has been given up."""
-        failures = self.shared.report.take_unsaved()
+        failures = self.shared.progress.take_unsaved()
         if failures:
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
             # It may be tried again; better to have them on record twice than not at all.
-            self.shared.report.put_back(failures)
+            self.shared.progress.put_back(failures)
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))

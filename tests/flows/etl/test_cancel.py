@@ -17,7 +17,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import CancellationToken, Target, run_load
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import LeaseLost
-from dataloader.store.etl.run_journal import stage_name
+from dataloader.store.etl.run_journal import staging_name
 from dataloader.store.queue.control import cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
@@ -306,7 +306,7 @@ async def test_a_run_whose_job_is_another_worker_s_by_now_writes_nothing_more(it
             _wait_for_a_segment(database)
             job_id = database.psql("SELECT job_id FROM dl_jobs")
             token = int(database.psql("UPDATE dl_jobs SET token = token + 1000 RETURNING token"))
-            database.psql(f"CREATE TABLE {stage_name(UUID(job_id), token, 0)} ()")
+            database.psql(f"CREATE TABLE {staging_name(UUID(job_id), token, 0)} ()")
 
     items.before = stolen
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-04")

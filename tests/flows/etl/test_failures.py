@@ -117,7 +117,7 @@ async def test_pages_that_repeat_for_ever_are_asked_for_no_further_and_not_tried
     items.records = [item(number) for number in range(5)]
     await counts_of(load, to="2026-01-03")
     assert await table("id") == ["0", "1", "2", "3", "4"]
-    assert [solved for (solved,) in await failures("solved_at IS NOT NULL")] == [True, True]
+    assert [resolved for (resolved,) in await failures("solved_at IS NOT NULL")] == [True, True]
 
 
 async def test_an_answer_that_takes_too_long_is_a_failed_request(items, counts_of_failed, failures, soon):
@@ -315,14 +315,14 @@ async def test_what_failed_in_a_window_that_ended_then_is_solved_by_a_later_run_
     await outcome_of(load, **{"from": "2026-01-04T06:00:00+00:00", "to": "2026-01-04T12:00:00+00:00"})
     items.service.behave()
 
-    async def solved():
-        return [solved for (solved,) in await failures("solved_at IS NOT NULL")]
+    async def resolved():
+        return [resolved for (resolved,) in await failures("solved_at IS NOT NULL")]
 
     # Of the fourth day only a part is loaded: not all of what failed.
     await counts_of(load, to="2026-01-04T11:59:59+00:00")
-    assert await solved() == [True, False]
+    assert await resolved() == [True, False]
     await counts_of(load, **{"from": "2026-01-04", "to": "2026-01-05"})
-    assert await solved() == [True, True]
+    assert await resolved() == [True, True]
 
 
 @pytest.mark.parametrize(("number", "status"), [(10, "succeeded"), (11, "failed")])
@@ -575,7 +575,7 @@ async def test_failures_whose_rows_are_refused_when_they_are_tried_again_stay_op
     await raw.execute("INSERT INTO known VALUES ('unknown')")
     await counts_of(load, failures="all")
     assert await table("id") == ["0", "1", "2"]
-    assert None not in [solved for (solved,) in await failures("solved_at")]
+    assert None not in [resolved for (resolved,) in await failures("solved_at")]
 
 
 async def test_a_load_whose_table_is_missing_fails_and_says_so(items, outcome_of, raw):

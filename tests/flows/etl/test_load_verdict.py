@@ -10,8 +10,8 @@ from etl_tasks import BEARS_ALL, item, items_load
 from dataloader import Tasks
 from dataloader.flows.etl import Detail, Flow, Load, Request, Target, add_flows, add_loads
 from dataloader.flows.etl.declare.pipeline_config import PipelineConfig
-from dataloader.flows.etl.run.load_metrics import EtlMetrics
-from dataloader.flows.etl.run.load_progress import Report
+from dataloader.flows.etl.run.load_metrics import LoadMetrics
+from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.flows.etl.run.load_verdict import judge
 from dataloader.store.etl.run_journal import Failure
 from dataloader.testing import drain_queue
@@ -69,35 +69,35 @@ def some_bad(good, bad):
     ],
 )
 def test_what_failed_is_weighed_against_what_was_tried(counts, end):
-    report = Report(load="items", max_failures=10, began=0)
-    report.counts.update(counts)
-    assert judge(report, PipelineConfig(max_failed_segments=1)).end == end
+    progress = LoadProgress(load="items", max_failures=10, began=0)
+    progress.counts.update(counts)
+    assert judge(progress, PipelineConfig(max_failed_segments=1)).end == end
 
 
 def test_what_is_named_first_is_what_the_first_sentence_is_about():
-    report = Report(load="items", max_failures=10, began=0)
-    report.counts.update(segments=9, records=100)
+    progress = LoadProgress(load="items", max_failures=10, began=0)
+    progress.counts.update(segments=9, records=100)
     # A row that is refused does not fail its segment.
     for phase in ("row", "detail", "request"):
-        report.failed(Failure(load="items", segment="s", phase=phase, key="1", error="bad"))
-    report.counts.update(segments_failed=1)
+        progress.failed(Failure(load="items", segment="s", phase=phase, key="1", error="bad"))
+    progress.counts.update(segments_failed=1)
     told = "1 of 10 segments could not be loaded (max_failed_segments is 0); "
-    assert judge(report, PipelineConfig(max_failed_share=1)).reason.startswith(told)
-    assert judge(report, PipelineConfig()).reason.endswith("; the first failure was a request (1): bad")
+    assert judge(progress, PipelineConfig(max_failed_share=1)).reason.startswith(told)
+    assert judge(progress, PipelineConfig()).reason.endswith("; the first failure was a request (1): bad")
 
 
 @pytest.mark.parametrize("what", ["records", "details"])
 @pytest.mark.parametrize(("good", "end"), [(0, "failed"), (1, WITH_FAILURES)])
 def test_where_any_share_may_fail_not_all_may(what, good, end):
-    report = Report(load="items", max_failures=10, began=0)
+    progress = LoadProgress(load="items", max_failures=10, began=0)
     # A request for a detail that fails is none of the details.
-    report.counts.update({f"{what}_failed": 9, what: good + (9 if what == "records" else 0)})
-    assert judge(report, PipelineConfig(max_failed_share=1)).end == end
+    progress.counts.update({f"{what}_failed": 9, what: good + (9 if what == "records" else 0)})
+    assert judge(progress, PipelineConfig(max_failed_share=1)).end == end
 
 
 async def test_a_run_of_which_little_failed_has_succeeded_with_failures(items, outcome_of, statuses, days, monkeypatch):
     ended = []
-    monkeypatch.setattr(EtlMetrics, "ended", lambda _self, load, status: ended.append((load, status)))
+    monkeypatch.setattr(LoadMetrics, "ended", lambda _self, load, status: ended.append((load, status)))
     items.records = some_bad(99, 1)
     outcome = await outcome_of(items_load(items.service.url), to="2026-01-02")
     assert (outcome.status, outcome.error) == ("succeeded", None)

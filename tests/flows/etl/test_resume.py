@@ -18,7 +18,7 @@ from source_app import Answer
 from dataloader import Tasks
 from dataloader.flows.etl import Target, Windows, run_load
 from dataloader.flows.etl.run import load_run
-from dataloader.flows.etl.run.load_metrics import EtlMetrics
+from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.testing import drain_queue
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E6", "E10")]
@@ -135,7 +135,7 @@ async def test_a_segment_that_is_not_whole_in_any_attempt_holds_the_cursor(items
 @pytest.mark.requirement("E9")
 async def test_what_an_earlier_attempt_has_done_is_counted_once_in_the_metrics(items, two_attempts_of, monkeypatch):
     counted = Counter()
-    monkeypatch.setattr(EtlMetrics, "count", lambda _self, _load, counts: counted.update(counts))
+    monkeypatch.setattr(LoadMetrics, "count", lambda _self, _load, counts: counted.update(counts))
     items.records = [item(number, number) for number in range(1, 6)]
     await two_attempts_of(items_load(items.service.url), f"from={day(3)}", 6)
     # The request that the first attempt ended in was sent twice.

@@ -17,7 +17,7 @@ from dataloader import Tasks
 from dataloader.flows.etl import Flow, Target, add_flows
 from dataloader.flows.etl.parse.transform import HASH_VERSION, content_hash
 from dataloader.flows.etl.run import pipeline_state
-from dataloader.flows.etl.run.pipeline_state import Room
+from dataloader.flows.etl.run.pipeline_state import Backpressure
 from dataloader.flows.etl.write import writer
 
 pytestmark = pytest.mark.slow
@@ -188,13 +188,13 @@ async def test_a_writer_that_lags_twice_the_queue_behind_is_warned_of_once_and_t
 
 @pytest.mark.requirement("E9")
 async def test_a_queue_that_stays_full_is_warned_of_once(items, counts_of, soon, monkeypatch):
-    entered, take_place = [], Room.take_place
+    entered, take_place = [], Backpressure.take_place
 
     async def noted(room):
         entered.append(room.is_full)
         await take_place(room)
 
-    monkeypatch.setattr(Room, "take_place", noted)
+    monkeypatch.setattr(Backpressure, "take_place", noted)
     items.records = [item(number, number) for number in range(1, 11)]
     with capture_logs() as lines:
 

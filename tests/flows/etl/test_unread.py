@@ -125,7 +125,7 @@ async def test_a_page_of_html_with_a_good_status_is_asked_for_again(form, good, 
 def test_a_page_of_html_is_named_as_what_it_is(form):
     with pytest.raises(SourceError) as caught:
         form.parse(io.BytesIO(b"\n" + HTML), None)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
     assert {Json: "not JSON", Xml: "HTML"}.get(type(form), "<!DOCTYPE html>") in str(caught.value)
 
 
@@ -169,7 +169,7 @@ class EndsBadly:
     has_end = True
 
     def parse(self, stream, _charset):
-        said = SourceError("it can't be read", is_passing=True)
+        said = SourceError("it can't be read", is_retryable=True)
         if stream.read() == b"late":
             return Content(rest=self.ending(said))
         raise said

@@ -22,47 +22,49 @@ def days(windows):
 
 
 def test_a_first_run_begins_at_the_start_and_ends_now():
-    windows = Windows(start=date(2026, 2, 10)).plan(cursor=None, now=NOW)
+    windows = Windows(start=date(2026, 2, 10)).plan(watermark=None, now=NOW)
     assert days(windows) == [("2026-02-10", "2026-03-01"), ("2026-03-01", "2026-04-01"), ("2026-04-01", "2026-04-14")]
     assert windows[-1].end == NOW
 
 
 def test_a_later_run_begins_where_the_last_one_ended_less_the_look_back():
     load = Windows(start=date(2020, 1, 1), segment="day", look_back=timedelta(days=2))
-    windows = load.plan(cursor=datetime(2026, 4, 13, tzinfo=UTC), now=NOW)
+    windows = load.plan(watermark=datetime(2026, 4, 13, tzinfo=UTC), now=NOW)
     assert days(windows)[0] == ("2026-04-11", "2026-04-12")
     assert len(windows) == 4
 
 
 def test_the_look_back_does_not_reach_behind_the_start():
     load = Windows(start=date(2026, 4, 1), segment="week", look_back=timedelta(days=365))
-    assert days(load.plan(cursor=datetime(2026, 4, 10, tzinfo=UTC), now=NOW))[0] == ("2026-04-01", "2026-04-06")
+    assert days(load.plan(watermark=datetime(2026, 4, 10, tzinfo=UTC), now=NOW))[0] == ("2026-04-01", "2026-04-06")
 
 
 def test_what_is_too_young_is_left_out():
-    windows = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3)).plan(cursor=None, now=NOW)
+    windows = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3)).plan(watermark=None, now=NOW)
     assert windows[-1].end == NOW - timedelta(days=3)
 
 
 def test_a_run_that_is_asked_for_more_than_there_is_yet_ends_where_any_other_does():
     load = Windows(start=date(2026, 4, 1), segment="day", delay=timedelta(days=3))
-    assert load.plan(cursor=None, now=NOW, until=date(2027, 1, 1))[-1].end == NOW - timedelta(days=3)
+    assert load.plan(watermark=None, now=NOW, until=date(2027, 1, 1))[-1].end == NOW - timedelta(days=3)
     with pytest.raises(BadRequest, match="from"):
-        load.plan(cursor=None, now=NOW, since=date(2026, 4, 13), until=date(2027, 1, 1))
+        load.plan(watermark=None, now=NOW, since=date(2026, 4, 13), until=date(2027, 1, 1))
 
 
 def test_nothing_is_new():
-    assert Windows(start=date(2026, 1, 1)).plan(cursor=NOW, now=NOW) == []
+    assert Windows(start=date(2026, 1, 1)).plan(watermark=NOW, now=NOW) == []
 
 
 def test_a_run_loads_what_it_was_asked_for_instead():
-    windows = Windows(start=date(2020, 1, 1)).plan(cursor=NOW, now=NOW, since=date(1999, 1, 15), until=date(1999, 3, 1))
+    windows = Windows(start=date(2020, 1, 1)).plan(
+        watermark=NOW, now=NOW, since=date(1999, 1, 15), until=date(1999, 3, 1)
+    )
     assert days(windows) == [("1999-01-15", "1999-02-01"), ("1999-02-01", "1999-03-01")]
 
 
 def test_a_day_is_as_long_as_its_zone_has_it():
     load = Windows(start=date(2026, 3, 28), segment="day", zone="Europe/Berlin")
-    windows = load.plan(cursor=None, now=NOW, until=date(2026, 3, 31))
+    windows = load.plan(watermark=None, now=NOW, until=date(2026, 3, 31))
     lengths = [window.end.astimezone(UTC) - window.start.astimezone(UTC) for window in windows]
     assert lengths == [timedelta(hours=hours) for hours in (24, 23, 24)]
 
@@ -76,7 +78,7 @@ def test_a_day_is_as_long_as_its_zone_has_it():
 def test_segments_follow_each_other_without_gaps_and_reach_the_end(segment, start, length, zone):
     begin = start.replace(tzinfo=ZoneInfo(zone))
     end = (begin.astimezone(UTC) + length).astimezone(ZoneInfo(zone))
-    windows = Windows(start=start, segment=segment, zone=zone).plan(cursor=None, now=end)
+    windows = Windows(start=start, segment=segment, zone=zone).plan(watermark=None, now=end)
     instants = [(window.start.astimezone(UTC), window.end.astimezone(UTC)) for window in windows]
     assert all(first < last for first, last in instants)
     assert [last for _, last in instants[:-1]] == [first for first, _ in instants[1:]]
@@ -108,9 +110,9 @@ def test_a_span_that_ends_before_it_begins_is_refused():
     ):
         said = re.escape(f"from: must be a time before {told}, not 2026-05-01T00:00:00+00:00")
         with pytest.raises(BadRequest, match=f"^{said}$"):
-            windows.plan(cursor=None, now=now, since=since, until=until)
+            windows.plan(watermark=None, now=now, since=since, until=until)
 
 
 def test_a_span_of_too_many_segments_is_refused():
     with pytest.raises(ValueError, match="more than 100,000"):
-        Windows(start=date(1900, 1, 1), segment=timedelta(seconds=1)).plan(cursor=None, now=NOW)
+        Windows(start=date(1900, 1, 1), segment=timedelta(seconds=1)).plan(watermark=None, now=NOW)

@@ -15,7 +15,7 @@ from source_app import Answer
 
 from dataloader.flows.etl import Budget
 from dataloader.flows.etl.fetch import rate_limiter
-from dataloader.flows.etl.fetch.rate_limiter import Slot
+from dataloader.flows.etl.fetch.rate_limiter import RequestSlot
 from dataloader.jobs.contract import Operator
 from dataloader.store.queue.control import cancel
 
@@ -134,7 +134,7 @@ def until_asked(items):
 
 
 async def test_a_process_that_stood_still_has_only_what_is_left_of_its_turn(autojump_clock):
-    slot = Slot(linger_s=lambda: 0, ends_at=trio.current_time() + 75)
+    slot = RequestSlot(linger_s=lambda: 0, ends_at=trio.current_time() + 75)
     await trio.sleep(15)
     assert slot.within(60) == 60
     await trio.sleep(59)
@@ -157,7 +157,7 @@ async def test_a_request_that_is_cancelled_goes_on_for_a_while_and_is_closed_the
     for seconds in (1.5, 3600):
         began_at = trio.current_time()
         with trio.move_on_after(1) as scope:
-            await Slot(linger_s=lambda: rate_limiter.LINGER_S).send(partial(ask, seconds))
+            await RequestSlot(linger_s=lambda: rate_limiter.LINGER_S).send(partial(ask, seconds))
         assert scope.cancelled_caught
         assert trio.current_time() - began_at <= 1 + rate_limiter.LINGER_S
     assert ended == ["answered", "closed"]
@@ -171,7 +171,7 @@ async def test_a_request_that_was_cancelled_before_it_began_is_not_sent(autojump
 
     with trio.CancelScope() as scope:
         scope.cancel()
-        await Slot(linger_s=lambda: rate_limiter.LINGER_S).send(ask)
+        await RequestSlot(linger_s=lambda: rate_limiter.LINGER_S).send(ask)
     assert (scope.cancelled_caught, sent) == (True, [])
 
 
@@ -180,4 +180,4 @@ async def test_what_a_request_raises_comes_to_who_sent_it(autojump_clock):
         raise LookupError("x")
 
     with pytest.raises(LookupError, match="x"):
-        await Slot(linger_s=lambda: 0).send(ask)
+        await RequestSlot(linger_s=lambda: 0).send(ask)

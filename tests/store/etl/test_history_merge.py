@@ -13,7 +13,8 @@ from etl_loads import STAGE, open_load
 
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.history_merge import HistoryCounts
-from dataloader.store.etl.tables import Segment, quote
+from dataloader.store.etl.staging import StagedSegment
+from dataloader.store.etl.target_table import quote
 from dataloader.store.queue.transaction import Transactions
 
 pytestmark = pytest.mark.slow
@@ -307,7 +308,7 @@ async def test_a_snapshot_with_rows_that_were_lost_changes_nothing(open_dimensio
 @pytest.mark.requirement("E8")
 async def test_merges_of_one_target_wait_for_each_other(open_dimension, raw, until_blocked, history):
     dimension = await open_dimension("a")
-    other = Segment(STAGE, 8, 1)
+    other = StagedSegment(STAGE, 8, 1)
     await dimension.stage([("k", "1")])
     await dimension.stage([("k", "2")], other)
     # The first ones of all: there is no row to lock yet.

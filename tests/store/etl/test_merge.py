@@ -13,7 +13,8 @@ from etl_loads import STAGE, open_load
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.jobs.errors import StoreError, TargetError
 from dataloader.store.etl.merge import Counts, Merge, Mode, Scope
-from dataloader.store.etl.tables import SEQUENCE, quote
+from dataloader.store.etl.staging import SEQUENCE
+from dataloader.store.etl.target_table import quote
 from dataloader.store.queue.transaction import Transactions
 
 PRICES = "id int, day date, price numeric, source_file text, note text, PRIMARY KEY (day, id)"

@@ -12,7 +12,8 @@ from etl_loads import STAGE, open_load
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.store.etl import refused_rows
 from dataloader.store.etl.refused_rows import RefusedSearch
-from dataloader.store.etl.tables import Lines, quote
+from dataloader.store.etl.staging import Lines
+from dataloader.store.etl.target_table import quote
 from dataloader.store.queue.transaction import Transactions
 
 pytestmark = pytest.mark.requirement("E10")

@@ -17,14 +17,14 @@ from dataloader.store.etl.run_journal import (
     SegmentCommit,
     aio_begin_run,
     aio_commit_segment,
-    aio_cursor,
     aio_end_run,
     aio_next_failures,
     aio_note_failures,
     aio_note_task,
     aio_open_failures,
+    aio_watermark,
     list_failures,
-    stage_name,
+    staging_name,
 )
 from dataloader.store.queue.transaction import Transactions
 
@@ -67,13 +67,13 @@ def begin(transactions):
 async def test_what_killed_runs_have_left_goes_when_the_next_one_begins(start, begin, raw):
     dead, alive, job = await start(), await start(), await start()
     for one in (dead, alive):
-        await raw.execute(f"CREATE TABLE {stage_name(one.job_id, one.token, 0)} ()")
-    await raw.execute(f"CREATE TABLE {stage_name(alive.job_id, alive.token - 1, 0)} ()")
-    await raw.execute(f"CREATE TABLE {stage_name(uuid4(), 7, 1)} (); CREATE TABLE dl_stage_of_mine ()")
+        await raw.execute(f"CREATE TABLE {staging_name(one.job_id, one.token, 0)} ()")
+    await raw.execute(f"CREATE TABLE {staging_name(alive.job_id, alive.token - 1, 0)} ()")
+    await raw.execute(f"CREATE TABLE {staging_name(uuid4(), 7, 1)} (); CREATE TABLE dl_stage_of_mine ()")
     await start.worker.end(dead, Step.RETURN)
     await begin(job)
     stages = await raw.fetch("SELECT relname FROM pg_class WHERE relname LIKE 'dl_stage%' ORDER BY relname")
-    assert {row["relname"] for row in stages} == {stage_name(alive.job_id, alive.token, 0), "dl_stage_of_mine"}
+    assert {row["relname"] for row in stages} == {staging_name(alive.job_id, alive.token, 0), "dl_stage_of_mine"}
 
 
 @pytest.mark.requirement("E12")
@@ -117,9 +117,9 @@ async def staged(transactions, raw):
     return staged
 
 
-def commit_of(job, merge, *, segment="day 1", cursor=DAY, token=None):
+def commit_of(job, merge, *, segment="day 1", watermark=DAY, token=None):
     return SegmentCommit(
-        run_id=job.job_id, token=token or job.token, task="rates", segment=segment, merges=[merge], cursor=cursor
+        run_id=job.job_id, token=token or job.token, task="rates", segment=segment, merges=[merge], watermark=watermark
     )
 
 
@@ -133,7 +133,7 @@ async def test_rows_record_and_cursor_of_a_segment_are_committed_together(
     assert counts["inserted"] == 1
     assert await raw.fetchval("SELECT count(*) FROM target") == 1
     assert (await begin(job)).segments == {"rates": {"day 1": {"inserted": 1}}}
-    assert await store.run(aio_cursor, "rates") == (DAY, job.job_id)
+    assert await store.run(aio_watermark, "rates") == (DAY, job.job_id)
 
 
 @pytest.mark.requirement("E10", "Q8")
@@ -148,19 +148,19 @@ async def test_a_stale_token_commits_nothing_of_a_segment(start, begin, transact
         await start.worker.end(job, Step.RETURN)
     else:
         await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", job.job_id)
-    commit = commit_of(job, merge, segment=None if how == "gone" else "day 1", cursor=DAY)
+    commit = commit_of(job, merge, segment=None if how == "gone" else "day 1", watermark=DAY)
     with pytest.raises(LeaseLost, match=f"job {job.job_id} is no longer this worker's"):
         await transactions.run(aio_commit_segment, commit)
     assert await raw.fetchval("SELECT count(*) FROM target") == 0
     assert await raw.fetchval("SELECT count(*) FROM dl_etl_segments") == 0
-    assert await store.run(aio_cursor, "rates") == (None, None)
+    assert await store.run(aio_watermark, "rates") == (None, None)
 
 
 @pytest.mark.requirement("E4")
 async def test_what_a_cancelled_run_had_is_written_without_a_segment(start, begin, transactions, staged, raw):
     job = await start()
     await begin(job)
-    await transactions.run(aio_commit_segment, commit_of(job, await staged(1), segment=None, cursor=None))
+    await transactions.run(aio_commit_segment, commit_of(job, await staged(1), segment=None, watermark=None))
     assert await raw.fetchval("SELECT count(*) FROM target") == 1
     assert (await begin(job)).segments == {"rates": {}}
 
@@ -170,9 +170,9 @@ async def test_a_cursor_only_moves_forward(start, begin, transactions, staged, s
     job, other = await start(), await start()
     await begin(job)
     await transactions.run(aio_commit_segment, commit_of(job, await staged(1)))
-    earlier = commit_of(other, await staged(2), cursor=datetime(2025, 1, 1, tzinfo=UTC), segment=None)
+    earlier = commit_of(other, await staged(2), watermark=datetime(2025, 1, 1, tzinfo=UTC), segment=None)
     await transactions.run(aio_commit_segment, earlier)
-    assert await store.run(aio_cursor, "rates") == (DAY, job.job_id)
+    assert await store.run(aio_watermark, "rates") == (DAY, job.job_id)
 
 
 def failure(number, **fields):
@@ -191,7 +191,7 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     await transactions.run(aio_note_failures, job.job_id, job.token, noted)
     await transactions.run(aio_note_failures, job.job_id, job.token, [with_nul])
     found = await list_failures(store, run_id=job.job_id)
-    assert [(one.key, one.phase, one.load, one.solved_at) for one in found] == [
+    assert [(one.key, one.phase, one.load, one.resolved_at) for one in found] == [
         ("1", "request", "rates", None),
         ("2", "record", "rates", None),
         ("3", "request", "names", None),
@@ -219,8 +219,8 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     for again in failed_again:
         await transactions.run(aio_note_failures, other.job_id, other.token, [again])
     *_, fifth, _, _, eighth = (one.failure_id for one in await list_failures(store, load="rates"))
-    commit = commit_of(other, None, segment=retried, cursor=None)
-    commit = attrs.evolve(commit, merges=[], solves=[first], again_until=fifth)
+    commit = commit_of(other, None, segment=retried, watermark=None)
+    commit = attrs.evolve(commit, merges=[], resolves=[first], again_until=fifth)
     await transactions.run(aio_commit_segment, commit)
     assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7", "8"]
     assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]

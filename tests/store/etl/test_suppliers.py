@@ -7,10 +7,10 @@ import trio
 from databases import raw_connection
 
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
-from dataloader.store.etl.suppliers import Budget, Turn, aio_give, aio_take
+from dataloader.store.etl.suppliers import Budget, SlotAnswer, aio_return_slot, aio_take_slot
 
 pytestmark = pytest.mark.requirement("E1", "S4")
-TAKEN = Turn(0, None)
+TAKEN = SlotAnswer(0, None)
 LEASE_S = 60
 
 
@@ -19,7 +19,7 @@ def take(store):
     """Takes the source `s`."""
 
     async def take(holder, *budgets, lease_s=LEASE_S, source="s"):
-        return await store.write(aio_take, source, holder, lease_s, budgets)
+        return await store.write(aio_take_slot, source, holder, lease_s, budgets)
 
     return take
 
@@ -29,7 +29,7 @@ def give(store):
     """Gives the source `s` back."""
 
     async def give(holder, pause_s=0.0, waits_for="pause"):
-        await store.write(aio_give, "s", holder, pause_s, waits_for)
+        await store.write(aio_return_slot, "s", holder, pause_s, waits_for)
 
     return give
 
@@ -97,7 +97,7 @@ async def test_of_many_that_ask_at_once_over_several_connections_one_gets_the_so
 
     async def ask(number):
         async with open_database(DatabaseOptions(dsn=database.dsn)) as store:
-            turns.extend([await store.write(aio_take, "s", number, LEASE_S, ()) for _ in range(3)])
+            turns.extend([await store.write(aio_take_slot, "s", number, LEASE_S, ()) for _ in range(3)])
 
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 
 from dataloader.flows.etl.parse.copy_lines import LineEncoder
 from dataloader.jobs.errors import TargetError, Unstorable
-from dataloader.store.etl.tables import (
+from dataloader.store.etl.staging import (
     REQUEST,
     SEQUENCE,
     Lines,
-    Segment,
-    aio_describe,
-    aio_drop,
-    aio_prepare,
+    StagedSegment,
+    aio_create_staging,
+    aio_drop_staging,
     aio_stage,
-    quote,
     shape_of,
 )
+from dataloader.store.etl.target_table import aio_describe, quote
 from dataloader.store.queue.transaction import Transactions
 
 PHASES = [Phase.generate, Phase.shrink]
@@ -274,7 +273,9 @@ async def load(transactions, raw):
 @pytest.mark.requirement("E3")
 async def test_a_stage_has_the_loads_columns_and_no_log(load, raw, transactions):
     await load.stage([(1, "a", "1.50", "2020-01-01")])
-    await load.stage([(2, "b", None, "1999-12-31"), (3, "", 2, None)], segment=Segment(STAGE, 2**40, 5), request=9)
+    await load.stage(
+        [(2, "b", None, "1999-12-31"), (3, "", 2, None)], segment=StagedSegment(STAGE, 2**40, 5), request=9
+    )
     shape = shape_of(("id", "name", "price", "at"))
     rows = [tuple(row) for row in await raw.fetch(f"SELECT t::text FROM {quote(STAGE)} t")]
     assert rows == [
@@ -376,17 +377,17 @@ async def test_a_line_without_enough_cells_is_refused_and_not_quoted(load, trans
 async def test_a_stage_that_is_gone_and_columns_that_are_not_there_are_the_targets_fault(load, raw, transactions):
     for columns in ("id nothing", "id twice", "id id", ""):
         with pytest.raises(TargetError, match="target"):
-            await transactions.run(aio_prepare, load.table, STAGE, columns.split())
-    await transactions.run(aio_drop, STAGE)
-    await transactions.run(aio_drop, STAGE)
+            await transactions.run(aio_create_staging, load.table, STAGE, columns.split())
+    await transactions.run(aio_drop_staging, STAGE)
+    await transactions.run(aio_drop_staging, STAGE)
     with pytest.raises(TargetError, match=STAGE):
         await load.stage([(1, "a", 1, None)])
     await raw.execute("DROP TABLE target")
     with pytest.raises(TargetError, match="target"):
-        await transactions.run(aio_prepare, load.table, STAGE, load.columns)
+        await transactions.run(aio_create_staging, load.table, STAGE, load.columns)
 
 
 async def test_preparing_again_leaves_nothing_of_an_earlier_run(load, raw, transactions):
     await load.stage([(1, "a", 1, None)])
-    await transactions.run(aio_prepare, load.table, STAGE, load.columns)
+    await transactions.run(aio_create_staging, load.table, STAGE, load.columns)
     assert await raw.fetchval(f"SELECT count(*) FROM {quote(STAGE)}") == 0

@@ -312,6 +312,7 @@ async def test_failures_of_a_run_are_all_listed_and_those_of_a_load_until_they_a
             "error": "at postgresql://***@db/x",
             "sample": '{"password": "***"}',
             "failed_at": "",
+            "resolved_at": None,
             "solved_at": None,
         }
         assert (await get(web, "/loads/none/failures", 404))["detail"] == "no load 'none' has run in this database."
@@ -328,7 +329,8 @@ async def test_a_load_shows_its_cursor_its_last_run_and_its_failures(open_web, a
     database.psql(f"INSERT INTO dl_etl_cursors (load, upto, run_id) VALUES ('rates', '2026-11-01', '{last}')")
     async with open_web() as web:
         load = await get(web, "/loads/rates")
-        assert (load["load"], load["upto"], load["unsolved"]) == ("rates", "2026-11-01T00:00:00Z", 1)
+        assert (load["load"], load["watermark"], load["unresolved"]) == ("rates", "2026-11-01T00:00:00Z", 1)
+        assert (load["upto"], load["unsolved"]) == (load["watermark"], load["unresolved"])
         assert (load["last_run"]["run_id"], load["last_run"]["status"]) == (last, "running")
         assert (await get(web, "/loads/none", 404))["detail"] == "no load 'none' has run in this database."
         database.psql("UPDATE dl_etl_runs SET kind = 'flow' WHERE name = 'nightly'")

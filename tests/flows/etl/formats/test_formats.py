@@ -77,7 +77,7 @@ def test_a_long_text_beside_what_is_no_json_is_gone_through_once_and_takes_no_me
 def test_a_path_that_is_not_there_is_an_error_that_says_what_is():
     with pytest.raises(SourceError, match=r"path: there is no data\.items in an object with data, total") as caught:
         parse(Json("data.items"), b'{"data": {"rows": []}, "total": 0}')
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
 
 
 def test_a_path_to_something_else_is_an_error():
@@ -137,14 +137,14 @@ def test_an_item_that_is_no_json_is_broken_and_the_others_of_its_list_are_read(i
 def test_a_list_that_is_cut_or_does_not_fit_together_is_not_read_item_by_item(cut):
     with pytest.raises(SourceError, match="this is not JSON") as caught:
         parse(Json(), cut)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'[{"id": 1}', b"[" * 100_000, b'"\xff"'], ids=range(5))
 def test_what_is_no_json_passes_since_a_proxy_or_a_cut_may_be_to_blame(body):
     with pytest.raises(SourceError, match="this is not JSON") as caught:
         parse(Json(), body)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 def test_a_document_can_say_that_the_request_failed():
@@ -153,7 +153,7 @@ def test_a_document_can_say_that_the_request_failed():
     assert parse(format_, b'{"code": 0, "message": "", "data": [{}]}').records == [{}]
     with pytest.raises(SourceError, match=r"the answer says that it failed: token=\*\*\* ended") as caught:
         parse(format_, b'{"code": 1001, "message": "token=abcdef ended", "data": null}')
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 def test_a_document_in_another_encoding_is_read_in_it():
@@ -245,7 +245,7 @@ def test_a_header_that_names_a_column_twice_is_an_error():
 def test_a_file_without_even_a_header_line_is_an_error_that_passes():
     with pytest.raises(SourceError, match="there is no header line") as caught:
         parse(Csv(), b"")
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 def test_the_format_s_encoding_goes_before_the_source_s():

@@ -43,7 +43,7 @@ def test_a_compressed_body_that_was_cut_is_an_error_that_passes(pack):
     whole = pack(random.Random(1).randbytes(100_000))
     with pytest.raises(SourceError, match="the compressed body is damaged") as caught:
         parse(Compressed(Csv(columns=["a"], encoding="latin-1")), whole[:-50])
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 def test_a_body_that_is_not_compressed_is_an_error():
@@ -57,7 +57,7 @@ def test_a_body_that_unpacks_without_end_is_refused_at_the_bound(pack):
     assert len(bomb) < 10_000
     with pytest.raises(SourceError, match="the body unpacks to more than the 300,000 bytes allowed") as caught:
         parse(Compressed(Csv(), max_bytes=300_000), bomb)
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
 
 
 def test_members_of_a_zip_archive_are_read_by_name_and_their_broken_rows_named():
@@ -77,7 +77,7 @@ def test_the_bound_of_a_zip_archive_is_for_all_members_together():
 def test_an_archive_without_such_a_member_says_what_it_has():
     with pytest.raises(SourceError, match=r"the archive has no file that matches \*\.csv; it has readme") as caught:
         parse(Zip(Csv(), member="*.csv"), zipped(readme_txt=b"hello"))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
 
 
 def test_a_damaged_zip_archive_is_an_error_that_passes():
@@ -85,7 +85,7 @@ def test_a_damaged_zip_archive_is_an_error_that_passes():
     for body in (whole[:-10], b"no archive", whole.replace(whole[40:44], b"\0\0\0\0", 1)):
         with pytest.raises(SourceError, match="the zip archive is damaged") as caught:
             parse(Zip(Csv()), body)
-        assert caught.value.is_passing
+        assert caught.value.is_retryable
 
 
 def test_an_encrypted_member_is_refused():

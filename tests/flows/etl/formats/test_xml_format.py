@@ -78,7 +78,7 @@ OUTSIDE = b"""<!DOCTYPE l SYSTEM "http://127.0.0.1:9/l.dtd"><l><item>&unknown;</
 def test_a_document_with_entities_of_its_own_is_refused(body):
     with pytest.raises(SourceError, match="entities of its own, which is not allowed") as caught:
         parse(Xml("item"), body)
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
 
 
 def test_a_document_that_nests_too_deep_is_refused():
@@ -92,7 +92,7 @@ def test_a_document_that_nests_too_deep_is_refused():
 def test_what_is_cut_or_no_xml_passes(body):
     with pytest.raises(SourceError, match="this is not well-formed XML") as caught:
         parse(Xml("item"), body)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 def test_bytes_that_are_no_text_are_an_error():

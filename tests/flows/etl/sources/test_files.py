@@ -87,7 +87,7 @@ async def test_a_file_or_folder_that_is_not_there_is_an_error_that_passes(tmp_pa
     ):
         with pytest.raises(SourceError, match=error) as caught:
             await requests(Files(paths, format=CSV))
-        assert caught.value.is_passing
+        assert caught.value.is_retryable
     assert await requests(Files(f"{tmp_path}/*.csv", format=CSV)) == []
 
 
@@ -158,7 +158,7 @@ async def test_a_file_with_more_than_the_bound_is_an_error(tmp_path):
     path.write_bytes(b"x" * 1_001)
     with pytest.raises(SourceError, match="has more than the 1,000 bytes allowed") as caught:
         await ask(Files(path, format=CSV, max_body_bytes=1_000))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
     assert len((await ask(Files(path, format=CSV, max_body_bytes=1_001))).body) == 1_001
 
 
@@ -170,7 +170,7 @@ async def test_a_file_that_is_gone_meanwhile_is_an_error_that_passes(tmp_path):
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.csv: can't be read: No such file") as caught:
         await ask(source, request)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ async def test_a_file_that_is_written_while_it_is_read_is_an_error_that_passes(t
     monkeypatch.setattr(files.os, "fstat", fstat)
     with pytest.raises(SourceError, match="is being written while it is read") as caught:
         await ask(Files(path, format=CSV))
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
@@ -202,7 +202,7 @@ async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
     began = time.monotonic()
     with pytest.raises(SourceError, match=r"not read within 0\.3 s") as caught:
         await ask(source, request, timeout_s=0.3)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
     assert time.monotonic() - began < 30
     # So that the thread, which was left behind, can end.
     os.close(os.open(pipe, os.O_WRONLY))
@@ -297,7 +297,7 @@ async def test_an_archive_that_was_cut_is_an_error_that_passes(tmp_path, name):
         path.write_bytes(whole[:length])
         with pytest.raises(SourceError, match="the archive can't be read") as caught:
             await requests(Files(path, format=CSV, members="*.csv"))
-        assert caught.value.is_passing
+        assert caught.value.is_retryable
 
 
 async def test_an_archive_that_unpacks_without_end_is_refused_at_the_bound(tmp_path):
@@ -305,7 +305,7 @@ async def test_an_archive_that_unpacks_without_end_is_refused_at_the_bound(tmp_p
     assert path.stat().st_size < 10_000
     with pytest.raises(SourceError, match="unpacks to more than the 1,000,000 bytes allowed") as caught:
         await requests(Files(path, format=CSV, members="*", max_unpacked_bytes=1_000_000))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
     source = Files(path, format=CSV, members="*", max_body_bytes=1_000_000)
     with pytest.raises(SourceError, match=r"a\.csv unpacks to more than the 1,000,000 bytes allowed"):
         await ask(source)

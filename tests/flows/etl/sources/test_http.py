@@ -19,7 +19,7 @@ from dataloader.flows.etl.formats.csv_format import Csv
 from dataloader.flows.etl.formats.json_format import Json
 from dataloader.flows.etl.sources.credentials import Auth
 from dataloader.flows.etl.sources.http import Http
-from dataloader.flows.etl.sources.http_body import Body
+from dataloader.flows.etl.sources.http_body import HttpBody
 from dataloader.flows.etl.sources.pagination import Cursor, LinkHeader, NextUrl, PageNumber
 from dataloader.flows.etl.sources.routing import Routing
 from dataloader.flows.etl.sources.source import Request, SourceError, Window
@@ -49,9 +49,9 @@ async def test_what_a_status_means_to_a_service_can_be_declared(service):
     for source in (asked(404), asked(404, pages=PageNumber(size=10))):
         page = source.read(await ask(source, await first(source)))
         assert (list(page.records), page.broken, page.following) == ([], [], None)
-    for status, is_passing in ((202, True), (503, False), (410, False), (502, True)):
+    for status, is_retryable in ((202, True), (503, False), (410, False), (502, True)):
         error = await failure(asked(status), await first(asked(status)))
-        assert (error.status, error.is_passing) == (status, is_passing)
+        assert (error.status, error.is_retryable) == (status, is_retryable)
 
 
 @pytest.mark.requirement("E6")
@@ -60,7 +60,7 @@ async def test_a_redirect_with_a_meaning_of_its_own_leads_nowhere(service):
     closed = Http(service.url, statuses={302: "empty"})
     assert closed.redirected(await ask(closed)) is None
     error = await failure(Http(service.url, statuses={302: "retry"}), await first(closed))
-    assert (error.status, error.is_passing) == (302, True)
+    assert (error.status, error.is_retryable) == (302, True)
 
 
 @pytest.mark.parametrize("statuses", [{404: "gone"}, {"404": "empty"}, {99: "empty"}, {200: "empty"}, {True: "empty"}])
@@ -102,7 +102,7 @@ async def test_the_proxy_of_the_environment_is_used(service, monkeypatch):
     assert (await ask(Http("http://somewhere.invalid", endpoint="/x"))).body == OK.body
     assert service.requests[0].headers["host"] == "somewhere.invalid"
     monkeypatch.setenv("no_proxy", "somewhere.invalid")
-    assert (await failure(Http("http://somewhere.invalid", endpoint="/x"))).is_passing
+    assert (await failure(Http("http://somewhere.invalid", endpoint="/x"))).is_retryable
     assert len(service.requests) == 1
 
 
@@ -175,16 +175,16 @@ def test_a_routing_without_a_length_of_time_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("status", "is_passing"),
+    ("status", "is_retryable"),
     [
         *((status, False) for status in (304, 400, 401, 403, 404, 410, 422)),
         *((status, True) for status in (408, 425, 429, 500, 502, 503, 504)),
     ],
 )
-async def test_a_status_that_is_no_success_is_an_error_that_passes_or_does_not(service, status, is_passing):
+async def test_a_status_that_is_no_success_is_an_error_that_passes_or_does_not(service, status, is_retryable):
     service.misbehave(status=status, body=b"" if status == 304 else b"it is so because password=hunter2")
     error = await failure(Http(service.url, endpoint="/x", params={"page": 2}))
-    assert (error.status, error.is_passing, error.retry_after_s) == (status, is_passing, None)
+    assert (error.status, error.is_retryable, error.retry_after_s) == (status, is_retryable, None)
     assert str(error).startswith(f"GET /x?page=2: status {status}")
     assert "hunter2" not in str(error)
     assert status == 304 or "password=***" in str(error)
@@ -201,7 +201,7 @@ async def test_a_service_says_how_long_it_wants_to_be_left_alone(service, status
     assert 60 < (await failure(source)).retry_after_s <= 91
     service.misbehave(status=status, headers={"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "77"})
     error = await failure(source)
-    assert (error.retry_after_s, error.is_passing) == (77, True)
+    assert (error.retry_after_s, error.is_retryable) == (77, True)
 
 
 async def test_an_answer_that_is_fine_can_ask_for_rest_too(service):
@@ -219,7 +219,7 @@ async def test_an_answer_that_is_cut_is_an_error_that_passes(service, chunked):
     service.put("/", Answer(b'[{"id": 1}, {"id": 2}]'))
     service.misbehave(cut_at=11, chunked=chunked)
     error = await failure(Http(service.url))
-    assert error.is_passing
+    assert error.is_retryable
     assert "RemoteProtocolError" in str(error)
     assert (await ask(Http(service.url))).body == b'[{"id": 1}, {"id": 2}]'
 
@@ -228,7 +228,7 @@ async def test_an_answer_that_comes_byte_by_byte_has_one_deadline_for_all_of_it(
     service.put("/", Answer(b"x" * 10_000))
     service.misbehave(drip_s=0.05)
     error = await failure(Http(service.url), timeout_s=1)
-    assert error.is_passing
+    assert error.is_retryable
     assert "no whole answer within 1 s; " in str(error)
     assert "bytes came" in str(error)
     assert len(service.asked()) == 1
@@ -274,7 +274,7 @@ async def test_an_answer_larger_than_the_bound_is_refused_when_it_says_so_and_wh
         service.misbehave(chunked=chunked)
         error = await failure(source)
         assert "has more than the 100,000 bytes allowed" in str(error)
-        assert not error.is_passing
+        assert not error.is_retryable
     service.put("/", Answer(b"x" * 100_000))
     assert len((await ask(source)).body) == 100_000
 
@@ -302,7 +302,7 @@ async def test_a_small_answer_that_unpacks_without_end_is_refused_at_the_bound(s
 async def test_a_body_that_is_not_what_its_encoding_says_is_an_error_that_passes(service, body, error):
     service.put("/", Answer(body, headers={"Content-Encoding": "gzip"}))
     caught = await failure(Http(service.url))
-    assert caught.is_passing
+    assert caught.is_retryable
     assert f"the answer is damaged: {error}" in str(caught)
 
 
@@ -310,7 +310,7 @@ async def test_nobody_there_is_an_error_that_passes():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         error = await failure(Http(f"http://127.0.0.1:{taken.getsockname()[1]}", endpoint="/x"))
-    assert error.is_passing
+    assert error.is_retryable
     assert error.status is None
     assert str(error).startswith("GET /x: ConnectError")
 
@@ -320,7 +320,7 @@ async def test_an_error_in_an_answer_that_is_fine_passes(service):
     source = Http(service.url, format=Json("data", errors=lambda document: f"code {document['code']}"))
     with pytest.raises(SourceError, match="the answer says that it failed: code 5") as caught:
         source.read(await ask(source))
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip", "br"])
@@ -334,7 +334,7 @@ async def test_an_answer_without_content_has_no_records_and_no_encoding(service,
 
 
 def test_an_answer_of_which_no_byte_came_says_nothing_of_its_end():
-    body = Body()
+    body = HttpBody()
     body.begin("gzip", 1_000)
     assert body.add(b"")
     body.end()
@@ -377,7 +377,7 @@ async def test_redirects_on_the_host_are_followed_and_what_is_signed_in_them_is_
 async def test_a_post_is_not_redirected(service):
     service.put("/old", Answer(status=307, headers={"Location": "/new"}))
     error = await failure(Http(service.url, endpoint="/old", method="POST"))
-    assert (str(error), error.is_passing) == ("POST /old: status 307: a POST is redirected", False)
+    assert (str(error), error.is_retryable) == ("POST /old: status 307: a POST is redirected", False)
 
 
 @pytest.mark.parametrize("pages", [NextUrl(path="next"), LinkHeader(), None])
@@ -395,7 +395,7 @@ async def test_another_host_is_not_asked_unless_it_is_allowed_and_gets_no_secret
             SourceError, match=r"the request would go to http://localhost:.*, which is neither http://127"
         ) as caught:
             await walk(source)
-        assert not caught.value.is_passing
+        assert not caught.value.is_retryable
         assert other.requests == []
         allowed = attrs.evolve(source, allowed_hosts=["localhost"])
         assert records(await walk(allowed))[-1] == {"id": 2}
@@ -557,7 +557,7 @@ async def test_a_certificate_that_nobody_trusts_is_refused_and_asking_again_will
         assert service.url.startswith("https://")
         error = await failure(Http(service.url))
         assert "CERTIFICATE_VERIFY_FAILED" in str(error)
-        assert not error.is_passing
+        assert not error.is_retryable
         trusting = ssl.create_default_context(cafile=path)
         assert (await ask(Http(service.url, tls=trusting))).body == OK.body
 

@@ -98,7 +98,7 @@ async def test_a_total_that_is_none_is_an_error(service):
     service.put("/list", Answer(b'{"items": [], "total": "many"}'))
     with pytest.raises(SourceError, match="total_path: total is a text, not a number of records") as caught:
         await ids(service, PageNumber(total_path="total"))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
     with pytest.raises(SourceError, match=r"total_path: count\.all is nothing"):
         await ids(service, Offset(total_path="count.all"))
 
@@ -119,7 +119,7 @@ async def test_an_interface_that_does_not_know_the_page_parameter_is_noticed(ser
             SourceError, match="page 2 is the same as page 1; does the interface know the param"
         ) as caught:
             await ids(service, pages)
-        assert not caught.value.is_passing
+        assert not caught.value.is_retryable
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 20])
@@ -136,7 +136,7 @@ async def test_a_walk_in_a_circle_of_any_length_is_noticed(service, length, befo
     service.put("/list", answer)
     with pytest.raises(SourceError, match="the walk goes in a circle") as caught:
         await ids(service, Cursor(path="next"))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
     assert len(service.requests) <= 3 * (length + before) + 2
 
 

@@ -126,14 +126,14 @@ async def test_an_object_of_many_pieces_is_whole_and_one_above_the_bound_refused
     assert (await ask(S3(name, format=CSV, options=options))).body == body
     with pytest.raises(SourceError, match="has more than the 1,000,000 bytes allowed") as caught:
         await ask(S3(name, format=CSV, max_body_bytes=1_000_000, options=options))
-    assert not caught.value.is_passing
+    assert not caught.value.is_retryable
 
 
 async def test_what_is_not_there_is_an_error_that_does_not_pass(bucket, options):
     name, _client = bucket
     with pytest.raises(SourceError, match=rf"s3://{name}/a\.csv: .* \(NoSuchKey\)") as caught:
         await ask(S3(name, format=CSV, options=options), Request(endpoint="a.csv"))
-    assert (caught.value.status, caught.value.is_passing) == (404, False)
+    assert (caught.value.status, caught.value.is_retryable) == (404, False)
     with pytest.raises(SourceError, match="NoSuchBucket"):
         await requests(S3("no-such-bucket", format=CSV, options=options))
     assert await requests(S3(name, format=CSV, options=options)) == []
@@ -163,7 +163,7 @@ async def test_a_signature_that_is_not_right_is_refused(bucket, checked):
     assert len(records(await walk(S3(name, format=CSV, options=checked)))) == 1
     with pytest.raises(SourceError, match="SignatureDoesNotMatch") as caught:
         await walk(S3(name, format=CSV, options={**checked, "aws_secret_access_key": "wrong"}))
-    assert (caught.value.status, caught.value.is_passing) == (403, False)
+    assert (caught.value.status, caught.value.is_retryable) == (403, False)
 
 
 # A server that misbehaves.
@@ -182,7 +182,7 @@ def refusal(code: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "is_passing"),
+    ("status", "code", "is_retryable"),
     [
         (503, "SlowDown", True),
         (500, "InternalError", True),
@@ -192,11 +192,11 @@ def refusal(code: str) -> bytes:
         (400, "ExpiredToken", False),
     ],
 )
-async def test_a_refusal_passes_or_does_not_and_is_not_asked_again_from_here(service, status, code, is_passing):
+async def test_a_refusal_passes_or_does_not_and_is_not_asked_again_from_here(service, status, code, is_retryable):
     service.misbehave(times=None, status=status, body=refusal(code), headers={"Retry-After": "7"})
     with pytest.raises(SourceError, match=rf"s3://bucket/a\.csv: because .* \({code}\)") as caught:
         await ask(misbehaving(service), OBJECT)
-    assert (caught.value.status, caught.value.is_passing, caught.value.retry_after_s) == (status, is_passing, 7)
+    assert (caught.value.status, caught.value.is_retryable, caught.value.retry_after_s) == (status, is_retryable, 7)
     assert SECRET not in str(caught.value)
     assert len(service.requests) == 1
 
@@ -205,21 +205,21 @@ async def test_an_object_that_is_cut_is_an_error_that_passes(service):
     service.misbehave(cut_at=500)
     with pytest.raises(SourceError, match=r"s3://bucket/a\.csv: ") as caught:
         await ask(misbehaving(service), OBJECT)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 async def test_an_object_that_comes_byte_by_byte_has_one_deadline_for_all_of_it(service):
     service.misbehave(drip_s=0.05)
     with pytest.raises(SourceError, match=r"no whole answer within 0\.5 s|not read in time") as caught:
         await ask(misbehaving(service), OBJECT, timeout_s=0.5)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 async def test_nobody_there_is_an_error_that_passes(service):
     source = S3("bucket", format=CSV, options={"endpoint_url": "http://127.0.0.1:9", **KEYS})
     with pytest.raises(SourceError, match="EndpointConnectionError") as caught:
         await ask(source, OBJECT)
-    assert caught.value.is_passing
+    assert caught.value.is_retryable
 
 
 FOLLOWED = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"

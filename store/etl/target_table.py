@@ -1,0 +1,151 @@
+"""A load's target as the catalogue has it: its columns, their types, its unique keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import asyncpg
+import attrs
+
+from dataloader.jobs.errors import TargetError
+from dataloader.jobs.secrets.masking import mask_text
+
+METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
+"""Columns that say where a row came from: what differs in these alone is unchanged (E6)."""
+
+
+_TABLE: Final = """
+SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)
+"""
+# Types without an equality, or with one of areas and numbers of points, are compared by their text.
+_COLUMNS: Final = """
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
+  a.atthasdef AND a.attgenerated = '' AS has_default,
+  a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
+  a.attidentity = 'd' OR coalesce(pg_get_expr(d.adbin, d.adrelid) ~ '\\mnextval\\(', false) AS numbered,
+  t.typcategory = 'A' AS is_array,
+  b.name ~ '^jsonb?(\\[])?$' AS is_document,
+  b.name !~ '^(json|xml|point|line|lseg|box|path|polygon|circle)(\\[])?$' AS has_equality
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+CROSS JOIN LATERAL (SELECT format_type(CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS name) AS b
+WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+_KEYS: Final = """
+SELECT array_agg(a.attname::text ORDER BY k.place) AS key
+FROM pg_index i CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
+  AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+GROUP BY i.indexrelid, i.indisprimary
+ORDER BY i.indisprimary DESC, i.indexrelid
+"""
+
+
+def as_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of columns as a tuple. Raises `ValueError` for a text, which would be taken for its letters."""
+    if isinstance(names, str):
+        raise ValueError(f"must be the names of columns, such as ({names!r},), not {names!r}")  # noqa: TRY004
+    return tuple(names)
+
+
+def quote(name: str) -> str:
+    """An identifier as SQL has it, whatever is in its name."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def listed(names: Iterable[str], prefix: str = "") -> str:
+    """Columns as SQL lists them, of the table with the alias `prefix` ends with a dot."""
+    return ", ".join(prefix + quote(name) for name in names)
+
+
+@attrs.frozen
+class Column:
+    """A column of a target. `generated`: the database alone writes it; `numbered`: it does where nobody else does.
+
+    `is_document`: its type is JSON, or an array of it. `has_equality`: its type has one of values.
+    """
+
+    name: str
+    type: str
+    not_null: bool
+    has_default: bool
+    generated: bool
+    numbered: bool
+    is_array: bool
+    is_document: bool
+    has_equality: bool
+
+
+@attrs.frozen
+class TableInfo:
+    """A table as the catalogue has it; `keys` are the columns of its unique keys, the primary one first.
+
+    Of the keys only those that ON CONFLICT can use without more words: whole, not deferrable, of plain columns.
+    """
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    keys: tuple[tuple[str, ...], ...]
+
+    @property
+    def sql(self) -> str:
+        """The table's full name, quoted."""
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+    def __contains__(self, name: object) -> bool:
+        return any(column.name == name for column in self.columns)
+
+    def column(self, name: str) -> Column:
+        """The column of this name. Raises `TargetError` if there is none."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise TargetError(f"table {self.sql} has no column {name}; it has {', '.join(c.name for c in self.columns)}")
+
+    def check_loadable(self, names: Sequence[str]) -> None:
+        """Raise `TargetError` unless all are columns that a load may write, each named once, and at least one."""
+        if len(set(names)) != len(names) or not names:
+            raise TargetError(f"table {self.sql}: the load's columns are {', '.join(names) or 'none'}; each only once")
+        for name in names:
+            if self.column(name).generated:
+                raise TargetError(f"table {self.sql}: column {name} is written by the database alone")
+
+    def check_key(self, key: Sequence[str]) -> None:
+        """Raise `TargetError` unless the table has a unique key of just these columns."""
+        if not any(set(key) == set(unique) for unique in self.keys):
+            known = "; ".join(", ".join(unique) for unique in self.keys) or "none"
+            raise TargetError(f"table {self.sql} has no unique key ({', '.join(key)}); its unique keys are: {known}")
+
+
+async def aio_describe(connection: Any, table: str) -> TableInfo:
+    """The table of this name (asyncio-flavoured), written as in SQL: `orders`, `ods.orders`, `"Orders"`.
+
+    Raises:
+        TargetError: there is no such table, or it is none that rows are loaded into.
+    """
+    try:
+        found = await connection.fetchrow(_TABLE, table)
+    except (asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError) as error:
+        raise TargetError(f"{table!r} is not a table's name ({error.args[0]})") from error
+    if found is None:
+        raise TargetError(f"there is no table {table}; create it first, or name its schema")
+    if found["kind"] not in {"r", "p"}:
+        raise TargetError(f"{table} is a view or the like; rows are loaded into tables")
+    columns = [Column(**record) for record in await connection.fetch(_COLUMNS, found["oid"])]
+    keys = [tuple(record["key"]) for record in await connection.fetch(_KEYS, found["oid"])]
+    return TableInfo(found["schema"], found["name"], tuple(columns), tuple(keys))
+
+
+@contextmanager
+def told_of_targets() -> Iterator[None]:
+    """Inside, a table or column that is missing is a target's or a staging table's, not the queue's."""
+    try:
+        yield
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError) as error:
+        raise TargetError(mask_text(str(error.args[0] if error.args else error))) from error
