@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
+from datetime import UTC, date, datetime, time
 from typing import Protocol
 
 import attrs
@@ -15,11 +15,11 @@ class Span(Protocol):
     """A window: from `start` to `end`; None where it is open."""
 
     @property
-    def start(self) -> dt.datetime | None:
+    def start(self) -> datetime | None:
         """The first instant inside."""
 
     @property
-    def end(self) -> dt.datetime | None:
+    def end(self) -> datetime | None:
         """The first instant behind it."""
 
 
@@ -46,7 +46,7 @@ class History:
 
     tracked: tuple[str, ...] = attrs.field(converter=as_names)
     complete: bool = True
-    as_of: Callable[[Snapshot], dt.date] | None = None
+    as_of: Callable[[Snapshot], date] | None = None
     valid_from: str = "valid_from"
     valid_to: str = "valid_to"
     is_current: str = "is_current"
@@ -56,7 +56,7 @@ class History:
         """The columns that the merge writes, and no load."""
         return self.valid_from, self.valid_to, self.is_current
 
-    def instant(self, snapshot: Snapshot, table: TableInfo) -> dt.date:
+    def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
         """As of when a snapshot holds, as the table has it: as a day or as an instant.
 
         Raises `ValueError` for a snapshot whose window has no start.
@@ -66,9 +66,9 @@ class History:
             raise ValueError(f"table {table.sql}: the snapshot {snapshot.name} has no instant")
         return self.fitting(as_of, table)
 
-    def fitting(self, as_of: dt.date, table: TableInfo) -> dt.date:
+    def fitting(self, as_of: date, table: TableInfo) -> date:
         """In a table of days, an instant's day in its own zone; in a table of instants, a day's midnight in UTC."""
         has_days = table.column(self.valid_from).type == "date"
-        if isinstance(as_of, dt.datetime):
+        if isinstance(as_of, datetime):
             return as_of.date() if has_days else as_of
-        return as_of if has_days else dt.datetime.combine(as_of, dt.time(), dt.UTC)
+        return as_of if has_days else datetime.combine(as_of, time(), UTC)
