@@ -41,7 +41,7 @@ class Run:
     claimed_at: float
     scope: trio.CancelScope = attrs.field(init=False)
     timeout_at: float = math.inf
-    stop_reason: StopReason | None = None
+    _stop_reason: StopReason | None = attrs.field(default=None, init=False)
     stopped_at: float = math.inf
     overdue_since: float = math.inf
     key_safe_until: float = math.inf
@@ -55,15 +55,25 @@ class Run:
     kept: str | None = None
     outbox: Outbox = attrs.field(factory=Outbox)
 
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why it was stopped; None while nobody has, and until somebody asks `stopped_by` after a deadline."""
+        return self._stop_reason
+
+    def limit_to(self, timeout_at: float) -> None:
+        """Its task's own bound: it is stopped then, whatever becomes of lease and key."""
+        self.timeout_at = timeout_at
+        if timeout_at < self.scope.deadline:
+            self.scope.deadline, self.deadline_reason = timeout_at, StopReason.TIMEOUT
+
     def stop(self, reason: StopReason) -> None:
         """Cancel the body; the first reason counts, but for a lost lease, after which nothing may be written."""
         if self.body_ended:
             return
-        if self.stop_reason is None or reason is StopReason.LEASE_LOST:
-            self.stop_reason = reason
+        self._note(reason)
         if not self.scope.cancel_called:
             self.stopped_at = trio.current_time()
-            self.scope.cancel(reason=f"{self.stop_reason}")
+            self.scope.cancel(reason=f"{self._stop_reason}")
         if self.commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
             self.commit.cancel(reason=f"{reason}")
 
@@ -88,9 +98,13 @@ class Run:
 
     def stopped_by(self) -> StopReason:
         """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
-        if self.stop_reason is None:
-            self.stop_reason = self.deadline_reason
-        return self.stop_reason
+        return self._stop_reason or self._note(self.deadline_reason)
+
+    def _note(self, reason: StopReason) -> StopReason:
+        """The one who sets the reason: the first one counts, but for a lost lease."""
+        if self._stop_reason is None or reason is StopReason.LEASE_LOST:
+            self._stop_reason = reason
+        return self._stop_reason
 
     def set_deadline(self, key_safe_until: float) -> None:
         """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""

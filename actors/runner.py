@@ -33,9 +33,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
     started = trio.current_time()
     if task.timeout_s is not None:
-        run.timeout_at = started + task.timeout_s
-        if run.timeout_at < run.scope.deadline:
-            run.scope.deadline, run.deadline_reason = run.timeout_at, StopReason.TIMEOUT
+        run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter)
     run.body_ended = True
     was_stopped = run.scope.cancelled_caught or (error is not None and run.stop_reason is not None)

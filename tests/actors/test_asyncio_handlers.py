@@ -12,6 +12,8 @@ from conditions import until
 from logged import capture_logs
 
 from dataloader import AioJob, Job, Snooze, Tasks, ThreadJob
+from dataloader.actors.aio_loop import open_aio_loop
+from dataloader.actors.aio_port import AioRunPort
 from dataloader.testing import run_task
 
 
@@ -265,6 +267,32 @@ async def test_a_handler_that_swallows_its_cancellation_hears_of_it_at_each_chec
 
     assert (await run_task(tasks, "it")).status == "succeeded"
     assert heard == ["timeout"] * 3
+
+
+async def test_who_is_cancelled_while_trio_works_for_it_waits_for_the_end_of_that():
+    started, release, told = trio.Event(), trio.Event(), []
+
+    async def commit():
+        with trio.CancelScope(shield=True):
+            started.set()
+            await release.wait()
+            told.append("committed")
+
+    async def asks(port):
+        asking = asyncio.create_task(port.run(commit))
+        await port.run(started.wait)
+        asking.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        told.append(asking.done())
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    with trio.fail_after(10):
+        async with open_aio_loop() as loop, trio.open_nursery() as nursery:
+            await loop.run(asks, AioRunPort(None, nursery))
+    assert told == [False, "committed"]
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])
