@@ -84,7 +84,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
 
     async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
         enqueued = await client.trigger(new)
-        changes.show_reason(new, enqueued.queue_state)
+        changes.show_reason(new.task, enqueued)
         if not wait:
             return enqueued, None
         until = trio.current_time() + timeout_s
@@ -345,9 +345,10 @@ class _Changes:
             click.echo(f"attempt {ended} of {job.max_attempts} failed: {error}; {goes_on}", err=True)
         self._attempt = ended
 
-    def show_reason(self, new: NewJob, state: QueueState | None) -> None:
+    def show_reason(self, task: str, added: Enqueued) -> None:
         """Tell why a job that was added is not taken, if that is new. A queue may be full now and then: said once."""
-        self._tell("" if state is None else why_not_taken(new.queue or "", new.task, state))
+        state = added.queue_state
+        self._tell("" if state is None else why_not_taken(added.queue, task, state))
 
     def _tell(self, reason: str) -> None:
         if reason and reason != self._reason:

@@ -186,14 +186,16 @@ class JobOptions(TypedDict, total=False):
 class Enqueued:
     """The answer to a request: the job that stands for it, and whether this request made it.
 
-    `queue_state`, what keeps the queue of a queued job from taking it, is filled in by a supervisor, the HTTP API and
-    the command line; where `store.enqueue` alone has added the job it is None.
+    `queue` is the job's: the request's or the task's own. `queue_state`, what keeps that queue from taking a queued
+    job, is filled in by a supervisor, the HTTP API and the command line; where `store.enqueue` alone has added the job
+    it is None.
     """
 
     job_id: UUID
     status: Status
     created: bool
     queue_state: QueueState | None = None
+    queue: str = ""
 
 
 @attrs.frozen(eq=False)

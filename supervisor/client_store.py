@@ -80,9 +80,7 @@ class StoreClient(Client):
         if enqueued.status is not Status.QUEUED:
             return enqueued
         served = await read_served(self.database)
-        return attrs.evolve(
-            enqueued, queue_state=None if served is None else served.state_of(job.queue or "", job.task)
-        )
+        return attrs.evolve(enqueued, queue_state=None if served is None else served.state_of(enqueued.queue, job.task))
 
     async def job(self, job_id: UUID) -> JobRecord:
         return await reads.get_job(self.database, job_id)

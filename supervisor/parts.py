@@ -288,7 +288,7 @@ def _make(
     jobs = DatabaseJobs(
         database=database,
         operator=Operator(name),
-        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s, tasks=tasks),
+        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s),
         served=ServedQueues(database),
         waits=waits,
         draining=drain.requested.is_set,

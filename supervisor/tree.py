@@ -31,6 +31,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.pauses import Pauses
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
+from dataloader.store.queue.task_rows import aio_declare
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.resources import open_resources
@@ -181,6 +182,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 _check_capacity(parts)
+                await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
                 # Before the first claim: nobody is to be told that its queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")

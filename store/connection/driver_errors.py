@@ -8,7 +8,7 @@ from typing import Final
 
 import asyncpg
 
-from dataloader.jobs.errors import SchemaError, StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.errors import BadRequest, SchemaError, StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.connect import LOST_STATEMENTS
 
@@ -56,8 +56,13 @@ def said(error: BaseException) -> str:
     return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
 
 
-def translate(error: BaseException) -> StoreError | None:
+def translate(  # noqa: PLR0911 - one for each kind of error
+    error: BaseException,
+) -> StoreError | BadRequest | None:
     """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
+    if isinstance(error, asyncpg.InvalidParameterValueError) and error.column_name:
+        # dl_refuse's: the message begins with the field.
+        return BadRequest(error.column_name, str(error.args[0]).removeprefix(f"{error.column_name}: "))
     text = said(error)
     if isinstance(error, MISSING):
         return SchemaError(

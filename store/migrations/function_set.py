@@ -18,10 +18,21 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 11
+NUMBER: Final = 12
 OLDEST: Final = 0
 """The number of the oldest program that can work with this set: it finds all its functions there."""
-FILES: Final = ("rights", "shape", "notifications", "after", "triggers", "claim", "former", "keys", "sources")
+FILES: Final = (
+    "rights",
+    "shape",
+    "notifications",
+    "after",
+    "triggers",
+    "claim",
+    "former",
+    "keys",
+    "sources",
+    "enqueue",
+)
 """In this order: rights are kept before they are taken, and a trigger is made after its function."""
 
 

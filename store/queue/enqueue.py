@@ -1,9 +1,13 @@
 """Puts jobs into the queue (Q2): one statement for one job or a thousand, their journal's first line included.
 
+What a request leaves out is the task's own, as `dl_tasks` has it, or else the queue's: that is filled in by this
+statement alone, and by `dl_enqueue`, so that a job is the same whoever enqueues it.
+
 A job that is sent again, by its `idempotency_key` or by its own id, is answered with the first one. That takes two
 statements: insert … on conflict do nothing, then a second one, with a new snapshot, that reads the winner (in one
 statement the loser of a race sees nothing). What is compared is a hash of the request as sent, kept in the row, since
-the row itself changes later; rows without a hash are a foreign service's and are compared by their columns.
+the row itself changes later. Rows without such a hash are a foreign service's, or `dl_enqueue`'s, whose hash is made of
+JSON as PostgreSQL writes it: they are compared by their columns.
 """
 
 from __future__ import annotations
@@ -20,14 +24,12 @@ import trio
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, Enqueued, NewJob
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.connection.bridge import Database, acquire
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
 
 Row = tuple[Any, ...]
 
-_NO_TASKS: Final[Mapping[str, Task]] = {}
 MAX_ARGS_BYTES: Final = 16_777_216
 ANSWER_S: Final = 12.0
 """Whoever triggers has an answer within this time, whatever the database does."""
@@ -50,26 +52,36 @@ _COLUMNS: Final = {
     "available_at": "timestamptz",
     "max_attempts": "int",
     "lease_ttl_sec": "int",
+    "lease_s": "int",
     "producer": "text",
     "consumer_group": "text",
     "request_hash": "bytea",
 }
 _COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
 """Those that stand behind them in a row, and that most jobs do without."""
+_HASH: Final = list(_COLUMNS).index("request_hash")
+_PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
                        available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash{columns})
-  SELECT job_id, queue, task, args::jsonb, idempotency_key, coalesce(lock_key, job_id::text), lock_key IS NOT NULL,
-         partition_key, priority, {available_at}, max_attempts, lease_ttl_sec, producer, consumer_group,
-         request_hash{values}
-  FROM {rows} AS r ({names}) {where}
+  SELECT r.job_id,
+         coalesce(r.queue, t.queue,
+                  dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task)))),
+         r.task, r.args::jsonb, r.idempotency_key,
+         coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL
+                                   THEN dl_key('lock_key', t.lock_key, r.task, r.args::jsonb) END, r.job_id::text),
+         r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
+         r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
+         coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
+         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash{values}
+  FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {where} {order}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
 )
-SELECT job_id FROM added
+SELECT job_id, queue FROM added
 """
 
 
@@ -77,10 +89,10 @@ SELECT job_id FROM added
 _BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
 
 
-_AVAILABLE: Final = "coalesce(available_at, now())"
+_AVAILABLE: Final = "coalesce(r.available_at, now())"
 
 
-def _add(rows: str, parameter: str, where: str = "", *, graph: bool = False) -> str:
+def _add(rows: str, parameter: str, order: str, where: str = "", *, graph: bool = False) -> str:
     """The statement for rows as one parameter for each column: of its type, or of a list of it.
 
     For a `graph` with jobs that run after others: these wait, their time put aside (see 0013_after.sql).
@@ -88,20 +100,28 @@ def _add(rows: str, parameter: str, where: str = "", *, graph: bool = False) -> 
     names = _COLUMNS | (_COLUMNS_OF_GRAPHS if graph else {})
     parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
     more = _OF_GRAPHS if graph else {"columns": "", "values": "", "available_at": _AVAILABLE}
-    return _ADD.format(rows=rows.format(parameters), names=", ".join(names), where=where, **more)
+    return _ADD.format(
+        rows=rows.format(parameters, ", ".join(names)),
+        where=where,
+        order=order,
+        priority=DEFAULT_PRIORITY,
+        max_attempts=DEFAULT_MAX_ATTEMPTS,
+        **more,
+    )
 
 
 _OF_GRAPHS: Final = {
     "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
-    "values": ", when_failed, root_id, CASE WHEN when_failed IS NOT NULL THEN 'after' END,"
-    f" CASE WHEN when_failed IS NOT NULL THEN '{UNCHOSEN}'::uuid END,"
-    " CASE WHEN when_failed IS NOT NULL THEN available_at END",
-    "available_at": f"CASE WHEN when_failed IS NOT NULL THEN 'infinity' ELSE {_AVAILABLE} END",
+    "values": ", r.when_failed, r.root_id, CASE WHEN r.when_failed IS NOT NULL THEN 'after' END,"
+    f" CASE WHEN r.when_failed IS NOT NULL THEN '{UNCHOSEN}'::uuid END,"
+    " CASE WHEN r.when_failed IS NOT NULL THEN r.available_at END",
+    "available_at": f"CASE WHEN r.when_failed IS NOT NULL THEN 'infinity' ELSE {_AVAILABLE} END",
 }
 
 
-_MANY: Final = "unnest({})", "${}::{}[]"
-_ONE: Final = "(VALUES ({}))", "${}::{}"
+# In the list's order, whatever the join makes of it: two lists with the same keys wait for each other in one order.
+_MANY: Final = "unnest({}) WITH ORDINALITY AS r ({}, number)", "${}::{}[]", "ORDER BY r.number"
+_ONE: Final = "(VALUES ({})) AS r ({})", "${}::{}", ""
 """For the common single job: lists of one cost a quarter of the statement."""
 _ADD_MANY: Final = _add(*_MANY)
 _ADD_ONE: Final = _add(*_ONE)
@@ -121,13 +141,13 @@ async def enqueue(
     jobs: Sequence[NewJob],
     *,
     default_lease_s: int = 60,
-    tasks: Mapping[str, Task] = _NO_TASKS,
 ) -> list[Enqueued]:
     """Add `jobs`, all or none; the answers come in their order.
 
     A job whose `idempotency_key` is known is not added: its answer is the first job with the key, if that was requested
     alike. Raises `IdempotencyConflict` if it was requested differently, `BadRequest` for arguments that are no JSON or
-    an id that stands twice, `StoreUnavailable` when the database can't say (send it again with the same keys or ids).
+    that make no key, for a queue that nobody gives or an id that stands twice, `StoreUnavailable` when the database
+    can't say (send it again with the same keys or ids).
     """
     if not jobs:
         return []
@@ -136,7 +156,7 @@ async def enqueue(
     check_order(jobs)
     rows = []
     for job in jobs:
-        rows.append(_row(job, tasks.get(job.task), default_lease_s))
+        rows.append(_row(job, default_lease_s))
         if len(rows) % _ROWS_IN_A_TURN == 0:
             await trio.lowlevel.checkpoint()
     return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
@@ -149,11 +169,10 @@ class Enqueuer:
     others to come, and many callers cost little more than one. Each has its own answer.
     """
 
-    def __init__(self, database: Database, *, default_lease_s: int = 60, tasks: Mapping[str, Task] = _NO_TASKS) -> None:
-        """`tasks` have defaults for their jobs; the others' leases last `default_lease_s`."""
+    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
+        """Leases last `default_lease_s` where neither a job nor its task says how long."""
         self._database = database
         self._default_lease_s = default_lease_s
-        self._tasks = tasks
         self._group = _Group()
         self._turn = trio.Lock()
 
@@ -162,12 +181,13 @@ class Enqueuer:
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
         if len(jobs) == 1 and jobs[0].idempotency_key is None and not _is_of_graph(jobs[0]):
             (job,) = jobs
-            if await self._with_others(_row(job, self._tasks.get(job.task), self._default_lease_s)):
-                return [Enqueued(job.job_id, Status.QUEUED, created=True)]
-        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s, tasks=self._tasks)
+            queue = await self._with_others(_row(job, self._default_lease_s))
+            if queue is not None:
+                return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
+        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
 
-    async def _with_others(self, row: Row) -> bool:
-        """Whether the row was added. If not, something stands against it, or against another one of its group."""
+    async def _with_others(self, row: Row) -> str | None:
+        """The queue of the row that was added; None if something stands against it, or against one of its group."""
         group = self._group
         group.rows.append(row)
         if len(group.rows) == MAX_GROUP:
@@ -180,7 +200,7 @@ class Enqueuer:
                 await group.ended.wait()
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
-        return row[0] in group.added
+        return group.added.get(row[0])
 
     async def _add(self, group: _Group) -> None:
         """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
@@ -198,7 +218,7 @@ class Enqueuer:
                 group.error = None
         except StoreUnavailable as error:
             group.error = error
-        except StoreError:
+        except (StoreError, BadRequest):
             group.error = None  # one of them can't be stored: each is tried by itself
         finally:
             if self._group is group:
@@ -211,14 +231,12 @@ class _Group:
     """Rows that are added together, and what came of it."""
 
     rows: list[Row] = attrs.field(factory=list)
-    added: set[UUID] = attrs.field(factory=set)
+    added: dict[UUID, str] = attrs.field(factory=dict)
     error: StoreUnavailable | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
 
 
-def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
-    if job.queue is None:
-        raise BadRequest("queue", "is missing")
+def _row(job: NewJob, default_lease_s: int) -> Row:
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
@@ -239,10 +257,11 @@ def _row(job: NewJob, task: Task | None, default_lease_s: int) -> Row:
         job.idempotency_key,
         job.lock_key,
         job.partition_key,
-        DEFAULT_PRIORITY if job.priority is None else job.priority,
+        job.priority,
         job.available_at,
-        job.max_attempts or (task and task.max_attempts) or DEFAULT_MAX_ATTEMPTS,
-        job.lease_ttl_sec or (task and task.lease_ttl_sec) or default_lease_s,
+        job.max_attempts,
+        job.lease_ttl_sec,
+        default_lease_s,
         job.producer,
         job.consumer_group,
         _request_hash(job) if job.idempotency_key is not None or job.after is not None else None,
@@ -276,17 +295,16 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> set[UUID]:
-    """Add the rows that nothing stands against; the ids of those that were added."""
-    if any(row[14] is not None or row[15] is not None for row in rows):
+async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
+    """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
+    plain = [row[:_PLAIN] for row in rows]
+    if any(value is not None for row in rows for value in row[_PLAIN:]):
         records = await connection.fetch(_ADD_GRAPH, *zip(*rows, strict=True))
-        return {record["job_id"] for record in records}
-    rows = [row[:14] for row in rows]
-    if len(rows) == 1:
-        records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *rows[0])
+    elif len(rows) == 1:
+        records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *plain[0])
     else:
-        records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*rows, strict=True))
-    return {record["job_id"] for record in records}
+        records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*plain, strict=True))
+    return {record["job_id"]: record["queue"] for record in records}
 
 
 class _WinnerGoneError(Exception):
@@ -326,7 +344,7 @@ async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], t
     stand_ins = await _aio_stand_ins(connection, jobs)
     jobs = [_after_stand_ins(job, stand_ins) for job in jobs]
     rows = [
-        (*row[:13], _request_hash(job), *row[14:]) if job.after is not None else row
+        (*row[:_HASH], _request_hash(job), *row[_HASH + 1 :]) if job.after is not None else row
         for job, row in zip(jobs, rows, strict=True)
     ]
     answers = await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
@@ -362,7 +380,7 @@ def _after_stand_ins(job: NewJob, stand_ins: dict[UUID, UUID]) -> NewJob:
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
     added = await _aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
     if len(added) == len(jobs):
-        return [Enqueued(job.job_id, Status.QUEUED, created=True) for job in jobs]
+        return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id]) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]
     found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
     winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
@@ -370,20 +388,22 @@ async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: li
     return [_answer(job, row, added, winners) for job, row in zip(jobs, rows, strict=True)]
 
 
-def _answer(job: NewJob, row: Row, added: set[UUID], winners: dict[Any, Any]) -> Enqueued:
+def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any, Any]) -> Enqueued:
     if job.job_id in added:
-        return Enqueued(job.job_id, Status.QUEUED, created=True)
+        return Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id])
     winner = winners.get(job.idempotency_key or job.job_id)
     if winner is None:
         raise _WinnerGoneError
-    if winner["request_hash"] is not None and row[13] is not None:
-        same = winner["request_hash"] == row[13]
+    ours = row[_HASH]
+    if ours is not None and winner["request_hash"] is not None and len(winner["request_hash"]) == len(ours):
+        same = winner["request_hash"] == ours
     else:
         same = (
-            (winner["queue"], winner["task"], winner["partition_key"]) == (job.queue, job.task, job.partition_key)
+            (winner["task"], winner["partition_key"]) == (job.task, job.partition_key)
+            and (job.queue is None or winner["queue"] == job.queue)
             and (job.lock_key is None or (winner["keyed"] and winner["lock_key"] == job.lock_key))
             and shown_json(winner["args"]) == msgspec.json.decode(row[3])
         )
     if not same:
         raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])
-    return Enqueued(winner["job_id"], Status(winner["status"]), created=False)
+    return Enqueued(winner["job_id"], Status(winner["status"]), created=False, queue=winner["queue"])

@@ -125,22 +125,23 @@ class ServedQueues:
 
         The queues are read first, which may be cancelled: once the jobs are in the queue their ids come back.
         """
-        states = await self.states_of(jobs)
+        known = await self.known()
         enqueued = await enqueuer.enqueue(jobs)
+        if known is None:
+            return enqueued
         return [
-            attrs.evolve(one, queue_state=state) if one.status is Status.QUEUED else one
-            for one, state in zip(enqueued, states, strict=True)
+            attrs.evolve(one, queue_state=known.state_of(one.queue, job.task)) if one.status is Status.QUEUED else one
+            for one, job in zip(enqueued, jobs, strict=True)
         ]
 
-    async def states_of(self, jobs: Iterable[NewJob]) -> list[QueueState | None]:
-        """What keeps each of these jobs from being taken, as `Served` says; None while the database does not tell."""
+    async def known(self) -> Served | None:
+        """How the queues stand; None while the database does not tell."""
         if self._is_old:
             async with self._turn:
                 if self._is_old:
                     self._known = await read_served(self._database)
                     self._read_at = trio.current_time()
-        known = self._known
-        return [None if known is None else known.state_of(job.queue or "", job.task) for job in jobs]
+        return self._known
 
     @property
     def _is_old(self) -> bool:

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import attrs
 import pytest
 import trio
 from conditions import until, when_ended
@@ -56,6 +57,29 @@ async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, r
     trace = "Traceback (most recent call last):\n  File "
     assert row["error"].startswith(f'ValueError: no such file\n\n{trace}"{__file__}", line ')
     assert least_s - 0.1 <= await delay_of(raw, job.job_id) <= most_s + 0.1
+
+
+@attrs.frozen
+class Year:
+    year: int
+
+
+@pytest.mark.requirement("Q9")
+async def test_args_that_do_not_fit_their_type_fail_the_job_for_good(open_worker):
+    """A supervisor that has started has told the database of the task's queue."""
+    tasks = Tasks()
+
+    @tasks.task("load", args=Year, queue="q")
+    async def load(job):
+        return job.args.year
+
+    async with open_worker(tasks) as supervisor:
+        fits = await load.enqueue(supervisor.jobs, Year(1999))
+        misfits = await supervisor.jobs.enqueue("load", {"year": "x"})
+        assert (fits.queue, fits.queue_state) == ("q", None)
+        assert (await when_ended(supervisor, fits.job_id)).result == 1999
+        ended = await when_ended(supervisor, misfits.job_id)
+    assert (ended.status, ended.attempt, ended.error) == ("failed", 1, 'args.year: must be an integer, not "x"')
 
 
 @pytest.mark.requirement("Q9")

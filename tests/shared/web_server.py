@@ -13,7 +13,6 @@ import httpx2
 import trio
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.queue.enqueue import Enqueuer
@@ -60,11 +59,6 @@ def all_tokens() -> tuple[Token, ...]:
 @asynccontextmanager
 async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -> AsyncIterator[Web]:
     """A server for the database at `dsn`; `settings` are those of `WebSettings`."""
-    tasks = Tasks()
-
-    @tasks.task("known", max_attempts=7, lease_ttl_sec=33)
-    async def known(job: Any) -> None: ...
-
     telemetry = Telemetry()
     state = [
         ProcessState(
@@ -84,7 +78,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
             jobs=DatabaseJobs(
                 database=database,
                 operator=Operator("the process"),
-                enqueuer=Enqueuer(database, default_lease_s=default_lease_s, tasks=tasks),
+                enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
                 served=ServedQueues(database),
                 waits=Waits(database),
                 draining=lambda: state[0].draining,

@@ -22,6 +22,7 @@ from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
     EXAMPLE_ID,
     KEY,
+    NAME,
     JobFields,
     LockKey,
     Priority,
@@ -47,8 +48,8 @@ class TriggerRequest(JobFields, kw_only=True):
         "idempotency_key": "cbr-2026-11-20",
     }  # fmt: skip
 
-    queue: QueueName
     task: TaskName
+    queue: Annotated[str, described("The queue's name; the task's own if not given.", "load.cbr", **NAME)] | None = None
     lock_key: LockKey
     args: Annotated[dict[str, Any], described("Any JSON object, handed to the task.", {"year": 2026})] | None = None
     idempotency_key: (
@@ -117,12 +118,19 @@ class Triggered(Struct, frozen=True):
     `queue_state` may be a second old, and is null while the database does not tell.
     """
 
-    EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "status": "queued", "created": True, "queue_state": None}
+    EXAMPLE: ClassVar[Any] = {
+        "job_id": EXAMPLE_ID,
+        "status": "queued",
+        "created": True,
+        "queue_state": None,
+        "queue": "load.cbr",
+    }
 
     job_id: UUID
     status: Status
     created: bool
     queue_state: QueueStateNow
+    queue: QueueName
 
 
 class BatchTriggered(Struct, frozen=True):
@@ -210,4 +218,4 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 
 async def _enqueue(jobs: Jobs, requests: Sequence[TriggerRequest]) -> list[Triggered]:
     enqueued = await jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
-    return [Triggered(job.job_id, job.status, job.created, job.queue_state) for job in enqueued]
+    return [Triggered(job.job_id, job.status, job.created, job.queue_state, job.queue) for job in enqueued]

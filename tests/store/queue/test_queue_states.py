@@ -27,6 +27,11 @@ def show_worker(store):
     return show_worker
 
 
+async def states_of(served, jobs):
+    known = await served.known()
+    return [None if known is None else known.state_of(job.queue, job.task) for job in jobs]
+
+
 async def test_a_queued_job_says_whether_its_queue_is_paused_has_no_worker_or_is_full(store, raw, add_job, show_worker):
     await show_worker("w1", {"served": 1, "full": 1, "paused": 1})
     await show_worker("w2", {"full": 1})
@@ -66,7 +71,7 @@ async def test_a_task_is_unknown_when_every_worker_of_its_queue_tells_what_it_kn
 ):
     async def heard(*names):
         jobs = [NewJob(queue=queue, task=task) for queue, task in names]
-        return await ServedQueues(store).states_of(jobs)
+        return await states_of(ServedQueues(store), jobs)
 
     await show_worker("w1", {"q": 1, "both": 1}, ["t"])
     await show_worker("w2", {"other": 1, "both": 1}, ["u"])
@@ -109,7 +114,7 @@ async def test_the_answers_to_many_triggers_cost_one_read_a_second(store, raw):
     began = trio.current_time()
     for number in range(50):
         await enqueue(store, [NewJob(queue=f"q{number}", task="t")])
-        states = await served.states_of([NewJob(queue=queue, task="t") for queue in (f"q{number}", "paused")])
+        states = await states_of(served, [NewJob(queue=queue, task="t") for queue in (f"q{number}", "paused")])
         assert states == [QueueState.NO_WORKER, QueueState.PAUSED]
     seconds = trio.current_time() - began
 
@@ -129,7 +134,7 @@ async def test_all_who_ask_at_once_hear_how_the_queue_stands_now_and_not_how_it_
     served, heard = ServedQueues(store), []
 
     async def ask():
-        heard.extend(await served.states_of([JOB]))
+        heard.extend(await states_of(served, [JOB]))
 
     await ask()
     await raw.execute("INSERT INTO dl_queues (queue, paused) VALUES ('q', true)")
@@ -147,7 +152,7 @@ async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database
     async with open_database(DatabaseOptions(dsn=database.dsn, pool_size=1)) as store:
         before = await store.run(pid)
         await raw.execute("BEGIN; LOCK TABLE dl_queues")
-        assert await ServedQueues(store).states_of([JOB]) == [None]
+        assert await states_of(ServedQueues(store), [JOB]) == [None]
         assert await store.run(pid) == before
         await raw.execute("ROLLBACK")
 
@@ -155,4 +160,4 @@ async def test_a_look_that_comes_to_nothing_in_time_costs_no_connection(database
 async def test_a_database_that_does_not_answer_says_nothing_of_queues():
     options = DatabaseOptions(dsn="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
     async with open_database(options) as away:
-        assert await ServedQueues(away).states_of([JOB]) == [None]
+        assert await states_of(ServedQueues(away), [JOB]) == [None]

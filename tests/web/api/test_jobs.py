@@ -32,7 +32,8 @@ async def test_a_new_job_is_created_with_its_address(open_web):
         answer = await web.client.post(TRIGGER, json=BODY)
         assert answer.status_code == 201
         job = answer.json()
-        assert job == {"job_id": job["job_id"], "status": "queued", "created": True, "queue_state": "no_worker"}
+        expected = {"status": "queued", "created": True, "queue_state": "no_worker", "queue": "load.cbr"}
+        assert job == {"job_id": job["job_id"]} | expected
         shown = await web.client.get(answer.headers["Location"])
         assert shown.status_code == 200
         assert shown.json()["args"] == {"year": 2026}
@@ -177,7 +178,11 @@ async def test_null_means_not_given(open_web):
         assert answer.status_code == 201
 
 
-async def test_a_known_task_gives_its_own_defaults(open_web):
+async def test_a_known_task_gives_its_own_defaults(open_web, database):
+    database.psql(
+        "INSERT INTO dl_tasks (task, queue, max_attempts, lease_ttl_sec, layout, declared_by)"
+        " VALUES ('known', 'own', 7, 33, 1, 'w')"
+    )
     async with open_web(default_lease_s=99) as web:
         known = (await web.client.get(f"/api/v1/jobs/{await web.trigger(task='known')}")).json()
         other = (await web.client.get(f"/api/v1/jobs/{await web.trigger(task='other')}")).json()
@@ -185,6 +190,12 @@ async def test_a_known_task_gives_its_own_defaults(open_web):
         assert (known["max_attempts"], known["lease_ttl_sec"]) == (7, 33)
         assert (other["max_attempts"], other["lease_ttl_sec"]) == (5, 99)
         assert (asked["max_attempts"], asked["lease_ttl_sec"]) == (2, 33)
+        answer = await web.client.post(TRIGGER, json={"task": "known", "lock_key": "k"})
+        assert (answer.status_code, answer.json()["queue"]) == (201, "own")
+        answer = await web.client.post(TRIGGER, json={"task": "other", "lock_key": "k"})
+        assert answer.status_code == 422
+        message = 'must be given: the task "other" has no queue of its own'
+        assert answer.json()["errors"] == [{"path": "queue", "message": message}]
 
 
 async def test_every_bad_field_is_named_at_once(open_web):
@@ -197,7 +208,7 @@ async def test_every_bad_field_is_named_at_once(open_web):
         assert errors["priority"] == "must be an integer from 0 to 2,147,483,647, not -1"
         assert "time zone" in errors["available_at"]
         assert errors["lock_key"] == "is missing"
-        assert errors["queue"] == "must be a string, not an integer"
+        assert errors["queue"] == "must be a string or null, not an integer"
         assert errors["args"] == "must be an object or null, not an array"
 
 

@@ -1,0 +1,160 @@
+-- Adding jobs: dl_enqueue for anybody's transaction, and what it shares with our own statement (store/queue/enqueue.py).
+-- All run with the caller's rights. A refusal has SQLSTATE 22023, names the argument at the beginning of its message, and, for
+-- programs, as its column.
+CREATE OR REPLACE FUNCTION {schema}.dl_refuse(p_field text, p_message text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = '22023', COLUMN = p_field, MESSAGE = p_field || ': ' || p_message;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_refuse(text, text) FROM PUBLIC;
+
+-- A name or a key as NewJob has them: on one line, without control characters, and not of spaces alone.
+CREATE OR REPLACE FUNCTION {schema}.dl_check_name(p_field text, p_value text, p_most int) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF p_value IS NOT NULL AND (length(p_value) NOT BETWEEN 1 AND p_most OR p_value ~ '[\x01-\x1f\x7f-\x9f\u2028\u2029]|^\s*$') THEN
+    PERFORM {schema}.dl_refuse(p_field, format(
+      'must have 1 to %s characters on one line, without control characters, and not be of spaces alone, not %s',
+      p_most, to_json(left(p_value, 60))));
+  END IF;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_check_name(text, text, int) FROM PUBLIC;
+
+-- The key that a job's args give: by a template, "rates:{year}", or by names of fields, ["source", "year"]; the latter is the
+-- task's name with the values as JSON, so that no two lists of values have the same key. Numbers are written in one way, 1 as 1.0.
+-- p_setting is what the key is for.
+CREATE OR REPLACE FUNCTION {schema}.dl_key(p_setting text, p_spec jsonb, p_task text, p_args jsonb) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_part record;
+  v_value jsonb;
+  v_values jsonb := '[]';
+  v_key text := '';
+BEGIN
+  FOR v_part IN
+    SELECT NULL AS literal, field FROM jsonb_array_elements_text(CASE jsonb_typeof(p_spec) WHEN 'array' THEN p_spec ELSE '[]' END) AS field
+    UNION ALL
+    SELECT m[1], m[2] FROM regexp_matches(CASE jsonb_typeof(p_spec) WHEN 'string' THEN p_spec #>> '{}' ELSE '' END,
+                                          '([^{}]+)|\{([^{}]+)\}', 'g') AS m
+  LOOP
+    IF v_part.field IS NULL THEN
+      v_key := v_key || v_part.literal;
+      CONTINUE;
+    END IF;
+    v_value := p_args -> v_part.field;
+    IF v_value IS NULL OR jsonb_typeof(v_value) NOT IN ('string', 'number', 'boolean') THEN
+      PERFORM {schema}.dl_refuse('args.' || v_part.field, format(
+        'must be given, as a string, a number or a boolean: the %s of the task %s is made of it', p_setting, to_json(p_task)));
+    END IF;
+    IF jsonb_typeof(v_value) = 'number' THEN
+      v_value := to_jsonb(trim_scale(v_value::numeric));
+    END IF;
+    v_values := v_values || jsonb_build_array(v_value);
+    v_key := v_key || (v_value #>> '{}');
+  END LOOP;
+  IF jsonb_typeof(p_spec) = 'array' THEN
+    v_key := p_task || ':' || v_values;
+  END IF;
+  PERFORM {schema}.dl_check_name(p_setting, v_key, 512);
+  RETURN v_key;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_key(text, jsonb, text, jsonb) FROM PUBLIC;
+
+-- Adds one job in the caller's own transaction: the row, its journal's first line and the notification are there when that commits,
+-- or not at all. What is not given is the task's own (dl_tasks). The id comes back; with an idempotency_key that is known, the first
+-- job's, if it was requested alike.
+-- The hash of a request begins with 01, which tells it from those that our programs make: what one has added and the other sends
+-- again is compared by its columns.
+CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
+  task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
+  available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
+RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_now bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+  v_time text := lpad(to_hex((v_now / 1000 << 12) | (v_now % 1000 * 4096 / 1000)), 15, '0');
+  -- A UUID of version 7: 48 bits of milliseconds, 12 of the fraction below; the server's random ones bring variant and rest.
+  v_id uuid := left(v_time, 12) || '7' || right(v_time, 3) || right(replace(gen_random_uuid()::text, '-', ''), 16);
+  v_hash bytea;
+  v_added uuid;
+  v_first record;
+BEGIN
+  IF dl_enqueue.task IS NULL THEN
+    PERFORM {schema}.dl_refuse('task', 'must be given');
+  ELSIF dl_enqueue.task LIKE ANY (ARRAY['process.%', 'notify.%', 'migrate']) THEN
+    PERFORM {schema}.dl_refuse('task', format(
+      'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue.task)));
+  END IF;
+  PERFORM {schema}.dl_check_name('task', dl_enqueue.task, 200), {schema}.dl_check_name('queue', dl_enqueue.queue, 200),
+          {schema}.dl_check_name('lock_key', dl_enqueue.lock_key, 512),
+          {schema}.dl_check_name('idempotency_key', dl_enqueue.idempotency_key, 512),
+          {schema}.dl_check_name('partition_key', nullif(dl_enqueue.partition_key, ''), 512),
+          {schema}.dl_check_name('producer', dl_enqueue.producer, 512),
+          {schema}.dl_check_name('consumer_group', dl_enqueue.consumer_group, 512);
+  PERFORM {schema}.dl_refuse(n.name, format('must be an integer from %s to %s, not %s', n.low, n.high, n.value))
+  FROM (VALUES ('priority', dl_enqueue.priority, 0, 2147483647), ('max_attempts', dl_enqueue.max_attempts, 1, 1000000),
+               ('lease_ttl_sec', dl_enqueue.lease_ttl_sec, 3, 86400)) AS n (name, value, low, high)
+  WHERE n.value NOT BETWEEN n.low AND n.high;
+  IF dl_enqueue.available_at NOT BETWEEN '1900-01-01 UTC' AND '9000-01-01 UTC' THEN
+    PERFORM {schema}.dl_refuse('available_at', format('must be an instant of the years 1900 to 9000, not %s', dl_enqueue.available_at));
+  ELSIF jsonb_typeof(dl_enqueue.args) IS DISTINCT FROM 'object' THEN
+    PERFORM {schema}.dl_refuse('args', format(
+      'must be a JSON object, not %s', coalesce(jsonb_typeof(dl_enqueue.args), 'null')));
+  ELSIF octet_length(dl_enqueue.args::text) > 16777216 THEN
+    PERFORM {schema}.dl_refuse('args', format(
+      'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue.args::text)));
+  END IF;
+  IF dl_enqueue.idempotency_key IS NOT NULL THEN
+    v_hash := '\x01' || sha256(convert_to(jsonb_build_array(
+      dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.priority,
+      extract(epoch FROM dl_enqueue.available_at), dl_enqueue.partition_key, dl_enqueue.max_attempts, dl_enqueue.lease_ttl_sec,
+      dl_enqueue.producer, dl_enqueue.consumer_group)::text, 'UTF8'));
+  END IF;
+  -- The first job of a key may be deleted between the two statements.
+  FOR attempt IN 1 .. 3 LOOP
+    WITH added AS (
+      INSERT INTO {schema}.dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
+                                    available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+      SELECT v_id,
+             coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
+               'must be given: the task %s has no queue of its own', to_json(r.task)))),
+             r.task, r.args, r.idempotency_key,
+             coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL THEN {schema}.dl_key('lock_key', t.lock_key, r.task, r.args) END,
+                      v_id::text),
+             r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
+             coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, t.priority, 100),
+             coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, t.max_attempts, 5),
+             coalesce(dl_enqueue.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue.producer, dl_enqueue.consumer_group, v_hash
+      FROM (VALUES (dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.idempotency_key))
+        AS r (task, args, queue, lock_key, idempotency_key)
+      LEFT JOIN {schema}.dl_tasks t ON t.task = r.task
+      ON CONFLICT DO NOTHING
+      RETURNING job_id, queue
+    ), journal AS (
+      INSERT INTO {schema}.dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
+    )
+    SELECT job_id INTO v_added FROM added;
+    IF FOUND THEN
+      RETURN v_added;
+    END IF;
+    SELECT j.job_id, CASE WHEN get_byte(j.request_hash, 0) = 1 AND octet_length(j.request_hash) = 33 THEN j.request_hash = v_hash
+                          ELSE j.task = dl_enqueue.task AND j.args = dl_enqueue.args
+                               AND j.partition_key = coalesce(dl_enqueue.partition_key, '')
+                               AND j.queue = coalesce(dl_enqueue.queue, j.queue)
+                               AND (dl_enqueue.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue.lock_key) END AS is_same
+    INTO v_first FROM {schema}.dl_jobs j WHERE j.idempotency_key = dl_enqueue.idempotency_key;
+    IF FOUND AND v_first.is_same THEN
+      RETURN v_first.job_id;
+    ELSIF FOUND THEN
+      RAISE EXCEPTION USING ERRCODE = 'unique_violation', COLUMN = 'idempotency_key', MESSAGE = format(
+        'idempotency_key: %s belongs to job %s, which was requested differently',
+        to_json(dl_enqueue.idempotency_key), v_first.job_id);
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+    MESSAGE = 'the first job of an idempotency key was deleted again and again while this one was added';
+END $$;
+REVOKE ALL ON FUNCTION
+  {schema}.dl_enqueue(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text) FROM PUBLIC;
