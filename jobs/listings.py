@@ -6,12 +6,22 @@ Every page has `next`: what to send as `after` for the page behind it, None when
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.model import MAX_INT, JobEvent, JobRecord, QueueRecord, WorkerRecord, check_instant, check_text
+from dataloader.jobs.model import (
+    MAX_INT,
+    Instant,
+    JobEvent,
+    JobRecord,
+    QueueRecord,
+    WorkerRecord,
+    about,
+    check_instant,
+    check_text,
+)
 from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.states import Status
 
@@ -66,7 +76,7 @@ EVERY_JOB: Final = JobFilter()
 class JobPage:
     """A page of jobs, newest first."""
 
-    jobs: list[JobRecord]
+    jobs: Annotated[list[JobRecord], about("The jobs.")]
     next: Next
 
 
@@ -74,7 +84,7 @@ class JobPage:
 class EventPage:
     """A page of a job's journal, oldest line first. Without a `next` there is no more yet."""
 
-    events: list[JobEvent]
+    events: Annotated[list[JobEvent], about("The events.")]
     next: Next
 
 
@@ -86,19 +96,19 @@ class LogLine:
     ended, with the event's payload as `fields`.
     """
 
-    event_id: int
-    ts: datetime
-    level: str | None
-    message: str
-    fields: dict[str, Any]
-    kind: str = "log"
+    event_id: Annotated[int, about("The line's number; later lines have larger ones.")]
+    ts: Annotated[Instant, about("When it was logged.")]
+    level: Annotated[str | None, about("How serious it is; null for a line of another service.")]
+    message: Annotated[str, about("What it says.")]
+    fields: Annotated[dict[str, Any], about("The line's fields; for an event of the journal, its payload.")]
+    kind: Annotated[str, about("`log` for what the job has logged, else the journal's kind.")] = "log"
 
 
 @attrs.frozen
 class LogPage:
     """A page of a job's log, oldest line first. Without a `next` there is no more yet."""
 
-    lines: list[LogLine]
+    lines: Annotated[list[LogLine], about("The lines.")]
     next: Next
 
 
@@ -106,19 +116,19 @@ class LogPage:
 class AuditRecord:
     """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
 
-    audit_id: int
-    ts: datetime
-    actor: str
-    action: str
-    job_id: UUID | None
-    detail: dict[str, Any]
+    audit_id: Annotated[int, about("The action's number; later actions have larger ones.")]
+    ts: Annotated[Instant, about("When it was done.")]
+    actor: Annotated[str, about("Who did it: the token's or the user's name.")]
+    action: Annotated[str, about("What was done.")]
+    job_id: Annotated[UUID | None, about("To which job; null for an action on many, or on a queue.")]
+    detail: Annotated[dict[str, Any], about("What belongs to it: the filter, what the status was, what was changed.")]
 
 
 @attrs.frozen
 class AuditPage:
     """A page of what operators did, latest first."""
 
-    audit: list[AuditRecord]
+    audit: Annotated[list[AuditRecord], about("The actions.")]
     next: Next
 
 
@@ -126,7 +136,7 @@ class AuditPage:
 class QueuePage:
     """A page of the queues that have work, are served or are paused, by name."""
 
-    queues: list[QueueRecord]
+    queues: Annotated[list[QueueRecord], about("The queues.")]
     next: Next
 
 
@@ -134,5 +144,5 @@ class QueuePage:
 class WorkerPage:
     """A page of the processes that have been heard of in the last minute, by name."""
 
-    workers: list[WorkerRecord]
+    workers: Annotated[list[WorkerRecord], about("The processes.")]
     next: Next

@@ -48,6 +48,11 @@ Instant = Annotated[datetime, Meta(tz=True)]
 """An instant with a time zone; RFC 3339 outside, which OpenAPI calls `date-time`."""
 
 
+def about(text: str) -> Meta:
+    """What a field is, in one line: for readers of its class, and for the API's description, which is made of these."""
+    return Meta(description=text)
+
+
 def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> None:
     """Raise `BadRequest` unless `value` can be stored and has 1 (0 if `empty`) to `limit` characters.
 
@@ -233,49 +238,58 @@ class JobRecord:
     `available_at` is the instant that was asked for. `root` is the job that it belongs to.
     """
 
-    job_id: UUID
-    queue: str
-    task: str
-    args: Any
-    idempotency_key: str | None
-    lock_key: str | None
-    partition_key: str
-    priority: int
-    available_at: datetime
-    status: Status
-    waits_for: WaitsFor | None
-    attempt: int
-    max_attempts: int
-    crashes: int
-    lease_ttl_sec: int
-    lease_expires_at: datetime | None
-    heartbeat_at: datetime | None
-    cancel_requested: bool
-    progress: Any
-    result: Any
-    error: str | None
-    producer: str | None
-    consumer_group: str | None
-    claimed_by: str | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    queue_state: QueueState | None = None
-    after: list[UUID] | None = None
-    when_failed: WhenFailed | None = None
-    root: UUID | None = None
+    job_id: Annotated[UUID, about("The job's id, a UUID of version 7 where we made it.")]
+    queue: Annotated[str, about("The queue in which it waits.")]
+    task: Annotated[str, about("The name of the task that is run.")]
+    args: Annotated[Any, about("The arguments of the task; an object where we stored it.")]
+    idempotency_key: Annotated[str | None, about("The key by which the same request is known again.")]
+    lock_key: Annotated[str | None, about("Of all jobs with this key one runs at a time; null if it has none.")]
+    partition_key: Annotated[str, about("What part of the data it is about, for people; may be empty.")]
+    priority: Annotated[int, about("The smallest runs first.")]
+    available_at: Annotated[
+        Instant, about("It does not start before; of a job that waits for others, the instant that was asked for.")
+    ]
+    status: Annotated[Status, about("Where it stands.")]
+    waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
+    attempt: Annotated[int, about("How often it was started, those not counted that were given back.")]
+    max_attempts: Annotated[int, about("After so many attempts it is failed or lost.")]
+    crashes: Annotated[int, about("How often in a row its worker was lost.")]
+    lease_ttl_sec: Annotated[int, about("Seconds without a heartbeat after which another worker takes over.")]
+    lease_expires_at: Annotated[Instant | None, about("When the lease of its worker ends; null while it does not run.")]
+    heartbeat_at: Annotated[Instant | None, about("When its worker was heard of last.")]
+    cancel_requested: Annotated[bool, about("Whether somebody has asked it to stop.")]
+    progress: Annotated[Any, about("What the handler has shown of its work.")]
+    result: Annotated[Any, about("What the handler has returned.")]
+    error: Annotated[str | None, about("Why its last failed attempt failed.")]
+    producer: Annotated[str | None, about("Who asked for it, for people.")]
+    consumer_group: Annotated[str | None, about("For whom it is, for people.")]
+    claimed_by: Annotated[str | None, about("The worker that runs it.")]
+    created_at: Annotated[Instant, about("When it was added.")]
+    started_at: Annotated[Instant | None, about("When its last attempt began.")]
+    finished_at: Annotated[Instant | None, about("When it ended for good.")]
+    queue_state: Annotated[
+        QueueState | None, about("What keeps the job's queue from taking it; null if nothing that is known does.")
+    ] = None
+    after: Annotated[
+        list[UUID] | None, about("The jobs that it runs after, a hundred at most; null for a job that runs after none.")
+    ] = None
+    when_failed: Annotated[WhenFailed | None, about("What becomes of it if one of those does not succeed.")] = None
+    root: Annotated[UUID | None, about("The job that it belongs to.")] = None
 
 
 @attrs.frozen
 class JobEvent:
     """One line of a job's journal (Q11)."""
 
-    event_id: int
-    job_id: UUID
-    queue: str
-    ts: datetime
-    kind: str
-    payload: Any
+    event_id: Annotated[int, about("The event's number; later events have larger ones.")]
+    job_id: Annotated[UUID, about("The job's id.")]
+    queue: Annotated[str, about("The queue in which the job was.")]
+    ts: Annotated[Instant, about("When it happened.")]
+    kind: Annotated[
+        str,
+        about("What happened, such as `queued`, `picked`, `log`, `requeue`, `done`, `failed`."),
+    ]
+    payload: Annotated[Any, about("What belongs to it, by kind.")]
 
 
 @attrs.frozen
@@ -285,14 +299,14 @@ class WorkerRecord:
     `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell.
     """
 
-    worker: str
-    host: str
-    pid: int
-    version: str
-    started_at: datetime
-    seen_at: datetime
-    queues: dict[str, int]
-    tasks: list[str] | None = None
+    worker: Annotated[str, about("The process's name: `claimed_by` of the jobs that it runs.")]
+    host: Annotated[str, about("The machine on which it runs.")]
+    pid: Annotated[int, about("Its number on that machine.")]
+    version: Annotated[str, about("The version of dataloader that it runs.")]
+    started_at: Annotated[Instant, about("When it started.")]
+    seen_at: Annotated[Instant, about("When it was heard of last.")]
+    queues: Annotated[dict[str, int], about("The queues that it serves, with their slots.")]
+    tasks: Annotated[list[str] | None, about("The tasks that it knows; null if it does not tell.")] = None
 
 
 @attrs.frozen
@@ -303,14 +317,14 @@ class QueueRecord:
     `workers` are the processes that serve it and have been heard of lately, `slots` how many jobs they run at once.
     """
 
-    queue: str
-    paused: bool
-    ready: int
-    delayed: int
-    blocked: int
-    unknown_task: int
-    running: int
-    oldest_ready_at: datetime | None
-    workers: int = 0
-    slots: int = 0
-    dependent: int = 0
+    queue: Annotated[str, about("The queue's name.")]
+    paused: Annotated[bool, about("Whether an operator has paused it.")]
+    ready: Annotated[int, about("Jobs that may start now.")]
+    delayed: Annotated[int, about("Jobs that wait for their time.")]
+    blocked: Annotated[int, about("Jobs whose lock_key is held by another job.")]
+    unknown_task: Annotated[int, about("Jobs whose task no worker knows.")]
+    running: Annotated[int, about("Jobs that run.")]
+    oldest_ready_at: Annotated[Instant | None, about("Since when its oldest ready job waits.")]
+    workers: Annotated[int, about("Processes that serve it and have been heard of lately.")] = 0
+    slots: Annotated[int, about("How many of its jobs those processes run at once.")] = 0
+    dependent: Annotated[int, about("Jobs that wait for other jobs to end.")] = 0

@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from dataloader.web import problems
+from dataloader.web.paging import LINK
 from dataloader.web.problems import Problem
 from dataloader.web.routes import JSON, Answer, Call, Route, Routes
 
-_PART: Final = re.compile(r"<(?:\w+:)?(\w+)>")
+_PART: Final = re.compile(r"<(\w+:)?(\w+)>")
 _HTML: Final = "text/html; charset=utf-8"
 _PAGE: Final = Path(__file__).with_name("pages").joinpath("api_docs.html").read_text("utf-8")
 _REQUEST_ID: Final = {
@@ -31,6 +32,29 @@ _REQUEST_ID: Final = {
     "description": "At most 128 printable ASCII characters; comes back, and stands in the logs.",
     "schema": {"type": "string", "maxLength": 128},
 }
+_SENT_ALWAYS: Final = {
+    "X-Request-ID": {"description": "The request's id.", "required": True, "schema": {"type": "string"}}
+}
+_RETRY_AFTER: Final = {
+    "Retry-After": {
+        "description": "Seconds after which to send the request again.",
+        "required": True,
+        "schema": {"type": "integer"},
+    }
+}
+_SENT_WITH: Final[Mapping[int, dict[str, Any]]] = {
+    401: {
+        "WWW-Authenticate": {
+            "description": "`Bearer`, and what is wrong with the token.",
+            "required": True,
+            "schema": {"type": "string"},
+        }
+    },
+    415: {"Accept-Encoding": {"description": "`identity`: no other is taken.", "schema": {"type": "string"}}},
+    429: _RETRY_AFTER,
+    503: _RETRY_AFTER,
+}
+"""Headers of problems, by their status."""
 
 
 def description_routes(routes: Sequence[Route]) -> Routes:
@@ -74,7 +98,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
             components[kind.__name__]["examples"] = [example]
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        path = _PART.sub(r"{\1}", route.path)
+        path = _PART.sub(r"{\2}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, by_kind, parameters)
     return {
         "openapi": "3.1.0",
@@ -102,7 +126,7 @@ def _operation(
         "operationId": route.view.__name__,
         "summary": summary,
         "tags": [_tag(route.path)],
-        "parameters": [_path_part(name) for name in _PART.findall(route.path)]
+        "parameters": [_path_part(kind, name) for kind, name in _PART.findall(route.path)]
         + (parameters[route.query] if route.query else [])
         + [*map(dict, route.headers), _REQUEST_ID],
         "responses": _responses(route, schemas),
@@ -121,18 +145,22 @@ def _operation(
 
 def _responses(route: Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
+    good = _SENT_ALWAYS | dict(route.answer_headers) | (LINK if route.pages else {})
     for status, kind in route.answers.items():
         content = {"text/plain": {"schema": {"type": "string"}}} if kind is str else {JSON: {"schema": schemas[kind]}}
-        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "headers": good, "content": content}
     for status in sorted(_refusals(route)):
-        content = {problems.MEDIA_TYPE: {"schema": schemas[Problem]}}
-        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+        responses[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "headers": _SENT_ALWAYS | _SENT_WITH.get(status, {}),
+            "content": {problems.MEDIA_TYPE: {"schema": schemas[Problem]}},
+        }
     return responses
 
 
 def _refusals(route: Route) -> set[int]:
-    """The statuses of the problems that the route can answer with."""
-    statuses = {400, 413, 503}
+    """The statuses of the problems that the route can answer with. A body may come late where none is taken, too."""
+    statuses = {400, 408, 413, 503}
     if route.role is not None:
         statuses |= {401, 403}
     if route.waits:
@@ -142,7 +170,7 @@ def _refusals(route: Route) -> set[int]:
     if route.query is not None or "<path:" in route.path:
         statuses |= {422}
     if route.body is not None:
-        statuses |= {408, 415, 422}
+        statuses |= {415, 422}
     if route.conflicts:
         statuses |= {409}
     return statuses
@@ -153,8 +181,8 @@ def _tag(path: str) -> str:
     return parts[2] if parts[0] == "api" else "system"
 
 
-def _path_part(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "format": "uuid"} if name in {"job_id", "run_id"} else {"type": "string"}
+def _path_part(kind: str, name: str) -> dict[str, Any]:
+    schema = {"type": "string", "format": "uuid"} if kind == "uuid:" else {"type": "string"}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import trio
@@ -26,6 +26,7 @@ from dataloader.jobs.errors import (
     StoreUnavailable,
     Unstorable,
 )
+from dataloader.jobs.model import about
 from dataloader.jobs.secrets.masking import mask_text
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -36,20 +37,20 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 class FieldError(msgspec.Struct, frozen=True):
     """A part of the request that is not allowed: where it is (`jobs[3].priority`), and what is allowed there."""
 
-    path: str
-    message: str
+    path: Annotated[str, about("Where it is, such as `jobs[3].priority`.")]
+    message: Annotated[str, about("What is allowed there.")]
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The body of every error. `type` is `about:blank`, or a word that tells apart what the status does not."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    request_id: str
-    instance: str | None = None
-    errors: tuple[FieldError, ...] = ()
+    type: Annotated[str, about("Which problem it is; `about:blank` if the status says all.")]
+    title: Annotated[str, about("The status's name.")]
+    status: Annotated[int, about("The status of the answer.")]
+    detail: Annotated[str, about("What is wrong, and what the client can do.")]
+    request_id: Annotated[str, about("The request's id, which stands in the logs.")]
+    instance: Annotated[str | None, about("The path that was asked for.")] = None
+    errors: Annotated[tuple[FieldError, ...], about("The parts of the request that are not allowed.")] = ()
 
 
 class ProblemError(Exception):

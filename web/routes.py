@@ -73,9 +73,9 @@ class Call:
 class Route:
     """An address and what is there.
 
-    `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `large`: its body may be as long as
-    a batch. `headers`: those that it reads, as OpenAPI has them. `rows`: its answer may have megabytes. `pages`: so has
-    it, and it is a page of a list. `waits`: it may be asked to wait for a change.
+    `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `headers` that it reads and
+    `answer_headers` that it sends, as OpenAPI has them. `large`: its body may be as long as a batch. `rows`: its answer
+    may have megabytes. `pages`: so has it, and it is a page of a list. `waits`: it may be asked to wait for a change.
     """
 
     method: str
@@ -86,6 +86,7 @@ class Route:
     query: type[Struct] | None = None
     answers: Mapping[int, Any]
     headers: Sequence[Mapping[str, Any]] = ()
+    answer_headers: Mapping[str, Any] = attrs.field(factory=dict)
     conflicts: bool = False
     large: bool = False
     rows: bool = False

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
 import attrs
 import trio
 
 from dataloader.jobs.measures import Measure
+from dataloader.jobs.model import about
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.web.api.queue_depths import QueueDepths
@@ -43,8 +44,8 @@ class WebSettings:
 class QueueLoad:
     """A queue that this process serves: its slots, and how many of them are taken."""
 
-    concurrency: int
-    running: int
+    concurrency: Annotated[int, about("Slots of this process.")]
+    running: Annotated[int, about("Slots that are taken.")]
 
 
 @attrs.frozen(kw_only=True)

@@ -9,8 +9,7 @@ worker died and another one will go on, `lost` or `canceled` when nobody will.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
 import asyncpg
@@ -18,7 +17,7 @@ import attrs
 
 from dataloader.jobs.errors import NotFound, StoreError
 from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.model import MAX_NAME, check_between, check_text
+from dataloader.jobs.model import MAX_NAME, Instant, about, check_between, check_text
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NAME, BY_NUMBER, After, Next
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.connection.bridge import Database, set_local
@@ -103,21 +102,21 @@ class LoadNotFound(NotFound):
 class RunRecord:
     """A run of a load or a flow: by its job's id, its name, how it stands, and why where something failed."""
 
-    run_id: UUID
-    name: str
-    kind: str
-    status: str
-    started_at: datetime
-    finished_at: datetime | None
-    reason: str | None
-    counts: dict[str, Any]
+    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
+    name: Annotated[str, about("The load or the flow that ran.")]
+    kind: Annotated[str, about("`load` or `flow`.")]
+    status: Annotated[str, about("How it stands; of a run that ended without a word of its own, its job's status.")]
+    started_at: Annotated[Instant, about("When it began.")]
+    finished_at: Annotated[Instant | None, about("When it ended.")]
+    reason: Annotated[str | None, about("What failed in it, and how much.")]
+    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
 
 
 @attrs.frozen
 class RunPage:
     """A page of runs, newest first."""
 
-    runs: list[RunRecord]
+    runs: Annotated[list[RunRecord], about("The runs.")]
     next: Next
 
 
@@ -129,16 +128,20 @@ class TaskRecord:
     of dimensions, with status, began_at, ended_at and counts.
     """
 
-    ordinal: int
-    layer: str
-    task: str
-    status: str
-    started_at: datetime | None
-    finished_at: datetime | None
-    phases: dict[str, Any]
-    tables: dict[str, Any]
-    reason: str | None
-    counts: dict[str, Any]
+    ordinal: Annotated[int, about("Its place in the order of registration, from 1.")]
+    layer: Annotated[str, about("The layer of the warehouse that it fills.")]
+    task: Annotated[str, about("The load's name.")]
+    status: Annotated[str, about("How it stands; `waiting` before it begins.")]
+    started_at: Annotated[Instant | None, about("When it began.")]
+    finished_at: Annotated[Instant | None, about("When it ended.")]
+    phases: Annotated[
+        dict[str, Any], about("A load's phases, with began_at, ended_at and busy_s (seconds, over all workers).")
+    ]
+    tables: Annotated[
+        dict[str, Any], about("The tables of a set of dimensions, with status, began_at, ended_at and counts.")
+    ]
+    reason: Annotated[str | None, about("What failed in it, and how much.")]
+    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
 
 
 @attrs.frozen
@@ -154,12 +157,12 @@ class Timeline:
 class LastRun:
     """The last time that a load ran, by itself or in a flow."""
 
-    run_id: UUID
-    status: str
-    started_at: datetime
-    finished_at: datetime | None
-    reason: str | None
-    counts: dict[str, Any]
+    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
+    status: Annotated[str, about("How it stands.")]
+    started_at: Annotated[Instant, about("When it began.")]
+    finished_at: Annotated[Instant | None, about("When it ended.")]
+    reason: Annotated[str | None, about("What failed in it, and how much.")]
+    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -169,20 +172,20 @@ class LoadRecord:
     `upto` and `unsolved` are the former names of the two, for those who read them by HTTP.
     """
 
-    load: str
-    watermark: datetime | None
-    upto: datetime | None
-    moved_at: datetime | None
-    unresolved: int
-    unsolved: int
-    last_run: LastRun | None
+    load: Annotated[str, about("The load's name.")]
+    watermark: Annotated[Instant | None, about("All data before it is in the table; null for a load that has none.")]
+    upto: Annotated[Instant | None, about("The former name of `watermark`.")]
+    moved_at: Annotated[Instant | None, about("When the watermark moved last.")]
+    unresolved: Annotated[int, about("Failures that nobody has resolved, counted up to 1,000.")]
+    unsolved: Annotated[int, about("The former name of `unresolved`.")]
+    last_run: Annotated[LastRun | None, about("Its last run, by itself or in a flow.")]
 
 
 @attrs.frozen
 class LoadPage:
     """A page of loads, by name."""
 
-    loads: list[LoadRecord]
+    loads: Annotated[list[LoadRecord], about("The loads.")]
     next: Next
 
 
@@ -190,17 +193,19 @@ class LoadPage:
 class FailureLine:
     """What failed, in which phase, and why; without what is needed to ask for it again."""
 
-    failure_id: int
-    run_id: UUID
-    load: str
-    segment: str
-    phase: str
-    key: str
-    error: str
-    sample: str | None
-    failed_at: datetime
-    resolved_at: datetime | None
-    solved_at: datetime | None
+    failure_id: Annotated[int, about("The failure's number; later ones have larger ones.")]
+    run_id: Annotated[UUID, about("The run in which it failed.")]
+    load: Annotated[str, about("The load that failed.")]
+    segment: Annotated[str, about("The part of the load in which it failed.")]
+    phase: Annotated[str, about("What failed: requests, processing, writing, or a record.")]
+    key: Annotated[str, about("What identifies the failed item within its segment.")]
+    error: Annotated[str, about("Why it failed.")]
+    sample: Annotated[str | None, about("The beginning of the data.")]
+    failed_at: Annotated[Instant, about("When it failed.")]
+    resolved_at: Annotated[
+        Instant | None, about("When it was tried again with success, or its segment was loaded again.")
+    ]
+    solved_at: Annotated[Instant | None, about("The former name of `resolved_at`.")]
 
     def masked(self) -> Self:
         """The same without the secrets in what sources have sent (Q16)."""
@@ -217,7 +222,7 @@ class FailureLine:
 class FailurePage:
     """A page of failures, oldest first."""
 
-    failures: list[FailureLine]
+    failures: Annotated[list[FailureLine], about("The failures.")]
     next: Next
 
 

@@ -7,7 +7,6 @@ are shown without the secrets in them (Q16).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import UUID
 
@@ -16,6 +15,7 @@ import trio
 from msgspec import Meta, Struct
 
 from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl import run_records
@@ -66,9 +66,9 @@ class FailuresQuery(PageQuery, kw_only=True):
 class RunTimeline(Struct, frozen=True, kw_only=True):
     """A run and its tasks, in the order of their registration (E11, E12)."""
 
-    run_id: UUID
-    name: str
-    kind: str
+    run_id: Annotated[UUID, about("The run's id, which is its job's.")]
+    name: Annotated[str, about("The load or the flow that ran.")]
+    kind: Annotated[str, about("`load` or `flow`.")]
     status: Annotated[
         str,
         Meta(
@@ -76,11 +76,11 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
             "`interrupted`; of a run that ended without a word of its own, the job's status."
         ),
     ]
-    started_at: datetime
-    finished_at: datetime | None
+    started_at: Annotated[Instant, about("When it began.")]
+    finished_at: Annotated[Instant | None, about("When it ended.")]
     reason: Annotated[str, Meta(description="What failed in it, and how much; of a flow its tasks say so.")] | None
-    counts: dict[str, Any]
-    tasks: list[TaskRecord]
+    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
+    tasks: Annotated[list[TaskRecord], about("Its tasks, in the order of their registration.")]
     next: Next
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from dataloader.jobs.contract import MAX_BULK
-from dataloader.jobs.model import JobRecord
+from dataloader.jobs.model import JobRecord, about
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import Criteria, JobFields, Priority
 from dataloader.web.api.jobs import JobStatus, masked, status_of
@@ -65,7 +65,7 @@ class Changed(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"changed": 42}
 
-    changed: int
+    changed: Annotated[int, about("How many jobs were changed.")]
 
 
 @routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus}, rows=True)

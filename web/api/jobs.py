@@ -13,7 +13,7 @@ import trio
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.listings import EventPage, JobPage, Level, LogPage
-from dataloader.jobs.model import JobRecord
+from dataloader.jobs.model import JobRecord, about
 from dataloader.jobs.states import Status, WaitsFor
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
@@ -54,20 +54,20 @@ class JobStatus(Struct, frozen=True, kw_only=True):
         "available_at": "2026-11-20T12:00:00Z",
     }  # fmt: skip
 
-    job_id: UUID
-    status: Status
-    attempt: int
-    started_at: Instant | None
-    finished_at: Instant | None
-    heartbeat_at: Instant | None
-    error: str | None
-    progress: Any
-    result: Any
-    cancel_requested: bool
-    waits_for: WaitsFor | None
+    job_id: Annotated[UUID, about("The job's id.")]
+    status: Annotated[Status, about("Where it stands.")]
+    attempt: Annotated[int, about("How often it was started, those not counted that were given back.")]
+    started_at: Annotated[Instant | None, about("When its last attempt began.")]
+    finished_at: Annotated[Instant | None, about("When it ended for good.")]
+    heartbeat_at: Annotated[Instant | None, about("When its worker was heard of last.")]
+    error: Annotated[str | None, about("Why its last failed attempt failed.")]
+    progress: Annotated[Any, about("What the handler has shown of its work.")]
+    result: Annotated[Any, about("What the handler has returned.")]
+    cancel_requested: Annotated[bool, about("Whether somebody has asked it to stop.")]
+    waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
     queue_state: QueueStateNow
-    available_at: Instant
-    note: str | UnsetType = UNSET
+    available_at: Annotated[Instant, about("It does not start before.")]
+    note: Annotated[str | UnsetType, about("Why a cancel changed nothing.")] = UNSET
 
     @classmethod
     def of(cls, job: JobRecord, note: str | UnsetType = UNSET) -> Self:

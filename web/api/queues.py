@@ -5,11 +5,12 @@ A pause is kept in the database and holds for all processes; what already runs g
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Struct
 
 from dataloader.jobs.listings import MAX_PAGE, QueuePage, WorkerPage
+from dataloader.jobs.model import about
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
 from dataloader.web import shown
@@ -37,8 +38,8 @@ class QueuePaused(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"queue": "load.cbr", "paused": True}
 
-    queue: str
-    paused: bool
+    queue: Annotated[str, about("The queue's name.")]
+    paused: Annotated[bool, about("Whether it is paused now.")]
 
 
 @routes.add("GET", "/api/v1/queues", role=Role.READ, query=QueuesQuery, answers={200: QueuePage}, pages=True)

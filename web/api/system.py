@@ -13,7 +13,7 @@ import trio
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import StoreError
-from dataloader.jobs.model import QueueRecord, WorkerRecord
+from dataloader.jobs.model import QueueRecord, WorkerRecord, about
 from dataloader.jobs.secrets.masking import mask_names
 from dataloader.store.queue import reads
 from dataloader.store.queue.name_pages import page_of_queues, page_of_workers
@@ -37,23 +37,26 @@ class Health(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"status": "ok"}
 
-    status: str
+    status: Annotated[str, about("`ok` or `ready`.")]
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):
     """What runs where (Q5): this process, and all that share its database; null for what that can't tell now."""
 
-    version: str
-    worker: str
-    started_at: Instant
-    uptime_s: float
-    draining: bool
-    database: str
-    listener: str
-    serving: dict[str, QueueLoad]
-    queues: list[QueueRecord] | None
+    version: Annotated[str, about("The version of dataloader.")]
+    worker: Annotated[str, about("This process's name: `claimed_by` of the jobs that it runs.")]
+    started_at: Annotated[Instant, about("When it started.")]
+    uptime_s: Annotated[float, about("Seconds since then.")]
+    draining: Annotated[bool, about("Whether it shuts down.")]
+    database: Annotated[str, about("`reachable` or `unreachable`.")]
+    listener: Annotated[str, about("`connected` while notifications arrive, else `polling`.")]
+    serving: Annotated[dict[str, QueueLoad], about("The queues that this process serves.")]
+    queues: Annotated[
+        list[QueueRecord] | None,
+        about("The first queues by name, of all processes; null if the database does not tell."),
+    ]
     queues_next: Annotated[str | None, Meta(description="`after` for the queues that are not shown; null: all are.")]
-    workers: list[WorkerRecord] | None
+    workers: Annotated[list[WorkerRecord] | None, about("All processes; null if the database does not tell.")]
 
 
 @routes.add("GET", "/health", role=None, answers={200: Health})

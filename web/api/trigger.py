@@ -17,7 +17,7 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob, WhenFailed
+from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob, WhenFailed, about
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
     EXAMPLE_ID,
@@ -109,7 +109,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
         "jobs": [TriggerRequest.EXAMPLE, {"queue": "load.cbr", "task": "load.rates", "lock_key": "cbr:2026-12"}]
     }
 
-    jobs: Annotated[list[TriggerRequest], Meta(min_length=1, max_length=MAX_BATCH)]
+    jobs: Annotated[list[TriggerRequest], Meta(min_length=1, max_length=MAX_BATCH, description="The jobs.")]
 
 
 class Triggered(Struct, frozen=True):
@@ -126,9 +126,9 @@ class Triggered(Struct, frozen=True):
         "queue": "load.cbr",
     }
 
-    job_id: UUID
-    status: Status
-    created: bool
+    job_id: Annotated[UUID, about("The job's id.")]
+    status: Annotated[Status, about("Where it stands.")]
+    created: Annotated[bool, about("Whether this request made it.")]
     queue_state: QueueStateNow
     queue: QueueName
 
@@ -138,7 +138,7 @@ class BatchTriggered(Struct, frozen=True):
 
     EXAMPLE: ClassVar[Any] = {"jobs": [Triggered.EXAMPLE]}
 
-    jobs: list[Triggered]
+    jobs: Annotated[list[Triggered], about("The jobs, in the order of the batch.")]
 
 
 _IDEMPOTENCY_KEY: Final = {
@@ -156,6 +156,7 @@ _IDEMPOTENCY_KEY: Final = {
     role=Role.OPERATE,
     body=TriggerRequest,
     headers=[_IDEMPOTENCY_KEY],
+    answer_headers={"Location": {"description": "The job's address.", "required": True, "schema": {"type": "string"}}},
     answers={201: Triggered, 200: Triggered},
     conflicts=True,
 )

@@ -266,6 +266,12 @@ async def test_what_nobody_expected_is_a_500_with_its_number_and_a_traceback_in_
         assert isinstance(error["exc_info"], ZeroDivisionError)
 
 
+INSTANTS = {
+    *("available_at", "created_at", "started_at", "finished_at", "heartbeat_at", "lease_expires_at", "seen_at", "ts"),
+    *("oldest_ready_at", "upto", "moved_at", "failed_at", "solved_at", "created_from", "finished_to"),
+}
+
+
 async def test_the_description_covers_every_route_and_its_examples_hold(open_web):
     async with open_web() as web:
         described = (await web.client.get("/openapi.json")).json()
@@ -285,6 +291,23 @@ async def test_the_description_covers_every_route_and_its_examples_hold(open_web
         for kind, example in shown.items():
             assert described["components"]["schemas"][kind.__name__]["examples"] == [example]
             msgspec.convert(example, kind)
+        for name, schema in described["components"]["schemas"].items():
+            for field, shown in schema.get("properties", {}).items():
+                kinds = [shown, *shown.get("anyOf", [])]
+                assert any("description" in kind for kind in kinds), (name, field)
+                if field in INSTANTS:
+                    assert "date-time" in {kind.get("format") for kind in kinds}, (name, field)
+        answers = {
+            (path, status): set(answer["headers"])
+            for path, methods in described["paths"].items()
+            for operation in methods.values()
+            for status, answer in operation["responses"].items()
+        }
+        assert all("X-Request-ID" in headers for headers in answers.values())
+        assert all("Retry-After" in headers for (_, status), headers in answers.items() if status in {"429", "503"})
+        assert "Link" in answers["/api/v1/jobs", "200"]
+        assert "Location" in answers["/api/v1/jobs/trigger", "201"]
+        assert {status for _, status in answers} >= {"408"}
 
 
 async def test_the_page_of_the_description_runs_its_own_script_only(open_web):
