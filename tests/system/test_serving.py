@@ -17,14 +17,27 @@ from conditions import until
 @pytest.mark.requirement("Q5")
 async def test_health_answers_within_20_ms_while_200_slots_churn(unmeasured, serve, raw, client_of):
     service = await serve({"a": 100, "b": 100})
-    await raw.execute(
+    more = (
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(),"
-        " CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'churn', gen_random_uuid()::text FROM generate_series(1, 8000) AS n"
+        " CASE n % 2 WHEN 0 THEN 'a' ELSE 'b' END, 'churn', gen_random_uuid()::text FROM generate_series(1, 4000) AS n"
     )
     done = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
-    await until(lambda: raw.fetchval(done), lambda count: count > 200)
+    left = "SELECT count(*) FROM dl_jobs WHERE status = 'queued'"
+    least_left = []
+
+    async def feed(*, task_status):
+        await raw.execute(more)
+        await until(lambda: raw.fetchval(done), lambda count: count > 200)
+        task_status.started()
+        while True:
+            least_left.append(await raw.fetchval(left))
+            if least_left[-1] < 3_000:
+                await raw.execute(more)
+            await trio.sleep(0.05)
+
     took_ms = []
-    async with client_of(service) as client:
+    async with client_of(service) as client, trio.open_nursery() as nursery:
+        await nursery.start(feed)
         await client.get("/health")
         for _ in range(300):
             began = trio.current_time()
@@ -32,7 +45,8 @@ async def test_health_answers_within_20_ms_while_200_slots_churn(unmeasured, ser
             took_ms.append((trio.current_time() - began) * 1_000)
             assert answer.status_code == 200
             await trio.sleep(0.005)
-    assert await raw.fetchval(done) < 8_000, "the load was over before the measurement"
+        nursery.cancel_scope.cancel()
+    assert min(least_left) > 0, "the slots had nothing to do for a while"
     # The 99th percentile is a benchmark's business: here other tests share the cores, and take them for a while.
     assert min(statistics.median(took_ms[first : first + 50]) for first in range(0, 300, 50)) <= 20
 
