@@ -32,8 +32,7 @@ from dataloader.actors.releaser import Releaser
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.stager import Stager
 from dataloader.actors.to_record import ToRecord
-from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
-from dataloader.flows.etl.run.load_metrics import LoadMetrics
+from dataloader.flows.libraries import libraries_of
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
@@ -213,7 +212,8 @@ def _make(
 
     outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
-    telemetry, etl_metrics = Telemetry(), LoadMetrics()
+    telemetry = Telemetry()
+    libraries = libraries_of(attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once))
     to_recorder, to_record = open_channel(sum(slots.values()))
     transactions = Transactions(database)
     services = RunServices(
@@ -222,12 +222,7 @@ def _make(
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
         logged_from=settings.job_log_level,
-        resources={
-            Database: database,
-            Transactions: transactions,
-            LoadMetrics: etl_metrics,
-            PipelineSettings: attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
-        },
+        resources={Database: database, Transactions: transactions, **libraries.resources},
         around=tasks.wraps,
     )
     keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
@@ -339,7 +334,7 @@ def _make(
         },
         listener=listener,
         drain=drain,
-        measures=(*telemetry.measures, *etl_metrics.measures),
+        measures=(*telemetry.measures, *libraries.measures),
     )
 
 

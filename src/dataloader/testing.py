@@ -28,7 +28,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.to_record import Ended, ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
-from dataloader.flows.etl.run.load_metrics import LoadMetrics
+from dataloader.flows.libraries import libraries_of
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
@@ -210,8 +210,7 @@ class _Bench:
 
     def _services(self, recorder: _Recorder) -> RunServices:
         resources: dict[object, Any] = {
-            LoadMetrics: LoadMetrics(),
-            PipelineSettings: PipelineSettings({"rate_min": 0, "rate_max": 0}),
+            **libraries_of(PipelineSettings({"rate_min": 0, "rate_max": 0})).resources,
             **self.opened.resources,
         }
         if self.database is not None:

@@ -1,0 +1,29 @@
+"""The list of libraries on top of the queue, and what each of them gives a process; a new one is named here.
+
+A handler finds the resources by their type (`job.resource`), `/metrics` shows the measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
+from dataloader.flows.etl.run.load_metrics import LoadMetrics
+from dataloader.jobs.measures import Measure
+
+
+@attrs.frozen
+class Libraries:
+    """What a process has of its libraries."""
+
+    resources: Mapping[object, Any]
+    measures: Sequence[Measure]
+
+
+def libraries_of(pipeline: PipelineSettings) -> Libraries:
+    """Those of one process, whose loads run with the settings `pipeline`."""
+    loads = LoadMetrics()
+    return Libraries({LoadMetrics: loads, PipelineSettings: pipeline}, loads.measures)
