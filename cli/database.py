@@ -14,13 +14,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import click
 
 from dataloader.cli.output import print_json
-from dataloader.cli.target import data_dir_option, json_option, provide_database, run_trio
+from dataloader.cli.target import command_options, data_dir_option, json_option, provide_database, run_trio
 from dataloader.jobs.errors import ConfigError
 from dataloader.store import migrations
 from dataloader.store.connection.bridge import open_database
 from dataloader.store.connection.server_check import check_server
 from dataloader.store.embedded.postgres import embedded_postgres
-from dataloader.supervisor.client_store import database_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import load_settings
 
@@ -47,7 +46,7 @@ def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
 
 
 async def _migrate(settings: Settings) -> list[str]:
-    async with open_database(database_options(settings)) as database:
+    async with open_database(command_options(settings)) as database:
         await check_server(database)
         return await migrations.migrate(database, warn=partial(click.echo, err=True), wait_s=MIGRATION_WAIT_S)
 

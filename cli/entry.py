@@ -39,6 +39,8 @@ _FILES: Final = MappingProxyType(
         "logs": "jobs",
         "cancel": "job_changes",
         "retry": "job_changes",
+        "run-now": "job_changes",
+        "priority": "job_changes",
         "audit": "job_changes",
         "queues": "queues",
         "pause": "queues",
@@ -93,12 +95,12 @@ class _Commands(Group):
         return list(_FILES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command with this name, which its file calls the same."""
+        """The command with this name, which its file calls the same, with `_` for `-`."""
         del ctx
         if cmd_name not in _FILES:
             return None
         file = importlib.import_module(f"dataloader.cli.{_FILES[cmd_name]}")
-        command: click.Command = getattr(file, cmd_name)
+        command: click.Command = getattr(file, cmd_name.replace("-", "_"))
         return command
 
 

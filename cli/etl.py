@@ -13,10 +13,10 @@ from dataloader.cli.arguments import row_number
 from dataloader.cli.entry import Group
 from dataloader.cli.etl_plan import plan
 from dataloader.cli.etl_start import flow, retry, run
+from dataloader.cli.load_reads import LoadReads
 from dataloader.cli.output import Column, print_fields, print_json, print_table
 from dataloader.cli.target import Target, asks_queue
 from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
-from dataloader.supervisor.client import Client
 
 
 @click.group(cls=Group)
@@ -30,13 +30,13 @@ def etl() -> None:
 def status(target: Target, *, load: str | None, as_json: bool) -> None:
     """Show how far LOAD has come, or all loads."""
     if load is not None:
-        found = target.ask(lambda client: client.load(load))
+        found = target.ask_loads(lambda loads: loads.load(load))
         if as_json:
             print_json(found)
         else:
             print_fields(_fields(found))
         return
-    every = target.ask(_all_loads)
+    every = target.ask_loads(_all_loads)
     if as_json:
         print_json(every)
         return
@@ -57,11 +57,11 @@ def status(target: Target, *, load: str | None, as_json: bool) -> None:
     )
 
 
-async def _all_loads(client: Client) -> list[LoadRecord]:
+async def _all_loads(loads: LoadReads) -> list[LoadRecord]:
     found: list[LoadRecord] = []
     after: str | None = None
     while True:
-        page = await client.loads(limit=MAX_LOADS, after=after)
+        page = await loads.loads(limit=MAX_LOADS, after=after)
         found += page.loads
         after = page.next
         if after is None:
@@ -99,14 +99,14 @@ def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: in
     `dataloader etl retry` tries it again.
     """
 
-    async def question(client: Client) -> list[FailureLine]:
+    async def question(loads: LoadReads) -> list[FailureLine]:
         if run_id is not None:
-            return await client.failures_of_run(run_id, after=after, limit=limit)
-        return await client.failures_of_load(load or "", after=after, limit=limit)
+            return await loads.failures_of_run(run_id, after=after, limit=limit)
+        return await loads.failures_of_load(load or "", after=after, limit=limit)
 
     if (load is None) == (run_id is None):
         raise click.UsageError("name either a LOAD, or a run by --run")
-    found = target.ask(question)
+    found = target.ask_loads(question)
     if as_json:
         # By its name `key` would be taken for a secret.
         print_json([failure.masked() for failure in found], is_masked=True)

@@ -21,7 +21,7 @@ import click
 from dataloader.cli.etl_start import check_known, windows_options
 from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.cli.pipeline_options import pipeline_options
-from dataloader.cli.target import data_dir_option, json_option, provide_database, run_trio
+from dataloader.cli.target import data_dir_option, json_option, open_loads_of, provide_database, run_trio
 from dataloader.cli.task_module import load_tasks
 from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
 from dataloader.store.etl.run_records import LoadNotFound
@@ -173,13 +173,11 @@ async def _requests(load: Load, windows: Sequence[Window]) -> list[tuple[Window,
 
 async def _watermark(load: str, settings: Settings) -> datetime | None:
     """How far the load has come; None without a database, or one that has not seen it."""
-    from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - not for --help
-
     if settings.db_dsn is None:
         return None
-    async with open_store_client(settings) as client:
+    async with open_loads_of(settings) as loads:
         try:
-            return (await client.load(load)).watermark
+            return (await loads.load(load)).watermark
         except (LoadNotFound, SchemaError):
             return None
 

@@ -23,11 +23,12 @@ from dataloader.cli.output import print_json, tell, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import Target, asks_queue, provide_server
 from dataloader.cli.task_module import load_tasks
+from dataloader.cli.waiting import knows_task, served_instead, wait_for_end
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import ConfigError, DataloaderError
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
-from dataloader.supervisor.client import Client, job_that_was_added, knows_task, served_instead, wait_for_end
 from dataloader.supervisor.settings_layers import load_settings
 
 QUEUE: Final = "default"
@@ -172,8 +173,9 @@ def _start(how: _How, name: str, lock_key: str, args: dict[str, Any]) -> int:
 
 
 def _add(how: _How, new: NewJob) -> int:
-    async def question(client: Client) -> tuple[Enqueued, str | None]:
-        return await client.trigger(new), await _why_never(client, new)
+    async def question(jobs: Jobs) -> tuple[Enqueued, str | None]:
+        [enqueued] = await jobs.enqueue_many([new])
+        return enqueued, await _why_never(jobs, new)
 
     enqueued, warning = how.target.ask(question)
     if how.as_json:
@@ -185,21 +187,19 @@ def _add(how: _How, new: NewJob) -> int:
     return 0
 
 
-async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, client: Client) -> JobRecord:
-    if reason := await _why_never(client, new):
+async def _add_and_wait(new: NewJob, added: list[Enqueued], screen: Screen, jobs: Jobs) -> JobRecord:
+    if reason := await _why_never(jobs, new):
         raise DataloaderError(f"no job was added, since it would wait for ever: {reason}")
-    added.append(await client.trigger(new))
-    job = await job_that_was_added(client, added[0].job_id, timeout_s=math.inf, tell=tell)
-    screen.changed(job)
-    return await wait_for_end(client, job, timeout_s=math.inf, on_change=screen.changed, tell=tell)
+    added += await jobs.enqueue_many([new])
+    return await wait_for_end(jobs, added[0].job_id, timeout_s=math.inf, on_change=screen.changed, tell=tell)
 
 
-async def _why_never(client: Client, new: NewJob) -> str | None:
+async def _why_never(jobs: Jobs, new: NewJob) -> str | None:
     """Why nobody would take the job, None if somebody would."""
     queue = new.queue or QUEUE
-    served = await served_instead(client, queue)
+    served = await served_instead(jobs, queue)
     if served is None:
-        return None if await knows_task(client, queue, new.task) else unknown_task(queue, new.task)
+        return None if await knows_task(jobs, queue, new.task) else unknown_task(queue, new.task)
     others = f"; served are {', '.join(served)} (--queue)" if served else ""
     return (
         f"no process serves the queue {queue!r}{others}; start `dataloader serve --tasks …`, or run it here by --tasks"
@@ -209,8 +209,8 @@ async def _why_never(client: Client, new: NewJob) -> str | None:
 def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
     import trio  # noqa: PLC0415 - not for --help
 
+    from dataloader.cli.one_job import run_job  # noqa: PLC0415
     from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
-    from dataloader.supervisor.one_job import run_job  # noqa: PLC0415
 
     check_known(new.task, tasks, how.where)
     settings = load_settings(overrides={"data_dir": how.target.data_dir})

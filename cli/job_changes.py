@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import UUID
 
 import attrs
@@ -15,12 +14,19 @@ from dataloader.cli.arguments import finds_jobs, row_number
 from dataloader.cli.entry import report
 from dataloader.cli.output import Column, cell, print_json, print_table, state_of
 from dataloader.cli.target import Target, asks_queue
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
 from dataloader.jobs.listings import AuditRecord, JobFilter
-from dataloader.jobs.model import JobRecord
-from dataloader.supervisor.client import Client
+from dataloader.jobs.model import MAX_INT, JobRecord
 
-Action = Literal["cancel", "retry"]
+
+@attrs.frozen
+class _Change:
+    """What a command does: to one job, to all of a filter, and the words of its question for the latter."""
+
+    to_one: Callable[[Jobs, UUID], Awaitable[JobRecord]]
+    to_all: Callable[[Jobs, JobFilter], Awaitable[int]]
+    question: str
 
 
 def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,54 +49,86 @@ def cancel(target: Target, **chosen: Any) -> int:
 
     Queued ones end at once, running ones at their next checkpoint. Jobs that have ended are left as they are.
     """
-    return _change(target, "cancel", **chosen)
+    return _change(
+        target,
+        _Change(lambda jobs, job_id: jobs.cancel(job_id), lambda jobs, wanted: jobs.cancel(wanted), "cancel {}"),
+        **chosen,
+    )
 
 
 @click.command()
 @click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
 @_changes_jobs
-def retry(target: Target, **chosen: Any) -> int:
+def retry(target: Target, *, force: bool, everything: bool, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again.
 
     Either by their ids, or with --all and a filter. They have all their attempts again.
     """
-    return _change(target, "retry", **chosen)
+    if force and everything:
+        raise click.UsageError("--force goes with JOB_IDs, not with --all")
+    change = _Change(
+        lambda jobs, job_id: jobs.retry(job_id, force=force), lambda jobs, wanted: jobs.retry(wanted), "retry {}"
+    )
+    return _change(target, change, everything=everything, **chosen)
+
+
+@click.command()
+@_changes_jobs
+def run_now(target: Target, **chosen: Any) -> int:
+    """Make queued jobs due that wait for their time.
+
+    Either by their ids, or with --all and a filter. A job whose lock_key is held goes on waiting for that.
+    """
+    change = _Change(lambda jobs, job_id: jobs.run_now(job_id), lambda jobs, wanted: jobs.run_now(wanted), "run {} now")
+    return _change(target, change, **chosen)
+
+
+@click.command()
+@click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
+@_changes_jobs
+def priority(target: Target, *, number: int, **chosen: Any) -> int:
+    """Give queued jobs another priority.
+
+    Either by their ids, or with --all and a filter. Jobs with a smaller NUMBER run first; 100 is the default.
+    """
+    change = _Change(
+        lambda jobs, job_id: jobs.set_priority(job_id, number),
+        lambda jobs, wanted: jobs.set_priority(wanted, number),
+        f"give {{}} the priority {number}",
+    )
+    return _change(target, change, **chosen)
 
 
 def _change(
     target: Target,
-    action: Action,
+    change: _Change,
     *,
     job_ids: tuple[UUID, ...],
     wanted: JobFilter,
     everything: bool,
     yes: bool,
     as_json: bool,
-    force: bool = False,
 ) -> int:
     if everything == bool(job_ids):
         raise click.UsageError("name either JOB_IDs, or --all with a filter such as --queue")
     if everything:
         if wanted == JobFilter():
             raise click.UsageError("--all needs a filter such as --queue or --status")
-        if force:
-            raise click.UsageError("--force goes with JOB_IDs, not with --all")
-        return _change_all(target, action, wanted, yes=yes, as_json=as_json)
+        return _change_all(target, change, wanted, yes=yes, as_json=as_json)
     if wanted != JobFilter():
         raise click.UsageError("a filter goes with --all, not with JOB_IDs")
-    return _change_each(target, action, job_ids, as_json=as_json, force=force)
+    return _change_each(target, change, job_ids, as_json=as_json)
 
 
-def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, as_json: bool, force: bool) -> int:
-    async def question(client: Client) -> tuple[list[JobRecord], list[DataloaderError]]:
-        change = client.cancel if action == "cancel" else partial(client.retry, force=force)
+def _change_each(target: Target, change: _Change, job_ids: tuple[UUID, ...], *, as_json: bool) -> int:
+    async def question(jobs: Jobs) -> tuple[list[JobRecord], list[DataloaderError]]:
         changed: list[JobRecord] = []
         refused: list[DataloaderError] = []
         left = list(dict.fromkeys(job_ids))
         while left:
             job_id = left.pop(0)
             try:
-                changed.append(await change(job_id))
+                changed.append(await change.to_one(jobs, job_id))
             except (JobNotFound, Conflict) as error:  # the others can still be changed
                 refused.append(error)
             except DataloaderError as error:  # nor can they now, and what was done is to be told
@@ -110,12 +148,12 @@ def _change_each(target: Target, action: Action, job_ids: tuple[UUID, ...], *, a
     return max((report(error) for error in refused), default=0)
 
 
-def _change_all(target: Target, action: Action, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
+def _change_all(target: Target, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
-        click.confirm(f"{action} {_described(wanted)}?", abort=True, err=True)
-    count = target.ask(lambda client: client.cancel_many(wanted) if action == "cancel" else client.retry_many(wanted))
+        click.confirm(f"{change.question.format(_described(wanted))}?", abort=True, err=True)
+    count = target.ask(lambda jobs: change.to_all(jobs, wanted))
     if as_json:
         print_json({"changed": count})
     else:
@@ -124,10 +162,9 @@ def _change_all(target: Target, action: Action, wanted: JobFilter, *, yes: bool,
 
 
 def _described(wanted: JobFilter) -> str:
-    chosen = {name: value for name, value in attrs.asdict(wanted).items() if value is not None}
     texts = (
         f"{name} {' or '.join(sorted(value)) if isinstance(value, frozenset) else cell(value)}"
-        for name, value in chosen.items()
+        for name, value in wanted.criteria().items()
     )
     return f"all jobs with {' and '.join(texts)}"
 
@@ -145,7 +182,7 @@ def _about(entry: AuditRecord) -> str:
 @asks_queue
 def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> None:
     """List what operators did, latest first."""
-    entries = target.ask(lambda client: client.audit(limit=limit, before=before))
+    entries = target.ask(lambda jobs: jobs.audit(limit=limit, after=before)).audit
     if as_json:
         print_json(entries)
         return

@@ -29,12 +29,13 @@ from dataloader.cli.output import (
     why_waits,
 )
 from dataloader.cli.target import Target, asks_queue
+from dataloader.cli.waiting import Patience, wait_for_end
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
-from dataloader.supervisor.client import Client, Patience, job_that_was_added, wait_for_end
 
 FOLLOW_S: Final = 1.0
 """Between two looks at the log that is followed; a process writes its lines within a second."""
@@ -82,16 +83,13 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
     new = NewJob(**request)
     changes = _Changes()
 
-    async def question(client: Client) -> tuple[Enqueued, JobRecord | None]:
-        enqueued = await client.trigger(new)
+    async def question(jobs: Jobs) -> tuple[Enqueued, JobRecord | None]:
+        [enqueued] = await jobs.enqueue_many([new])
         changes.show_reason(new.task, enqueued)
         if not wait:
             return enqueued, None
-        until = trio.current_time() + timeout_s
-        job = await job_that_was_added(client, enqueued.job_id, timeout_s=timeout_s, tell=tell)
-        changes.show(job)
-        left_s = max(until - trio.current_time(), 0)
-        return enqueued, await wait_for_end(client, job, timeout_s=left_s, on_change=changes.show, tell=tell)
+        job_id = enqueued.job_id
+        return enqueued, await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=changes.show, tell=tell)
 
     enqueued, job = target.ask(question)
     if job is not None:
@@ -114,13 +112,11 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
     """Show how a job stands."""
     _check_timeout(timeout_s, wait=wait)
 
-    async def question(client: Client) -> JobRecord:
-        job = await client.job(job_id)
+    async def question(jobs: Jobs) -> JobRecord:
+        job = await jobs.get(job_id)
         if not wait:
             return job
-        changes = _Changes()
-        changes.show(job)
-        return await wait_for_end(client, job, timeout_s=timeout_s, on_change=changes.show, tell=tell)
+        return await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=_Changes().show, tell=tell)
 
     job = target.ask(question)
     if wait:
@@ -138,7 +134,7 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
 @asks_queue
 def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
-    page = target.ask(lambda client: client.jobs(wanted, limit=limit, after=after))
+    page = target.ask(lambda jobs: jobs.find(wanted, limit=limit, after=after))
     if as_json:
         print_json(page)
         return
@@ -158,7 +154,7 @@ def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as
 @asks_queue
 def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""
-    journal = target.ask(lambda client: client.events(job_id, after=after, limit=limit))
+    journal = target.ask(lambda jobs: jobs.events(job_id, after=after, limit=limit)).events
     if as_json:
         print_json(journal)
         return
@@ -200,13 +196,13 @@ def logs(
     if follow and (as_json or limit is not None):
         raise click.UsageError("--follow goes without --json and --limit")
 
-    def read(client: Client, behind: After) -> Awaitable[LogPage]:
-        return client.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
+    def read(jobs: Jobs, behind: After) -> Awaitable[LogPage]:
+        return jobs.logs(job_id, after=behind, limit=limit or MAX_PAGE, level=level, load=load)
 
     if follow:
-        target.ask(lambda client: _follow(client, job_id, read, after))
+        target.ask(lambda jobs: _follow(jobs, job_id, read, after))
         return
-    page = target.ask(lambda client: read(client, after))
+    page = target.ask(lambda jobs: read(jobs, after))
     if as_json:
         print_json(page)
         return
@@ -217,15 +213,13 @@ def logs(
         click.echo("no lines", err=True)
 
 
-async def _follow(
-    client: Client, job_id: UUID, read: Callable[[Client, After], Awaitable[LogPage]], after: After
-) -> None:
+async def _follow(jobs: Jobs, job_id: UUID, read: Callable[[Jobs, After], Awaitable[LogPage]], after: After) -> None:
     """Print what the job logs until it has ended."""
     patience = Patience(job_id, tell)
     while True:
         try:
-            has_ended = (await client.job(job_id)).status.is_final
-            page = await read(client, after)  # what was logged before the end is there when the end is
+            has_ended = (await jobs.get(job_id)).status.is_final
+            page = await read(jobs, after)  # what was logged before the end is there when the end is
         except StoreUnavailable as error:
             await patience.outlast(error)
             continue

@@ -9,7 +9,8 @@ import click
 
 from dataloader.cli.output import Column, cell, print_json, print_table, unserved
 from dataloader.cli.target import Target, asks_queue
-from dataloader.supervisor.client import Client, served_instead
+from dataloader.cli.waiting import served_instead
+from dataloader.jobs.contract import Jobs
 
 _QUEUES: Final = (
     Column("QUEUE", least=12),
@@ -42,7 +43,7 @@ def queues(target: Target, *, as_json: bool) -> None:
 
     These are the queues that are served, paused, or have such jobs.
     """
-    found = target.ask(lambda client: client.queues())
+    found = target.ask(lambda jobs: jobs.queues())
     if as_json:
         print_json(found)
         return
@@ -78,9 +79,9 @@ def _slots(queues: Mapping[str, int]) -> str:
 def pause(target: Target, *, queue: str, as_json: bool) -> None:
     """Let no process start jobs of QUEUE; running ones go on."""
 
-    async def question(client: Client) -> list[str] | None:
-        await client.pause(queue)
-        return await served_instead(client, queue)
+    async def question(jobs: Jobs) -> list[str] | None:
+        await jobs.pause(queue)
+        return await served_instead(jobs, queue)
 
     served = target.ask(question)
     _say(queue, as_json=as_json, paused=True)
@@ -93,7 +94,7 @@ def pause(target: Target, *, queue: str, as_json: bool) -> None:
 @asks_queue
 def resume(target: Target, *, queue: str, as_json: bool) -> None:
     """End a pause of QUEUE."""
-    target.ask(lambda client: client.resume(queue))
+    target.ask(lambda jobs: jobs.resume(queue))
     _say(queue, as_json=as_json, paused=False)
 
 
@@ -111,7 +112,7 @@ def workers(target: Target, *, as_json: bool) -> None:
 
     These are the processes that have been heard of in the last minute.
     """
-    found = target.ask(lambda client: client.workers())
+    found = target.ask(lambda jobs: jobs.workers())
     if as_json:
         print_json(found)
         return

@@ -1,15 +1,15 @@
 """Which queue a command asks: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
 
-Commands take `@asks_queue`, which adds the options and passes a `Target`; `target.ask(question)` runs an async function
-with an open `Client`. `provide_database` is for the commands that need the database itself.
+Commands take `@asks_queue`, which adds the options and passes a `Target`: `target.ask(question)` runs an async function
+with `Jobs`, `target.ask_loads` one with `LoadReads`. `provide_database` is for commands that need the database itself.
 """
 
 from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -17,16 +17,20 @@ import attrs
 import click
 import trio
 
+from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.error_groups import single_errors
-from dataloader.jobs.errors import ConfigError
-from dataloader.supervisor.client import Client
+from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.supervisor.open_jobs import account, client_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
 from dataloader.supervisor.signals import obey
 
 if TYPE_CHECKING:
+    from dataloader.cli.load_reads import LoadReads
+    from dataloader.store.connection.bridge import DatabaseOptions
     from dataloader.store.embedded.postgres import EmbeddedPostgres
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -46,16 +50,55 @@ class Target:
     token: str | None = attrs.field(repr=False)
     data_dir: Path | None
 
-    def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """Open a client, run `question` with it, close it."""
+    def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
+        """Open the queue, run `question` with it, close it."""
         if self.url is not None:
-            from dataloader.supervisor.client_http import open_http_client  # noqa: PLC0415 - no driver is needed here
+            from dataloader.web.client import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
-            return run_trio(_ask, open_http_client(self.url, self.token), question)
-        from dataloader.supervisor.client_store import open_store_client  # noqa: PLC0415 - no HTTP client is needed here
-
+            return run_trio(_ask_service, open_http_jobs(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, open_store_client(settings), question)
+            return run_trio(_ask, open_jobs_of(settings), question)
+
+    def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
+        """The same for what is known of loads."""
+        if self.url is not None:
+            return run_trio(_ask_service, _open_http_loads(self.url, self.token), question)
+        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
+            return run_trio(_ask, open_loads_of(settings), question)
+
+
+@asynccontextmanager
+async def open_jobs_of(settings: Settings) -> AsyncIterator[Jobs]:
+    """The queue of the settings' database, for the length of a block. What is done to it is signed by the account."""
+    from dataloader.store.queue.jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+
+    options, operator = command_options(settings), Operator(account())
+    async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:
+        yield jobs
+
+
+@asynccontextmanager
+async def open_loads_of(settings: Settings) -> AsyncIterator[LoadReads]:
+    """What the settings' database knows of loads, for the length of a block."""
+    from dataloader.cli.load_reads import DatabaseLoadReads  # noqa: PLC0415 - as above
+    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - as above
+
+    async with open_database(command_options(settings)) as database:
+        yield DatabaseLoadReads(database)
+
+
+@asynccontextmanager
+async def _open_http_loads(url: str, token: str | None) -> AsyncIterator[LoadReads]:
+    from dataloader.cli.load_reads import HttpLoadReads  # noqa: PLC0415 - no HTTP client is needed for a database
+    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
+
+    async with open_service(url, token) as service:
+        yield HttpLoadReads(service)
+
+
+def command_options(settings: Settings) -> DatabaseOptions:
+    """How a command connects: as the settings say, with one connection. `ConfigError` when they name no database."""
+    return attrs.evolve(client_options(settings, "dataloader command"), pool_size=1)
 
 
 def run_trio(operation: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
@@ -85,9 +128,17 @@ async def _until_interrupted(operation: Callable[[*Ts], Awaitable[T]], *args: *T
     return results
 
 
-async def _ask(opening: AbstractAsyncContextManager[Client], question: Callable[[Client], Awaitable[T]]) -> T:
-    async with opening as client:
-        return await question(client)
+async def _ask(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
+    async with opening as asked:
+        return await question(asked)
+
+
+async def _ask_service(opening: AbstractAsyncContextManager[Q], question: Callable[[Q], Awaitable[T]]) -> T:
+    """The same; what is wrong with the address or the token is told by the name of its option."""
+    try:
+        return await _ask(opening, question)
+    except (ConfigError, AccessDenied) as error:
+        raise type(error)(f"--{error}") from error
 
 
 def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:

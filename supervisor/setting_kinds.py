@@ -163,14 +163,6 @@ def _read_dsn(value: object) -> str:
     return dsn
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether nobody on another machine can connect to this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
 LINE = Kind("1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)

@@ -18,9 +18,10 @@ import attrs
 
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.loopback import is_loopback
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import setting_kinds as kinds
-from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, is_loopback, quoted
+from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, quoted
 from dataloader.supervisor.setting_lists import TOKENS, WORKERS, ApiToken, Worker
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]

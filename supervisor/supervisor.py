@@ -15,13 +15,13 @@ from functools import partial
 import trio
 
 from dataloader.actors.job_runs import Run
-from dataloader.jobs.contract import Jobs
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, SchemaError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.settings import Settings
@@ -53,8 +53,11 @@ class Supervisor:
         return self._parts.worker.name
 
     @property
-    def jobs(self) -> Jobs:
-        """The queue, over the supervisor's own database. Once a drain has begun `enqueue` raises `Draining`."""
+    def jobs(self) -> DatabaseJobs:
+        """The queue, over the supervisor's own database. Once a drain has begun `enqueue` raises `Draining`.
+
+        What is done to it is signed by the worker's name; `jobs.signed(Operator(name))` is the same for somebody else.
+        """
         return self._parts.jobs
 
     @property

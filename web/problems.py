@@ -51,6 +51,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     request_id: Annotated[str, about("The request's id, which stands in the logs.")]
     instance: Annotated[str | None, about("The path that was asked for.")] = None
     errors: Annotated[tuple[FieldError, ...], about("The parts of the request that are not allowed.")] = ()
+    job_id: Annotated[str | None, about("Of a conflict: the job.")] = None
+    job_status: Annotated[str | None, about("Of a conflict: the job's status.")] = None
+    idempotency_key: Annotated[str | None, about("Of a conflict: the key that another request has used.")] = None
 
 
 class ProblemError(Exception):
@@ -64,14 +67,16 @@ class ProblemError(Exception):
         kind: str = "about:blank",
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] = _NONE,
+        conflict: Mapping[str, str] = _NONE,
     ) -> None:
-        """`kind` is the problem's `type`; `errors` the bad fields of a 422."""
+        """`kind` is the problem's `type`; `errors` the bad fields of a 422; `conflict` the fields of a conflict."""
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.kind = kind
         self.errors = tuple(errors)
         self.headers = headers
+        self.conflict = conflict
 
     def problem(self, request_id: str, instance: str) -> Problem:
         """What goes out. `instance` is the path that was asked for."""
@@ -83,6 +88,7 @@ class ProblemError(Exception):
             request_id=request_id,
             instance=mask_text(instance),
             errors=tuple(FieldError(mask_text(error.path), mask_text(error.message)) for error in self.errors),
+            **{name: mask_text(value) for name, value in self.conflict.items()},
         )
 
 
@@ -119,9 +125,11 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 
         case NotFound():
             return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case IdempotencyConflict():
-            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="idempotency-conflict")
+            conflict = {"job_id": str(error.job_id), "idempotency_key": error.key}
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="idempotency-conflict", conflict=conflict)
         case Conflict():
-            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now")
+            conflict = {"job_id": str(error.job_id), "job_status": error.status}
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now", conflict=conflict)
         case Draining():
             return unavailable("This process is shutting down and takes no new jobs; ask another replica.", "draining")
         case Unstorable():

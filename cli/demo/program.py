@@ -19,13 +19,14 @@ import attrs
 import trio
 
 from dataloader.cli.demo.tasks import CHECK, CREATE_TABLE, LOAD, Contents, read_contents
+from dataloader.cli.waiting import wait_for_end
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.states import Status
-from dataloader.supervisor.client import Client, wait_for_end
-from dataloader.supervisor.client_http import open_http_client
 from dataloader.supervisor.settings import Worker
+from dataloader.web.client import open_http_jobs
 
 RECENT: Final = "ecb.recent"
 HISTORY: Final = "ecb.history"
@@ -102,32 +103,32 @@ async def load(url: str, run: Load, watcher: Watcher) -> None:
     """Load all years through the service at `url`; `run` shows what became of it, also when cancelled half way."""
     began = trio.current_time()
     contents = run.contents = await trio.to_thread.run_sync(read_contents)
-    async with open_http_client(url, None) as client:
+    async with open_http_jobs(url) as jobs:
         try:
-            if await _do(client, run, CREATE_TABLE) is None:
+            if await _do(jobs, run, CREATE_TABLE) is None:
                 return
-            left = await _left(client)
+            left = await _left(jobs)
             watcher.began(contents, left=len(left))
             async with trio.open_nursery() as nursery:
                 for year in sorted(contents.rates, reverse=True):
                     new = year not in left
-                    job = await _trigger(client, run, queue_of(year), LOAD, args_of(year)) if new else left[year]
-                    nursery.start_soon(_follow, client, run, job, watcher)
+                    job = await _trigger(jobs, run, queue_of(year), LOAD, args_of(year)) if new else left[year]
+                    nursery.start_soon(_follow, jobs, run, job, watcher)
             run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
             if run.failed is None:
-                checked = await _do(client, run, CHECK)
+                checked = await _do(jobs, run, CHECK)
                 run.check = None if checked is None else checked.result
         finally:
             run.seconds = trio.current_time() - began
 
 
-async def _left(client: Client) -> dict[int, JobRecord]:
+async def _left(jobs: Jobs) -> dict[int, JobRecord]:
     """The jobs of years that wait or run since an earlier run."""
     unended = JobFilter(task=LOAD, status=frozenset({Status.QUEUED, Status.RUNNING}))
-    return {year_of(job): job for job in (await client.jobs(unended, limit=500, after=None)).jobs}
+    return {year_of(job): job for job in (await jobs.find(unended, limit=500)).jobs}
 
 
-async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[str, str]) -> JobRecord:
+async def _trigger(jobs: Jobs, run: Load, queue: str, task: str, args: dict[str, str]) -> JobRecord:
     name = ":".join([task, *args.values()])
     new = NewJob(
         queue=queue,
@@ -138,20 +139,21 @@ async def _trigger(client: Client, run: Load, queue: str, task: str, args: dict[
         producer="dataloader demo",
         lease_ttl_sec=_LEASE_S,
     )
-    return await client.job((await client.trigger(new)).job_id)
+    [enqueued] = await jobs.enqueue_many([new])
+    return await jobs.get(enqueued.job_id)
 
 
-async def _do(client: Client, run: Load, task: str) -> JobRecord | None:
+async def _do(jobs: Jobs, run: Load, task: str) -> JobRecord | None:
     """Run one job of the control queue to its end; None, and the job in `run.failed`, when it did not succeed."""
-    job = await _trigger(client, run, CONTROL, task, {})
-    job = await wait_for_end(client, job, timeout_s=math.inf, on_change=lambda _job: None)
+    job = await _trigger(jobs, run, CONTROL, task, {})
+    job = await wait_for_end(jobs, job.job_id, timeout_s=math.inf, on_change=lambda _job: None)
     if job.status is Status.SUCCEEDED:
         return job
     run.failed = job
     return None
 
 
-async def _follow(client: Client, run: Load, job: JobRecord, watcher: Watcher) -> None:
+async def _follow(jobs: Jobs, run: Load, job: JobRecord, watcher: Watcher) -> None:
     """Keep the job of a year in `run` as it stands, until it has ended."""
 
     def changed(now: JobRecord) -> None:
@@ -159,4 +161,4 @@ async def _follow(client: Client, run: Load, job: JobRecord, watcher: Watcher) -
         watcher.changed(now)
 
     changed(job)
-    await wait_for_end(client, job, timeout_s=math.inf, on_change=changed)
+    await wait_for_end(jobs, job.job_id, timeout_s=math.inf, on_change=changed)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import (
+    AccessDenied,
     ActorGaveUp,
     BadRequest,
     ConfigError,
+    Conflict,
     DataloaderError,
     Draining,
     EmbeddedDatabaseError,
@@ -25,6 +28,7 @@ from dataloader.jobs.errors import (
 )
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransaction, Transaction
+from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Canceled, GiveUp, Retry, Snooze
@@ -36,11 +40,13 @@ if TYPE_CHECKING:
     from dataloader.store.embedded.postgres import embedded_postgres
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
+    from dataloader.supervisor.open_jobs import open_jobs
     from dataloader.supervisor.settings import ApiToken, Settings, Worker
     from dataloader.supervisor.settings_layers import load_settings
     from dataloader.supervisor.supervisor import Supervisor, open_supervisor
 
 __all__ = [
+    "AccessDenied",
     "ActorGaveUp",
     "AioJob",
     "AnyJob",
@@ -48,6 +54,7 @@ __all__ = [
     "BadRequest",
     "Canceled",
     "ConfigError",
+    "Conflict",
     "DataloaderError",
     "DrainReport",
     "Draining",
@@ -57,8 +64,10 @@ __all__ = [
     "IdempotencyConflict",
     "Job",
     "JobEvent",
+    "JobFilter",
     "JobNotFound",
     "JobRecord",
+    "Jobs",
     "LeaseLost",
     "NewJob",
     "Resource",
@@ -81,6 +90,7 @@ __all__ = [
     "embedded_postgres",
     "load_settings",
     "new_job",
+    "open_jobs",
     "open_supervisor",
 ]
 
@@ -93,6 +103,7 @@ _WHEN_ASKED_FOR: Final = {
     "configure_logging": "dataloader.supervisor.logs",
     "embedded_postgres": "dataloader.store.embedded.postgres",
     "load_settings": "dataloader.supervisor.settings_layers",
+    "open_jobs": "dataloader.supervisor.open_jobs",
     "open_supervisor": "dataloader.supervisor.supervisor",
 }
 

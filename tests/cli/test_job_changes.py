@@ -84,6 +84,18 @@ def test_a_filter_changes_the_jobs_that_it_finds_and_no_others(on_database, add,
     assert statuses(database) == ["queued"] * 3
 
 
+def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_filter(on_database, add, database):
+    first, second = [add("q", "t", "--available-at", "1d") for _ in range(2)]
+    assert on_database("run-now", first).stdout == f"{first}  queued\n"
+    assert on_database("priority", "7", first, second).stdout == f"{first}  queued\n{second}  queued (waits for time)\n"
+    assert on_database("run-now", "--all", "--queue", "q", "--yes").stdout == "1 job\n"
+    all_of_q = ("--all", "--queue", "q", "--yes", "--json")
+    assert json.loads(on_database("priority", "3", *all_of_q).stdout) == {"changed": 2}
+    assert database.psql("select distinct priority, available_at <= now() from dl_jobs") == "3|t"
+    refused = on_database("priority", "9999999999", first)
+    assert (refused.returncode, "range" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     "options",
     [

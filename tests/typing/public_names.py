@@ -10,7 +10,9 @@ from dataloader import (
     Enqueued,
     GiveUp,
     Job,
+    JobFilter,
     JobRecord,
+    Jobs,
     Retry,
     RetryPolicy,
     Settings,
@@ -20,6 +22,7 @@ from dataloader import (
     Tasks,
     ThreadJob,
     Worker,
+    open_jobs,
     open_supervisor,
 )
 
@@ -64,6 +67,23 @@ async def load_year(job: Job[Year]) -> int:
 async def load_another(job: Job[str]) -> None:
     """A handler of a task with a type takes that type."""
     assert_type(job.args, str)
+
+
+async def ask(jobs: Jobs) -> int:
+    """Of one job a change gives back the job, of a filter how many there were."""
+    job = (await jobs.find(JobFilter(queue="load"))).jobs[0]
+    assert_type(await jobs.wait(job.job_id), JobRecord)
+    assert_type(await jobs.cancel(job.job_id), JobRecord)
+    assert_type(await jobs.set_priority(JobFilter(queue="load"), 3, limit=10), int)
+    return await jobs.retry(JobFilter(status=frozenset({Status.FAILED})))
+
+
+async def ask_in_both_ways() -> None:
+    """By the database, and through a service."""
+    async with open_jobs("postgresql://localhost/jobs", operator="me") as by_database:
+        assert_type(await ask(by_database), int)
+    async with open_jobs(url="http://localhost:8080", token="secret") as by_service:
+        assert_type(by_service, Jobs)
 
 
 async def embed() -> Status:

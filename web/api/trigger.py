@@ -50,7 +50,8 @@ class TriggerRequest(JobFields, kw_only=True):
 
     task: TaskName
     queue: Annotated[str, described("The queue's name; the task's own if not given.", "load.cbr", **NAME)] | None = None
-    lock_key: LockKey
+    lock_key: Annotated[LockKey | None, Meta(description="null: nothing excludes the job, as far as its task says.")]
+    job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
     args: Annotated[dict[str, Any], described("Any JSON object, handed to the task.", {"year": 2026})] | None = None
     idempotency_key: (
         Annotated[str, described("The same key again returns the first job.", "cbr-2026-11-20", **KEY)] | None

@@ -18,15 +18,16 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.jobs.contract import Operator
+from dataloader.cli.target import command_options
+from dataloader.cli.waiting import wait_for_end
+from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import JobRecord, NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.supervisor.client import Client, wait_for_end
-from dataloader.supervisor.client_store import StoreClient, account, database_options
+from dataloader.supervisor.open_jobs import account
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.supervisor.signals import obey
 from dataloader.supervisor.supervisor import open_supervisor
@@ -66,7 +67,8 @@ async def run_job(
 
     def changed(job: JobRecord) -> None:
         # Its queue is its own. Read beside the row, a moment later, it seems full of the job itself.
-        on_change(attrs.evolve(job, queue_state=None))
+        outcome.job = attrs.evolve(job, queue_state=None)
+        on_change(outcome.job)
 
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -85,18 +87,16 @@ async def run_job(
             # Its lines are kept with it; who watches here is shown how it goes.
             here = attrs.evolve(settings, workers=(Worker(queue, 1),), job_log_level="off")
             async with open_supervisor(here, tasks, server=server) as supervisor:
-                client = StoreClient(supervisor.database, Operator(account()), settings)
-                [enqueued] = await supervisor.jobs.enqueue_many([new])
+                jobs = supervisor.jobs.signed(Operator(account()))
+                [enqueued] = await jobs.enqueue_many([new])
                 begun.set()
-                nursery.start_soon(_cancel_when, canceling, client, enqueued.job_id)
+                nursery.start_soon(_cancel_when, canceling, jobs, enqueued.job_id)
                 try:
-                    outcome.job = await client.job(enqueued.job_id)
-                    changed(outcome.job)
-                    outcome.job = await wait_for_end(client, outcome.job, timeout_s=math.inf, on_change=changed)
+                    outcome.job = await wait_for_end(jobs, enqueued.job_id, timeout_s=math.inf, on_change=changed)
                 except BaseException:
                     # Else it would go back to a queue that nobody serves.
                     with trio.move_on_after(LAST_WORD_S, shield=True), contextlib.suppress(StoreError):
-                        outcome.job = await client.cancel(enqueued.job_id)
+                        outcome.job = await jobs.cancel(enqueued.job_id)
                     raise
             nursery.cancel_scope.cancel()
     return outcome
@@ -104,10 +104,10 @@ async def run_job(
 
 async def _ask_database(settings: Settings) -> None:
     """Raise `StoreUnavailable` unless the database answers."""
-    async with open_database(database_options(settings)) as database:
+    async with open_database(command_options(settings)) as database:
         await Session(database, "command").open()
 
 
-async def _cancel_when(canceling: trio.Event, client: Client, job_id: UUID) -> None:
+async def _cancel_when(canceling: trio.Event, jobs: Jobs, job_id: UUID) -> None:
     await canceling.wait()
-    await client.cancel(job_id)
+    await jobs.cancel(job_id)

@@ -1,0 +1,108 @@
+"""Waiting for a job as a command does: a database, or a service, that is away meanwhile is outlasted, and told of.
+
+The job goes on while nobody answers, and so does the wait: nothing but reading is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.contract import Jobs, told_of_changes
+from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.model import JobRecord
+from dataloader.jobs.secrets.masking import mask_text
+
+AWAY_S: Final = 1.0
+"""How long a database, or a service, that is away is left alone."""
+MOST_AWAY_S: Final = 600.0
+"""How long those who wait for a job wait for an answer. A restart or a failover takes less."""
+
+
+@attrs.define
+class Patience:
+    """Outlasts a database, or a service, that is away while somebody waits for a job; `tell` hears of it."""
+
+    job_id: UUID
+    tell: Callable[[str], Any]
+    _gives_up_at: float | None = attrs.field(default=None, init=False)
+
+    async def outlast(self, error: StoreUnavailable) -> None:
+        """Return when it is time to ask again. Raises `StoreUnavailable` after `MOST_AWAY_S` without an answer."""
+        minutes = f"{MOST_AWAY_S / 60:g} minutes"
+        if self._gives_up_at is None:
+            self._gives_up_at = trio.current_time() + MOST_AWAY_S
+            self.tell(f"{error}; waiting for it for {minutes} at most")
+        elif trio.current_time() >= self._gives_up_at:
+            todo = f"ask for the job later by `dataloader status {self.job_id}`"
+            raise StoreUnavailable(f"gave up after {minutes} without an answer: {error}; {todo}") from error
+        await trio.sleep(AWAY_S)
+
+    def answered(self) -> None:
+        """An outage, if there was one, is over."""
+        if self._gives_up_at is not None:
+            self._gives_up_at = None
+            self.tell("it answers again")
+
+
+async def wait_for_end(
+    jobs: Jobs,
+    job_id: UUID,
+    *,
+    timeout_s: float,
+    on_change: Callable[[JobRecord], Any],
+    tell: Callable[[str], Any] = lambda _said: None,
+) -> JobRecord:
+    """The job as soon as it has ended, or as it was seen last within `timeout_s` seconds.
+
+    Args:
+        jobs: the queue.
+        job_id: a job that is there.
+        timeout_s: how long to wait at most.
+        on_change: hears how the job stands first, and of each change.
+        tell: hears of outages, where no supervisor in the process logs them.
+
+    Raises:
+        StoreUnavailable: there was no answer for `MOST_AWAY_S`, or none within `timeout_s`.
+    """
+    patience, told = Patience(job_id, tell), told_of_changes(on_change)
+    seen: list[JobRecord] = []
+
+    def changed(job: JobRecord) -> None:
+        patience.answered()
+        seen[:] = [job]
+        told(job)
+
+    with trio.move_on_after(timeout_s):
+        while True:
+            try:
+                return await jobs.wait(job_id, on_change=changed)
+            except StoreUnavailable as error:
+                await patience.outlast(error)
+    if seen:
+        return seen[0]
+    try:
+        return await jobs.get(job_id)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"the job {job_id} was added, but can't be asked for: {error}") from error
+
+
+async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:
+    """The queues that are served, when nobody serves this one; None when somebody does."""
+    served = {name for worker in await jobs.workers() for name in worker.queues}
+    return None if _shows(served, queue) else sorted(served)
+
+
+async def knows_task(jobs: Jobs, queue: str, task: str) -> bool:
+    """Whether a worker of the queue may know the task: it does, or does not tell."""
+    known = [worker.tasks for worker in await jobs.workers() if _shows(worker.queues, queue)]
+    return any(tasks is None or _shows(tasks, task) for tasks in known)
+
+
+def _shows(names: Collection[str], name: str) -> bool:
+    """Whether a name is among these. A service shows them without their secrets."""
+    return name in names or mask_text(name) in names

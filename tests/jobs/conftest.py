@@ -1,0 +1,84 @@
+"""What can be done with the queue, in each of the ways to do it: the suite of test_jobs_contract.py runs on all."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import anyio.from_thread
+import attrs
+import pytest
+import trio
+from databases import raw_connection
+from web_server import TOKENS, all_tokens, open_server
+
+from dataloader import open_jobs
+from dataloader.jobs.contract import Jobs
+from dataloader.store.queue import waits
+
+
+def _forwarded(name):
+    async def forward(self, *args, **kwargs):
+        return await self.run(partial(getattr(self.jobs, name), *args, **kwargs))
+
+    return forward
+
+
+@attrs.frozen
+class OnAsyncio(Jobs):
+    """Jobs that live on an asyncio loop in another thread, for a test that lives on Trio."""
+
+    jobs: Jobs
+    portal: anyio.from_thread.BlockingPortal
+
+    async def run(self, call):
+        future = self.portal.start_task_soon(call)
+        try:
+            return await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+        except trio.Cancelled:
+            future.cancel()
+            raise
+
+    vars().update({name: _forwarded(name) for name in Jobs.__abstractmethods__})
+
+
+@asynccontextmanager
+async def _on_asyncio(url, token):
+    with (
+        anyio.from_thread.start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(open_jobs(url=url, token=token)) as jobs,
+    ):
+        yield OnAsyncio(jobs, portal)
+
+
+@attrs.frozen
+class Way:
+    """A way to the queue: `jobs`, and the same with what is wrong. `raw` is a connection past it."""
+
+    kind: str
+    jobs: Jobs
+    raw: object
+    stranger: object
+    nowhere: object
+
+
+@pytest.fixture(params=["database", "service", "service from asyncio"])
+async def way(request, database, monkeypatch):
+    """The queue of the test's database, asked in one of the ways."""
+    # The server of the tests hears no notifications.
+    monkeypatch.setattr(waits, "REREAD_S", 0.1)
+    async with AsyncExitStack() as stack:
+        raw = await stack.enter_async_context(raw_connection(database.dsn))
+        if request.param == "database":
+            jobs = await stack.enter_async_context(open_jobs(database.dsn, operator="chief"))
+            nowhere = open_jobs("postgresql://postgres@127.0.0.1:1/jobs")
+            stranger = open_jobs(database.server.dsn_of("nowhere"))
+        else:
+            web = await stack.enter_async_context(open_server(database.dsn, tokens=all_tokens()))
+            opened = (
+                _on_asyncio if request.param.endswith("asyncio") else lambda url, token: open_jobs(url=url, token=token)
+            )
+            jobs = await stack.enter_async_context(opened(web.url, TOKENS["chief"]))
+            nowhere = opened("http://127.0.0.1:1", None)
+            stranger = opened(web.url, "n" * 20)
+        yield Way(request.param, jobs, raw, stranger, nowhere)

@@ -1,0 +1,327 @@
+"""What `Jobs` promises holds in each way to the queue: by the database, through a service, and from asyncio."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import attrs
+import pytest
+import trio
+from conditions import until
+
+from dataloader import (
+    AccessDenied,
+    BadRequest,
+    Conflict,
+    IdempotencyConflict,
+    JobFilter,
+    JobNotFound,
+    NewJob,
+    Status,
+    StoreUnavailable,
+)
+from dataloader.jobs import contract
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import AuditPage, EventPage
+from dataloader.jobs.states import QueueState, WaitsFor
+
+LATER = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+ALL_OF_IT = NewJob(
+    queue="load/x y",
+    task="load.year",
+    args={"year": 1999, "deep": [{"a": None}]},
+    idempotency_key="year-1999",
+    lock_key="rates:1999",
+    partition_key="1999",
+    priority=7,
+    available_at=LATER,
+    max_attempts=3,
+    lease_ttl_sec=33,
+    producer="airflow",
+    consumer_group="dwh",
+)
+
+
+async def _add(way, **fields):
+    return (await way.jobs.enqueue("t", **{"queue": "q"} | fields)).job_id
+
+
+async def _end(way, job_id, status="succeeded"):
+    await way.raw.execute(
+        "UPDATE dl_jobs SET status = $2::text::dl_status, waits_for = NULL, finished_at = now(), result = '[1]' "
+        "WHERE job_id = $1",
+        job_id,
+        status,
+    )
+
+
+async def test_a_job_is_added_with_all_that_was_asked_for_and_once(way):
+    added = await way.jobs.enqueue_many([ALL_OF_IT])
+    assert [(one.job_id, one.status, one.created) for one in added] == [(ALL_OF_IT.job_id, Status.QUEUED, True)]
+    assert added[0].queue_state is QueueState.NO_WORKER
+    job = await way.jobs.get(ALL_OF_IT.job_id)
+    for field in set(attrs.fields(NewJob)) - {attrs.fields(NewJob).when_failed}:
+        assert (field.name, getattr(job, field.name)) == (field.name, getattr(ALL_OF_IT, field.name))
+    assert job.waits_for is WaitsFor.TIME
+    again = await way.jobs.enqueue_many([attrs.evolve(ALL_OF_IT, job_id=uuid7())])
+    assert [(one.job_id, one.created) for one in again] == [(ALL_OF_IT.job_id, False)]
+    with pytest.raises(IdempotencyConflict) as conflict:
+        await way.jobs.enqueue_many([attrs.evolve(ALL_OF_IT, job_id=uuid7(), args={})])
+    assert (conflict.value.key, conflict.value.job_id) == ("year-1999", ALL_OF_IT.job_id)
+    assert await way.raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
+
+
+async def test_a_request_that_is_sent_again_by_its_id_adds_no_second_job_and_none_has_a_key_that_was_not_asked_for(way):
+    new = [NewJob(queue="q", task="t", args={"n": n}) for n in range(3)]
+    first, again = [await way.jobs.enqueue_many(new) for _ in range(2)]
+    assert [one.job_id for one in first] == [one.job_id for one in again] == [one.job_id for one in new]
+    assert [one.created for one in (*first, *again)] == [True] * 3 + [False] * 3
+    assert [(await way.jobs.get(one.job_id)).lock_key for one in new] == [None] * 3
+    with pytest.raises(IdempotencyConflict):
+        await way.jobs.enqueue_many([attrs.evolve(new[0], args={"n": 99})])
+    assert await way.jobs.enqueue_many([]) == []
+
+
+async def test_jobs_that_run_after_others_of_their_list_are_added_with_them_and_found_by_the_whole(way):
+    whole = uuid7()
+    first = NewJob(queue="q", task="t", root=whole, job_id=whole)
+    then = NewJob(queue="q", task="t", root=whole, after=[first.job_id], when_failed="run")
+    await way.jobs.enqueue_many([first, then])
+    job = await way.jobs.get(then.job_id)
+    assert (job.waits_for, job.after, job.when_failed) == (WaitsFor.AFTER, [first.job_id], "run")
+    assert {job.job_id for job in (await way.jobs.find(JobFilter(root=whole))).jobs} == {first.job_id, then.job_id}
+    with pytest.raises(Conflict):
+        await way.jobs.run_now(then.job_id)
+    with pytest.raises(BadRequest) as unknown:
+        await way.jobs.enqueue("t", queue="q", after=[uuid7()])
+    assert unknown.value.field == "after"
+
+
+async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
+    for field, ask in {
+        "queue": lambda: way.jobs.enqueue("t", queue=""),
+        "task": lambda: way.jobs.enqueue("", queue="q"),
+        "priority": lambda: way.jobs.enqueue("t", queue="q", priority=-1),
+        "args": lambda: way.jobs.enqueue("t", {"text": "\0"}, queue="q"),
+        "limit": lambda: way.jobs.find(limit=0),
+        "after": lambda: way.jobs.find(after="nonsense"),
+    }.items():
+        with pytest.raises(BadRequest) as refused:
+            await ask()
+        assert refused.value.field == field
+    job_id = await _add(way)
+    for field, ask in {
+        "limit": lambda: way.jobs.events(job_id, limit=1_001),
+        "load": lambda: way.jobs.logs(job_id, load=""),
+        "priority": lambda: way.jobs.set_priority(job_id, -1),
+    }.items():
+        with pytest.raises(BadRequest) as refused:
+            await ask()
+        assert refused.value.field == field
+    for field, ask in {
+        "limit": lambda: way.jobs.cancel(JobFilter(queue="q"), limit=10_001),
+        "queue": lambda: way.jobs.pause("\n"),
+    }.items():
+        with pytest.raises(BadRequest) as refused:
+            await ask()
+        assert refused.value.field == field
+    assert (await way.jobs.get(job_id)).status is Status.QUEUED
+
+
+async def test_an_id_that_no_job_has_is_told_in_the_same_words(way):
+    job_id = uuid7()
+    for ask in (
+        way.jobs.get,
+        way.jobs.events,
+        way.jobs.logs,
+        way.jobs.wait,
+        way.jobs.cancel,
+        way.jobs.retry,
+        way.jobs.run_now,
+        lambda job_id: way.jobs.set_priority(job_id, 1),
+    ):
+        with pytest.raises(JobNotFound, match=f"^no job has the id {job_id}$"):
+            await ask(job_id)
+
+
+async def test_a_status_that_does_not_allow_it_is_a_conflict_that_names_the_job_and_its_status(way):
+    queued, ended = [await _add(way) for _ in range(2)]
+    await _end(way, ended)
+    for job_id, status, ask in (
+        (queued, "queued", way.jobs.retry),
+        (ended, "succeeded", way.jobs.retry),
+        (ended, "succeeded", way.jobs.run_now),
+        (ended, "succeeded", lambda job_id: way.jobs.set_priority(job_id, 1)),
+    ):
+        with pytest.raises(Conflict, match=f"^job {job_id} is {status}; [a-z_]+ is for jobs that are ") as conflict:
+            await ask(job_id)
+        assert (str(conflict.value.job_id), conflict.value.status) == (str(job_id), status)
+    assert (await way.jobs.cancel(ended)).status is Status.SUCCEEDED
+
+
+async def test_one_job_is_changed_and_comes_back_as_it_stands_then(way):
+    job_id = await _add(way, available_at=LATER)
+    assert (await way.jobs.set_priority(job_id, 3)).priority == 3
+    assert (await way.jobs.run_now(job_id)).waits_for is None
+    assert (await way.jobs.cancel(job_id)).status is Status.CANCELED
+    assert (await way.jobs.retry(job_id)).status is Status.QUEUED
+    await way.raw.execute(
+        "UPDATE dl_jobs SET status = 'running', claimed_by = 'x', lease_expires_at = 'infinity', "
+        "heartbeat_at = now() - interval '1 hour'"
+    )
+    with pytest.raises(Conflict, match="its lease never ends"):
+        await way.jobs.retry(job_id)
+    assert (await way.jobs.retry(job_id, force=True)).status is Status.QUEUED
+    page = await way.jobs.audit()
+    assert [entry.action for entry in page.audit] == ["retry", "retry", "cancel", "run_now", "set_priority"]
+    assert {(entry.actor, entry.job_id) for entry in page.audit} == {("chief", job_id)}
+    latest = await way.jobs.audit(limit=2)
+    rest = await way.jobs.audit(after=latest.next)
+    assert latest.audit + rest.audit == page.audit
+    assert rest == AuditPage(page.audit[2:], None)
+
+
+async def test_a_change_of_all_jobs_goes_on_when_it_changed_less_than_it_was_asked_for():
+    changes = iter([1_000, 999, 3, 0, 7])
+
+    async def change():
+        return next(changes)
+
+    assert await contract._repeated(change, 1) == 2_002
+
+
+async def test_jobs_of_a_filter_are_changed_up_to_a_limit_or_all_of_them_in_batches(way, monkeypatch):
+    monkeypatch.setattr(contract, "BATCH", 2)
+    ids = [await _add(way, available_at=LATER) for _ in range(5)]
+    other = await _add(way, queue="other", available_at=LATER)
+    of_q = JobFilter(queue="q")
+    for change in (
+        lambda **limit: way.jobs.set_priority(of_q, 5, **limit),
+        lambda **limit: way.jobs.run_now(of_q, **limit),
+        lambda **limit: way.jobs.cancel(of_q, **limit),
+        lambda **limit: way.jobs.retry(JobFilter(queue="q", status=frozenset({Status.CANCELED})), **limit),
+    ):
+        assert [await change(limit=2), await change(), await change()] == [2, 3, 0]
+    found = (await way.jobs.find(of_q)).jobs
+    assert {(job.job_id, job.status, job.priority, job.waits_for) for job in found} == {
+        (job_id, Status.QUEUED, 5, None) for job_id in ids
+    }
+    assert ((await way.jobs.get(other)).priority, (await way.jobs.get(other)).waits_for) == (100, WaitsFor.TIME)
+
+
+async def test_jobs_are_found_by_each_criterion_in_pages_newest_first(way):
+    ids = [await _add(way, lock_key=f"k{n}", **({"queue": "b"} if n == 2 else {})) for n in range(5)]
+    await way.raw.execute("UPDATE dl_jobs SET created_at = $2 WHERE job_id = $1", ids[0], LATER - timedelta(days=9))
+    await _end(way, ids[1], "failed")
+    for criteria, expected in (
+        ({}, [4, 3, 2, 1, 0]),
+        ({"queue": "b"}, [2]),
+        ({"task": "u"}, []),
+        ({"status": frozenset({Status.FAILED, Status.LOST})}, [1]),
+        ({"lock_key": "k3"}, [3]),
+        ({"created_to": LATER - timedelta(days=8)}, [0]),
+        ({"created_from": LATER - timedelta(days=8), "queue": "q"}, [4, 3, 1]),
+        ({"finished_from": LATER - timedelta(days=8)}, [1]),
+        ({"finished_to": LATER - timedelta(days=8)}, []),
+    ):
+        found, after = [], None
+        while True:
+            page = await way.jobs.find(JobFilter(**criteria), limit=2, after=after)
+            assert len(page.jobs) <= 2
+            found += page.jobs
+            if (after := page.next) is None:
+                break
+        assert (criteria, [ids.index(job.job_id) for job in found]) == (criteria, expected)
+        assert found == (await way.jobs.find(JobFilter(**criteria))).jobs
+
+
+async def test_a_journal_and_a_log_are_read_in_pages(way):
+    job_id = await _add(way)
+    await way.raw.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT $1, 'q', 'log', jsonb_build_object("
+        "'level', CASE n % 2 WHEN 0 THEN 'info' ELSE 'error' END, 'message', 'line ' || n, 'fields', "
+        "jsonb_build_object('load', 'l' || n)) FROM generate_series(1, 5) AS n",
+        job_id,
+    )
+    whole = await way.jobs.events(job_id)
+    assert [event.kind for event in whole.events] == ["queued", *["log"] * 5]
+    begin = await way.jobs.events(job_id, limit=4)
+    assert begin.events + (await way.jobs.events(job_id, after=begin.next)).events == whole.events
+    assert await way.jobs.events(job_id, after=whole.events[-1].event_id) == EventPage([], None)
+    first = await way.jobs.logs(job_id, limit=3)
+    rest = await way.jobs.logs(job_id, after=first.next)
+    assert [line.message for line in (*first.lines, *rest.lines)] == [f"line {n}" for n in range(1, 6)]
+    assert rest.next is None
+    assert [line.message for line in (await way.jobs.logs(job_id, level="error")).lines] == [
+        "line 1",
+        "line 3",
+        "line 5",
+    ]
+    assert [line.fields for line in (await way.jobs.logs(job_id, load="l2")).lines] == [{"load": "l2"}]
+
+
+async def test_a_wait_tells_of_changes_and_returns_the_job_when_it_has_ended(way):
+    job_id = await _add(way)
+    seen, ended = [], []
+
+    async def wait():
+        ended.append(await way.jobs.wait(job_id, on_change=seen.append))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await until(lambda: _length(seen))
+            await way.raw.execute("UPDATE dl_jobs SET progress = '{\"rows\": 1}'")
+            await until(lambda: _length(seen), lambda length: length == 2)
+            await _end(way, job_id)
+    assert [(job.status, job.progress) for job in seen] == [
+        ("queued", {}), ("queued", {"rows": 1}), ("succeeded", {"rows": 1}),
+    ]  # fmt: skip
+    assert [(job.status, job.result) for job in ended] == [("succeeded", [1])]
+    assert (await way.jobs.wait(job_id)).status is Status.SUCCEEDED
+
+
+async def test_a_wait_ends_with_its_callers_scope_and_leaves_the_way_usable(way):
+    job_id = await _add(way)
+    with trio.fail_after(20):
+        with trio.move_on_after(0.3) as scope:
+            await way.jobs.wait(job_id)
+        assert scope.cancelled_caught
+        assert (await way.jobs.get(job_id)).status is Status.QUEUED
+
+
+async def test_queues_are_listed_paused_and_resumed_whatever_their_names(way):
+    names = ["a/b c", "q", "ü?#"]
+    for name in names:
+        await _add(way, queue=name)
+        await way.jobs.pause(name)
+    await way.raw.execute(
+        "INSERT INTO dl_workers (worker, host, pid, version, queues, tasks) VALUES ('w', 'h', 1, '1', $1, $2)",
+        '{"q": 3}',
+        ["t"],
+    )
+    assert sorted((queue.queue, queue.paused, queue.ready, queue.slots) for queue in await way.jobs.queues()) == [
+        ("a/b c", True, 1, 0), ("q", True, 1, 3), ("ü?#", True, 1, 0),
+    ]  # fmt: skip
+    assert {job.queue_state for job in (await way.jobs.find()).jobs} == {QueueState.PAUSED}
+    for name in names:
+        await way.jobs.resume(name)
+    assert {queue.paused for queue in await way.jobs.queues()} == {False}
+    [worker] = await way.jobs.workers()
+    assert (worker.worker, worker.queues, worker.tasks) == ("w", {"q": 3}, ["t"])
+    assert [entry.action for entry in (await way.jobs.audit()).audit] == ["resume"] * 3 + ["pause"] * 3
+
+
+async def test_a_stranger_and_a_queue_that_does_not_answer_are_told_apart(way):
+    async with way.stranger as jobs:
+        with pytest.raises(AccessDenied):
+            await jobs.queues()
+    async with way.nowhere as jobs:
+        for ask in (jobs.queues, lambda: jobs.enqueue("t", queue="q"), lambda: jobs.wait(uuid7())):
+            with pytest.raises(StoreUnavailable) as away:
+                await ask()
+            assert type(away.value) is StoreUnavailable
+
+
+async def _length(items):
+    return len(items)

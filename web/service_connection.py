@@ -1,0 +1,202 @@
+"""A connection to a running service: requests whose answers are the domain's records, and problems that are our errors.
+
+On Trio as well as on asyncio: nothing here belongs to one of them. Nothing is sent a second time: whether a request
+without an answer took effect is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+import attrs
+import httpx2
+import msgspec
+
+from dataloader.jobs.errors import (
+    AccessDenied,
+    BadRequest,
+    ConfigError,
+    Conflict,
+    DataloaderError,
+    Draining,
+    IdempotencyConflict,
+    JobNotFound,
+    StoreError,
+    StoreUnavailable,
+    Unstorable,
+)
+from dataloader.jobs.loopback import is_loopback
+from dataloader.jobs.secrets.masking import mask_text
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 30.0
+"""Seconds for an answer: as long as a statement may take by default."""
+ASK_AGAIN_S: Final = 5.0
+"""After a refusal because of what others ask for, where the service names no time."""
+
+
+class ServiceBusy(StoreUnavailable):
+    """The service has too much to do at this moment; it may be asked again after `again_s` seconds."""
+
+    def __init__(self, message: str, again_s: float) -> None:
+        """`again_s` is what the service says, or `ASK_AGAIN_S`."""
+        super().__init__(message)
+        self.again_s = again_s
+
+
+@attrs.frozen
+class ServiceConnection:
+    """A service, and how to ask it. `shown_url` stands in messages."""
+
+    client: httpx2.AsyncClient
+    shown_url: str
+
+    async def ask(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float = ANSWER_S,
+        missing: type[DataloaderError] | None = None,
+    ) -> T:
+        """The answer to one request, as `kind`; another status than a good one is raised as our error.
+
+        Args:
+            kind: what the answer is decoded as.
+            method: GET, POST or PATCH.
+            path: behind `/api/v1`.
+            body: is sent as JSON, if it is given.
+            params: the query; what is None is left out.
+            timeout_s: seconds for the answer.
+            missing: the error for a 404; by default `JobNotFound` for what is below `/jobs`.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = await self.client.request(
+                method,
+                path,
+                params={name: value for name, value in (params or {}).items() if value is not None},
+                content=content,
+                headers=None if body is None else {"Content-Type": "application/json"},
+                timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
+            )
+        except httpx2.TransportError as error:
+            raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(_reason(error))}") from error
+        if not answer.is_success:
+            raise self._error(answer, missing)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.DecodeError as error:
+            message = f"{self.shown_url} answers {method} {path} in an unknown way: {error}; is it another version?"
+            raise DataloaderError(message) from error
+
+    def _error(self, answer: httpx2.Response, missing: type[DataloaderError] | None) -> DataloaderError:  # noqa: C901, PLR0911 - a table
+        """Our error for an answer that is none, from its problem document if it has one."""
+        problem = _Problem.of(answer)
+        detail = problem.detail or f"{answer.status_code} {answer.reason_phrase}"
+        said = detail.removesuffix(".")
+        path = answer.request.url.path.removeprefix(self.client.base_url.path).strip("/").split("/")
+        match answer.status_code, problem.type:
+            case HTTPStatus.NOT_FOUND, str() if missing is not None:
+                return missing(said)
+            case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs":
+                return JobNotFound(f"no job has the id {path[1]}")  # as the database says it
+            case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN, _:
+                return AccessDenied(f"token: {self.shown_url} refuses it: {detail}")
+            case HTTPStatus.UNPROCESSABLE_ENTITY, _ if problem.errors:
+                return BadRequest(problem.errors[0].path, problem.errors[0].message)
+            case HTTPStatus.UNPROCESSABLE_ENTITY, _:
+                return Unstorable(said)
+            case HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _:
+                return BadRequest("body", detail)
+            case HTTPStatus.CONFLICT, "idempotency-conflict":
+                return IdempotencyConflict(problem.idempotency_key or "", problem.job_id)
+            case HTTPStatus.CONFLICT, "not-allowed-now":
+                begin = f"job {problem.job_id} is {problem.job_status}; "
+                return Conflict(problem.job_id, problem.job_status or "", said.removeprefix(begin))
+            case HTTPStatus.SERVICE_UNAVAILABLE, "draining":
+                return Draining(f"{self.shown_url}: {detail}")
+            case (HTTPStatus.TOO_MANY_REQUESTS, _) | (HTTPStatus.SERVICE_UNAVAILABLE, "too-busy"):
+                return ServiceBusy(f"{self.shown_url}: {detail}", _again_s(answer))
+            # What a proxy says of a service that restarts.
+            case HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT, _:
+                return StoreUnavailable(f"{self.shown_url}: {detail}")
+            case _:
+                return StoreError(f"{self.shown_url}: {detail}")
+
+
+class _FieldError(msgspec.Struct):
+    path: str = ""
+    message: str = ""
+
+
+class _Problem(msgspec.Struct):
+    """What we read of a problem document. `type` is None where there is no such document."""
+
+    type: str | None = None
+    detail: str = ""
+    errors: list[_FieldError] = []
+    job_id: UUID | None = None
+    job_status: str | None = None
+    idempotency_key: str | None = None
+
+    @classmethod
+    def of(cls, answer: httpx2.Response) -> _Problem:
+        """The document of an answer, or an empty one for what somebody between us and the service has answered."""
+        try:
+            return msgspec.json.decode(answer.content, type=cls)
+        except msgspec.DecodeError:
+            return cls()
+
+
+def _again_s(answer: httpx2.Response) -> float:
+    try:
+        after_s = float(answer.headers.get("Retry-After", ASK_AGAIN_S))
+    except ValueError:
+        return ASK_AGAIN_S
+    return after_s if 0 <= after_s < math.inf else ASK_AGAIN_S
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, or what it comes from: that of a handshake says nothing itself."""
+    name = type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return name
+
+
+@asynccontextmanager
+async def open_service(url: str, token: str | None) -> AsyncIterator[ServiceConnection]:
+    """A connection to the service at `url`, such as `http://127.0.0.1:8080`, for the length of a block.
+
+    Nothing is connected before the first request. Raises `ConfigError` for another kind of address or token.
+    """
+    try:
+        address = httpx2.URL(url.rstrip("/"))
+    except httpx2.InvalidURL:
+        address = httpx2.URL("")
+    if address.scheme not in {"http", "https"} or not address.host:
+        raise ConfigError(f"url: must be an address such as http://127.0.0.1:8080, not {mask_text(url)!r}")
+    if token and not token.isascii():
+        raise ConfigError("token: must be letters, digits and signs of ASCII only")
+    async with httpx2.AsyncClient(
+        base_url=f"{address}/api/v1",
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        # With the authorities that the environment names.
+        verify=httpx2.create_ssl_context(),
+        # A proxy of the environment is for what is elsewhere, and would be told the token.
+        trust_env=not is_loopback(address.host),
+    ) as client:
+        yield ServiceConnection(client, mask_text(str(address)))
