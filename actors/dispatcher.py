@@ -18,6 +18,7 @@ import trio
 from dataloader.actors import runner
 from dataloader.actors.claim_cursor import Ask, ClaimCursor
 from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.wake import Wake
@@ -135,7 +136,7 @@ class Dispatcher:
         now = trio.current_time()
         runs = []
         for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True):
-            run = Run(job=job, claimed_at=now, lease_until=claim.sent_at + job.lease_s)
+            run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, claim.sent_at + job.lease_s))
             self.runs.add(run)
             self.services.telemetry.picked_up(self.queue, waited_s)
             runs.append(run)

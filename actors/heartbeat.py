@@ -16,7 +16,8 @@ from uuid import UUID
 import attrs
 import trio
 
-from dataloader.actors.job_runs import Run, Runs, margin_s
+from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import margin_s
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
@@ -92,7 +93,7 @@ class Heartbeat:
             return False
         self.outage.worked("heartbeat")
         expired = [runs[pulse.token] for pulse in pulses if pulse.beat is Beat.EXPIRED]
-        revived = await self._revive_expired(expired, timeout_s) if expired else {}
+        revived = await self._revive(expired, timeout_s) if expired else {}
         certain = True
         for pulse in pulses:
             certain &= self._apply(runs[pulse.token], pulse, revived.get(pulse.token, pulse.beat), sent_at)
@@ -105,13 +106,13 @@ class Heartbeat:
             await self.session.open()
             self.outage.worked("heartbeat")
 
-    async def _revive_expired(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
+    async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
         """By our clock some of these leases hold: the database's has jumped (F32).
 
         Jobs with a key are ours while we have their keys, the others while they have our token. What could not be
         asked, or is locked by somebody, is unknown.
         """
-        jobs = [run.job for run in expired if run.lease_until > trio.current_time()]
+        jobs = [run.job for run in expired if run.lease.until > trio.current_time()]
         keyed = [(job.job_id, job.token) for job in jobs if self.locks.holds(job.token)]
         keyless = [(job.job_id, job.token) for job in jobs if job.lock_hash is None]
         beats = dict.fromkeys((token for _, token in keyed + keyless), Beat.UNKNOWN)
@@ -129,8 +130,7 @@ class Heartbeat:
     def _apply(self, run: Run, pulse: Pulse, beat: Beat, sent_at: float) -> bool:
         match beat:
             case Beat.RENEWED:
-                run.lease_until = max(run.lease_until, sent_at + run.job.lease_s)
-                run.set_deadline(run.key_safe_until)
+                run.renewed(sent_at)
             case Beat.LOST | Beat.EXPIRED if (
                 not run.body_ended and not run.committed and run.stop_reason is not StopReason.LEASE_LOST
             ):
@@ -170,7 +170,7 @@ class Heartbeat:
         moments = [now + min(self.period_s, LOOK_EVERY_S)]
         for run in self.runs:
             if not run.body_ended:
-                moments += (run.scope.deadline, run.lease_until, run.overdue_since + self.cancel_grace_s)
+                moments += (run.scope.deadline, run.lease.until, run.overdue_since + self.cancel_grace_s)
         return min(moment for moment in moments if moment > now)
 
     def _look_for_stuck(self) -> None:
@@ -193,8 +193,8 @@ class Heartbeat:
                     for_s=round(now - stopped_at, 1),
                 )
             # Who could have stopped in time has no more grace when the lease is over.
-            was_in_time = run.lease_until - run.overdue_since >= margin_s(run.job.lease_s) / 2
-            lease_is_gone = now >= run.lease_until and (was_in_time or has_had_its_grace)
+            was_in_time = run.lease.until - run.overdue_since >= margin_s(run.job.lease_s) / 2
+            lease_is_gone = now >= run.lease.until and (was_in_time or has_had_its_grace)
             job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
             # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
             is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST

@@ -1,9 +1,8 @@
 """The runs of this process: which jobs are ours now, until when, and who stopped them.
 
-Owner of every run's deadline: a run's cancel scope ends at the earliest of its task's timeout, its lease and its key's
-safety, if it has a key, less a margin in which the body can clean up. The heartbeat moves the lease, the keeper of the
-lock session the key's safety. A run is here from its claim until its end is recorded, so that it gets heartbeats all
-that time.
+A run's cancel scope ends when its `Lease` says so: at the earliest of its task's timeout, its lease and its key's
+safety, less a margin in which the body can clean up. A run is here from its claim until its end is recorded, so that it
+gets heartbeats all that time.
 """
 
 from __future__ import annotations
@@ -16,17 +15,13 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.lease import Lease
 from dataloader.actors.outbox import Outbox
 from dataloader.actors.wake import Wake
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 
 REMEMBERED_CANCELS: Final = 1_000
-
-
-def margin_s(lease_s: float) -> float:
-    """How long before its lease ends a body is stopped: a tenth of the lease, from half a second to five."""
-    return min(max(lease_s / 10, 0.5), 5.0)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -37,15 +32,12 @@ class Run:
     """
 
     job: ClaimedJob
-    lease_until: float
+    lease: Lease
     claimed_at: float
     scope: trio.CancelScope = attrs.field(init=False)
-    timeout_at: float = math.inf
     _stop_reason: StopReason | None = attrs.field(default=None, init=False)
     stopped_at: float = math.inf
     overdue_since: float = math.inf
-    key_safe_until: float = math.inf
-    deadline_reason: StopReason = StopReason.LEASE_ENDED
     committed: bool = False
     commit: trio.CancelScope | None = None
     body_ended: bool = False
@@ -62,9 +54,9 @@ class Run:
 
     def limit_to(self, timeout_at: float) -> None:
         """Its task's own bound: it is stopped then, whatever becomes of lease and key."""
-        self.timeout_at = timeout_at
+        self.lease.timeout_at = timeout_at
         if timeout_at < self.scope.deadline:
-            self.scope.deadline, self.deadline_reason = timeout_at, StopReason.TIMEOUT
+            self._move_deadline()
 
     def stop(self, reason: StopReason) -> None:
         """Cancel the body; the first reason counts, but for a lost lease, after which nothing may be written."""
@@ -88,17 +80,17 @@ class Run:
         no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
         """
         self.committed = True
-        self.commit = trio.CancelScope(shield=True, deadline=self._commit_deadline())
+        self.commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends())
         return self.commit
 
     def commit_ended(self, *, well: bool) -> None:
         """The commit is over. A run that has committed (`well`) needs its key alone; another needs its lease again."""
         self.commit, self.committed = None, well
-        self.set_deadline(self.key_safe_until)
+        self._move_deadline()
 
     def stopped_by(self) -> StopReason:
         """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
-        return self._stop_reason or self._note(self.deadline_reason)
+        return self._stop_reason or self._note(self.lease.body_ends(committed=self.committed)[1])
 
     def _note(self, reason: StopReason) -> StopReason:
         """The one who sets the reason: the first one counts, but for a lost lease."""
@@ -106,29 +98,24 @@ class Run:
             self._stop_reason = reason
         return self._stop_reason
 
-    def set_deadline(self, key_safe_until: float) -> None:
-        """Move the scope's deadline to where timeout, lease and key put it; a committed run needs no lease."""
-        self.scope.deadline = self._deadline(key_safe_until)
-        if self.commit is not None:
-            self.commit.deadline = self._commit_deadline()
-
-    def _commit_deadline(self) -> float:
-        return min(self.lease_until - margin_s(self.job.lease_s), self.key_safe_until)
-
-    def open_scope(self, key_safe_until: float) -> None:
+    def open_scope(self) -> None:
         """A new scope that has its deadline; to move one is some ten times as dear."""
-        self.scope = trio.CancelScope(deadline=self._deadline(key_safe_until))
+        self.scope = trio.CancelScope(deadline=self.lease.body_ends(committed=self.committed)[0])
 
-    def _deadline(self, key_safe_until: float) -> float:
-        self.key_safe_until = key_safe_until
-        margin = margin_s(self.job.lease_s)
-        until, reason = self.timeout_at, StopReason.TIMEOUT
-        if not self.committed and self.lease_until - margin < until:
-            until, reason = self.lease_until - margin, StopReason.LEASE_ENDED
-        if key_safe_until < until:
-            until, reason = key_safe_until, StopReason.KEY_LOST
-        self.deadline_reason = reason
-        return until
+    def renewed(self, sent_at: float) -> None:
+        """A heartbeat that was sent at `sent_at` has renewed the lease."""
+        self.lease.renewed(sent_at)
+        self._move_deadline()
+
+    def key_is_safe_until(self, until: float) -> None:
+        """The keeper of the lock session has learned until when nobody is given the key."""
+        self.lease.key_safe_until = until
+        self._move_deadline()
+
+    def _move_deadline(self) -> None:
+        self.scope.deadline, _ = self.lease.body_ends(committed=self.committed)
+        if self.commit is not None:
+            self.commit.deadline = self.lease.commit_ends()
 
 
 class Runs:
@@ -164,7 +151,9 @@ class Runs:
         if self._added is not None:
             self._added.set()
             self._added = None
-        run.open_scope(math.inf if run.job.lock_hash is None else self.key_safe_until)
+        if run.job.lock_hash is not None:
+            run.lease.key_safe_until = self.key_safe_until
+        run.open_scope()
         if self.closed:
             run.stop(StopReason.DRAIN)
         elif self._early_cancels and self._early_cancels.pop(run.job.token, 0) is None:
@@ -226,4 +215,4 @@ class Runs:
         self.key_safe_until = until
         for run in self._by_token.values():
             if run.job.lock_hash is not None:
-                run.set_deadline(until)
+                run.key_is_safe_until(until)

@@ -15,7 +15,8 @@ from typing import Final
 import attrs
 import trio
 
-from dataloader.actors.job_runs import Runs, margin_s
+from dataloader.actors.job_runs import Runs
+from dataloader.actors.lease import margin_s
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError

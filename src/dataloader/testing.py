@@ -25,6 +25,7 @@ import trio
 
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
+from dataloader.actors.lease import Lease
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.to_record import Ended, ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
@@ -194,8 +195,8 @@ class _Bench:
     async def run(self, job: ClaimedJob) -> TaskRun:
         """Run one job to its end, and record that if there is a database."""
         task, recorder = self.tasks[job.task], _Recorder()
-        run = Run(job=job, lease_until=math.inf, claimed_at=trio.current_time())
-        run.open_scope(math.inf)
+        run = Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=trio.current_time())
+        run.open_scope()
         await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
         outcome = recorder.outcome
         if outcome is None:  # the handler's own transaction has committed it

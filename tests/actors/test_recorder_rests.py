@@ -9,6 +9,7 @@ import trio.testing
 from logged import capture_logs
 
 from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.to_record import Ended, Shown
@@ -68,7 +69,7 @@ def a_run(token: int = 7) -> Run:
         job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
         attempt=1, max_attempts=5, lease_s=60,
     )  # fmt: skip
-    return Run(job=job, lease_until=math.inf, claimed_at=0)
+    return Run(job=job, lease=Lease(job.lease_s, math.inf), claimed_at=0)
 
 
 async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(mock_clock):

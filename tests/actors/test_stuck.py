@@ -11,6 +11,7 @@ from proxy import open_proxy
 from dataloader import Tasks
 from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs, StopReason
+from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
@@ -33,7 +34,7 @@ async def test_one_whose_job_or_key_may_be_another_s_does(committed, why, ends_t
         attempt=1, max_attempts=5, lease_s=60,
     )  # fmt: skip
     runs, told = Runs(), []
-    run = Run(job=job, lease_until=trio.current_time() - 1, claimed_at=0, committed=committed)
+    run = Run(job=job, lease=Lease(job.lease_s, trio.current_time() - 1), claimed_at=0, committed=committed)
     runs.add(run)
     run.stop(why)
     run.overdue_since = -math.inf

@@ -82,15 +82,12 @@ async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
     return {}
 
 
-def _deadline_without_lease(run, key_safe_until: float) -> float:
-    lease_until, run.lease_until = run.lease_until, math.inf
-    until = DEADLINE(run, key_safe_until)
-    run.lease_until = lease_until
-    return until
+def _ends_without_lease(lease, *, committed: bool) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, until=math.inf), committed=committed)
 
 
-def _deadline_without_key(run, _key_safe_until: float) -> float:
-    return DEADLINE(run, math.inf)
+def _ends_without_key(lease, *, committed: bool) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, key_safe_until=math.inf), committed=committed)
 
 
 def _never(*_args: object) -> bool:
@@ -112,7 +109,7 @@ async def _watch_sees_nothing(_locks, _timeout_s: float) -> bool:
     return False
 
 
-DEADLINE = importlib.import_module("dataloader.actors.job_runs").Run._deadline
+BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
 STORE, ACTORS, FAULTS = "tests/store", "tests/actors", "tests/faults"
 
 GUARDS = {
@@ -174,17 +171,17 @@ GUARDS = {
     "lease as the scope's deadline": Guard(
         "a body ends before its lease can go to another",
         f"{ACTORS}/test_leases.py::test_a_body_ends_before_its_lease_though_its_key_is_safe",
-        put("actors.job_runs.Run._deadline", _deadline_without_lease),
+        put("actors.lease.Lease.body_ends", _ends_without_lease),
     ),
     "key as the scope's deadline": Guard(
         "a body ends before the server could give its key away",
         f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
-        put("actors.job_runs.Run._deadline", _deadline_without_key),
+        put("actors.lease.Lease.body_ends", _ends_without_key),
     ),
     "bound of a commit": Guard(
         "a commit that waits is given up before the lease can go to another",
         f"{ACTORS}/test_silence.py::test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting",
-        put("actors.job_runs.Run._commit_deadline", lambda _run: math.inf),
+        put("actors.lease.Lease.commit_ends", lambda _lease: math.inf),
     ),
     "expired leases stay expired": Guard(
         "no heartbeat renews a lease that has ended",

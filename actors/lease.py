@@ -1,0 +1,51 @@
+"""Until when a run's body may go on, and what ends it then: decided from the lease, the key and the timeout.
+
+Each has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key is safe, the
+runner sets the timeout. Knows neither the clock nor the scope that has the deadline.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from dataloader.jobs.outcomes import StopReason
+
+
+def margin_s(lease_s: float) -> float:
+    """How long before its lease ends a body is stopped: a tenth of the lease, from half a second to five."""
+    return min(max(lease_s / 10, 0.5), 5.0)
+
+
+@attrs.define(eq=False)
+class Lease:
+    """The lease of one run, of so many `seconds` from each renewal, with its key and its timeout.
+
+    Times are Trio's clock. `key_safe_until` is infinite for a job that has no key.
+    """
+
+    seconds: float
+    until: float
+    key_safe_until: float = math.inf
+    timeout_at: float = math.inf
+
+    def renewed(self, sent_at: float) -> None:
+        """A heartbeat that was sent at `sent_at` has renewed it."""
+        self.until = max(self.until, sent_at + self.seconds)
+
+    def body_ends(self, *, committed: bool) -> tuple[float, StopReason]:
+        """When the body has to be stopped as things stand, and why.
+
+        One that has `committed` needs its key alone: nobody will run its job again.
+        """
+        until, reason = self.timeout_at, StopReason.TIMEOUT
+        if not committed and self.until - margin_s(self.seconds) < until:
+            until, reason = self.until - margin_s(self.seconds), StopReason.LEASE_ENDED
+        if self.key_safe_until < until:
+            until, reason = self.key_safe_until, StopReason.KEY_LOST
+        return until, reason
+
+    def commit_ends(self) -> float:
+        """The last moment for a commit's reply: from then on another worker may have the job, or its key."""
+        return min(self.until - margin_s(self.seconds), self.key_safe_until)
