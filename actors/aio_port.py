@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Generic, ParamSpec, TypeVar
+from uuid import UUID
 
 import attrs
 import outcome
@@ -18,6 +19,7 @@ import trio
 from dataloader.actors.trio_port import TrioPort
 from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import Level
+from dataloader.jobs.model import AfterResult
 from dataloader.jobs.outcomes import StopReason
 
 P = ParamSpec("P")
@@ -79,6 +81,10 @@ class AioRunPort:
         left.set()
         await operation.wait()
         operation.result()
+
+    async def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after."""
+        return await self.run(self._port.after)
 
     async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a Trio-flavoured function from asyncio.

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import attrs
 from trio import from_thread
@@ -17,6 +18,7 @@ from trio import from_thread
 from dataloader.actors.trio_port import TrioPort
 from dataloader.jobs.job import ThreadTransaction, Transaction
 from dataloader.jobs.listings import Level
+from dataloader.jobs.model import AfterResult
 from dataloader.jobs.outcomes import StopReason
 
 
@@ -50,6 +52,10 @@ class ThreadRunPort:
                 raise
         else:
             from_thread.run(opened.__aexit__, None, None, None)
+
+    def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after."""
+        return from_thread.run(self._port.after)
 
     def deadline(self) -> float:
         """The deadline of the run's scope."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import UUID
 
 import trio
 
@@ -16,11 +17,13 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.job import Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import ClaimedJob
+from dataloader.jobs.model import AfterResult, ClaimedJob
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Step
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.reads import results_of
 
 job_log = get_logger("dataloader.job")
 
@@ -100,6 +103,10 @@ class TrioPort:
             # A body whose lease has ended meanwhile was stopped by that, and hears of nothing else.
             await trio.lowlevel.checkpoint()
             raise failure
+
+    async def after(self) -> dict[UUID, AfterResult]:
+        """Read anew at each call: who does not ask does not pay."""
+        return await results_of(self.resource(Database), self._run.job.job_id)
 
     def deadline(self) -> float:
         """The deadline of the run's scope."""

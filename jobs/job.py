@@ -15,6 +15,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.model import AfterResult
 from dataloader.jobs.outcomes import StopReason
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class AsyncPort(Port, Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """A transaction that ends with the job's success."""
 
+    async def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after."""
+
 
 class ThreadPort(Port, Protocol):
     """The port of a thread's handle."""
@@ -108,6 +112,9 @@ class ThreadPort(Port, Protocol):
 
     def transaction(self) -> AbstractContextManager[ThreadTransaction]:
         """A transaction that ends with the job's success."""
+
+    def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after."""
 
 
 @attrs.frozen(eq=False)
@@ -230,6 +237,13 @@ class _AsyncHandle(_Handle[A]):
         """
         return self._port.transaction()
 
+    async def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after (`after=`), by their ids; read from the database at each call.
+
+        Raises `StoreUnavailable` when the database can't be read now, `LookupError` where there is none.
+        """
+        return await self._port.after()
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class Job(_AsyncHandle[A]):
@@ -269,6 +283,10 @@ class ThreadJob(_Handle[A]):
     def transaction(self) -> AbstractContextManager[ThreadTransaction]:
         """Open a transaction in which the handler's own rows and the job's success commit together: see `Job`."""
         return self._port.transaction()
+
+    def after(self) -> dict[UUID, AfterResult]:
+        """What the jobs came to that this one runs after, by their ids: see `Job`."""
+        return self._port.after()
 
 
 AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any]

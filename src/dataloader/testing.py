@@ -45,6 +45,7 @@ from dataloader.store.migrations import migrate
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.finish import aio_finish
 from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.make_ready import ready_after
 from dataloader.store.queue.reads import get_job, list_jobs, list_queues
 from dataloader.store.queue.transaction import Transactions
 from dataloader.supervisor.resources import Opened, open_resources
@@ -121,10 +122,16 @@ async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
     runs: list[TaskRun] = []
     async with _open_worker(dsn, tasks) as worker:
         database = worker.bench.database_given
-        while queues := [q.queue for q in await list_queues(database) if q.ready and not q.paused]:
+        while queues := await _ready_queues(database):
             for queue in queues:
                 runs += await worker.work(queue)
     return runs
+
+
+async def _ready_queues(database: Database) -> list[str]:
+    while (await ready_after(database)).jobs:
+        pass
+    return [q.queue for q in await list_queues(database) if q.ready and not q.paused]
 
 
 async def assert_enqueued(

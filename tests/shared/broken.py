@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from dataloader.store.migrations import function_set
+from dataloader.store.queue.make_ready import Judged
 
 VARIABLE = "WITHOUT_GUARD"
 
@@ -93,6 +94,11 @@ def _ends_without_key(lease, *, committed: bool) -> tuple[float, object]:
 def _never(*_args: object) -> bool:
     """In the place of one that asks whether something may happen."""
     return False
+
+
+async def _none_judged(*_args: object) -> Judged:
+    """In the place of one that judges jobs."""
+    return Judged(0, more=False)
 
 
 async def _yes(*_args: object) -> bool:
@@ -243,6 +249,23 @@ GUARDS = {
         "a claim whose request or answer is lost costs no job its key",
         f"{ACTORS}/test_silence.py::test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop",
         put("store.connection.bridge.Session.drop", _nothing_async),
+    ),
+    "mark on who is waited for": Guard(
+        "an ending and the look at the job that ends never miss each other",
+        f"{STORE}/queue/test_after.py::test_an_ending_and_the_job_that_waits_for_it_never_miss_each_other",
+        edit_schema(
+            "UPDATE {schema}.dl_jobs p SET awaited = true WHERE p.job_id = ANY (v_open) AND NOT p.awaited;", ""
+        ),
+    ),
+    "look at all that came before": Guard(
+        "a job does not run before a predecessor that was retried",
+        f"{STORE}/queue/test_after.py::test_one_that_is_retried_before_the_others_end_counts_by_what_it_comes_to",
+        edit_schema("(array_agg(a.after_id) FILTER (WHERE p.status IN ('queued', 'running')))[1]", "NULL::uuid"),
+    ),
+    "stager below the notifications of endings": Guard(
+        "a job whose predecessors have ended runs, though nobody has heard of it",
+        f"{ACTORS}/test_graphs.py::test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before",
+        put("actors.stager.ready_after", _none_judged),
     ),
     "count of crashes": Guard(
         "a job that kills its worker each time is lost in the end",

@@ -7,13 +7,15 @@
 -- Why it is linear: `waits_on` goes down the list of a job's predecessors, over those that have ended, each of them once.
 
 -- Looks at up to p_limit jobs that wait for others and makes those ready, or cancels those, whose predecessors have all ended.
--- Rows that somebody has locked are passed over.
+-- Rows that somebody has locked are passed over. The plans are pinned as the claim's, whatever the statistics say: with
+-- BETWEEN for = no other index than that of jobs that wait has the order by `waits_on`.
 --   judged   jobs that were made ready, canceled, or wait for another one now
 --   more     others are left, more than p_limit or locked at the moment
 CREATE OR REPLACE FUNCTION {schema}.dl_ready_after(p_limit int, OUT judged int, OUT more boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
 AS $$
 DECLARE
   c_unchosen CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
@@ -41,7 +43,7 @@ BEGIN
       FROM unnest(v_ended || c_unchosen) AS looked (id)
       CROSS JOIN LATERAL (
         SELECT j.job_id, j.waits_on FROM {schema}.dl_jobs j
-        WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on = looked.id
+        WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN looked.id AND looked.id
         ORDER BY j.waits_on, j.created_at, j.job_id
         LIMIT p_limit
         FOR NO KEY UPDATE SKIP LOCKED
@@ -98,9 +100,12 @@ BEGIN
 
     -- Statements of their own: a job that waits may be waited for itself.
     v_open := ARRAY(
-      SELECT p.job_id FROM {schema}.dl_jobs p
-      WHERE p.job_id = ANY (v_next) AND p.status IN ('queued', 'running')
-      FOR NO KEY UPDATE SKIP LOCKED);
+      SELECT p.job_id FROM unnest(v_next) AS u (id)
+      CROSS JOIN LATERAL (
+        SELECT p.job_id FROM {schema}.dl_jobs p WHERE p.job_id = u.id AND p.status IN ('queued', 'running')
+        ORDER BY p.job_id LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS p);
     UPDATE {schema}.dl_jobs p SET awaited = true WHERE p.job_id = ANY (v_open) AND NOT p.awaited;
     UPDATE {schema}.dl_jobs j SET waits_on = u.next
     FROM unnest(v_jobs, v_next) AS u (id, next) WHERE j.job_id = u.id AND u.next = ANY (v_open);
@@ -123,18 +128,31 @@ BEGIN
 
     -- Locked first, and looked at in a new snapshot: nobody can revive it and wait for it again meanwhile.
     v_ended := ARRAY(
-      SELECT e.job_id FROM {schema}.dl_jobs e
-      WHERE e.job_id = ANY (v_ended) AND e.status IN ('succeeded', 'failed', 'canceled', 'lost')
-      FOR NO KEY UPDATE SKIP LOCKED);
+      SELECT e.job_id FROM unnest(v_ended) AS u (id)
+      CROSS JOIN LATERAL (
+        SELECT e.job_id FROM {schema}.dl_jobs e
+        WHERE e.job_id = u.id AND e.status IN ('succeeded', 'failed', 'canceled', 'lost')
+        ORDER BY e.job_id LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS e);
     UPDATE {schema}.dl_jobs e SET awaited = false
-    WHERE e.job_id = ANY (v_ended)
-      AND NOT EXISTS (SELECT FROM {schema}.dl_jobs j
-                      WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on = e.job_id);
+    WHERE e.job_id = ANY (ARRAY(
+      SELECT u.id FROM unnest(v_ended) AS u (id)
+      WHERE (SELECT j.job_id FROM {schema}.dl_jobs j
+             WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN u.id AND u.id
+             ORDER BY j.waits_on, j.created_at, j.job_id LIMIT 1) IS NULL));
     judged := judged + v_now;
     EXIT WHEN v_now = 0 OR judged >= p_limit;
   END LOOP;
-  more := EXISTS (SELECT FROM {schema}.dl_jobs e WHERE e.awaited AND e.status IN ('succeeded', 'failed', 'canceled', 'lost'))
-    OR EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on = c_unchosen);
+  more := (
+    SELECT e.job_id FROM {schema}.dl_jobs e
+    WHERE e.awaited AND e.status IN ('succeeded', 'failed', 'canceled', 'lost')
+    ORDER BY e.job_id LIMIT 1
+  ) IS NOT NULL OR (
+    SELECT j.job_id FROM {schema}.dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN c_unchosen AND c_unchosen
+    ORDER BY j.waits_on, j.created_at, j.job_id LIMIT 1
+  ) IS NOT NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_ready_after(int) FROM PUBLIC;
 

@@ -2,7 +2,8 @@
 
 After every step the promises about our own writes are checked (Q6, Q7, Q9, Q10): never two live leases of a job or of a
 key, never a run too many, no effect of an old token, the server's locks as in memory, a journal that tells the row's
-story by the table of transitions. After a sweep no job stays parked without a holder; in the end every job ends.
+story by the table of transitions. After a sweep no job stays parked without a holder, and each that runs after others
+waits for one that has not ended; none is claimed before those have succeeded, or ended. In the end every job ends.
 
 The histories are the same each time; `PROPERTY_EXAMPLES=500 PROPERTY_SEED=1234` draws others. Hypothesis shrinks
 what fails to a short list of steps and prints it.
@@ -11,6 +12,7 @@ what fails to a short list of steps and prints it.
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from uuid import UUID
 
 import attrs
@@ -32,7 +34,7 @@ from dataloader.jobs.states import TRANSITIONS, Status, Step
 from dataloader.store.queue import control
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.leases import Beat, aio_revive, reap
-from dataloader.store.queue.make_ready import ready_due, ready_free, ready_known, unpark
+from dataloader.store.queue.make_ready import ready_after, ready_due, ready_free, ready_known, unpark
 
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "25"))
 SEED = int(os.environ.get("PROPERTY_SEED", "0"))
@@ -40,6 +42,8 @@ KEYS = ("k0", "k1", "k2")
 KEYS_OR_NONE = (*KEYS, None)
 TASKS = ("t", "u")
 STEPS = (Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL)
+NEVER = datetime.max  # noqa: DTZ901 - as asyncpg gives it
+"""What asyncpg makes of an infinite instant."""
 OPERATOR = Operator("operator")
 
 
@@ -66,6 +70,9 @@ class World:
     foreign_touched: set[UUID] = attrs.field(factory=set)
     raw_turn: trio.Lock = attrs.field(factory=trio.Lock)
     starts: int = 0
+    after: dict[UUID, NewJob] = attrs.field(factory=dict)
+    ended: set[UUID] = attrs.field(factory=set)
+    succeeded: set[UUID] = attrs.field(factory=set)
 
     # What can happen. `a` and `b` choose among what there is.
 
@@ -83,6 +90,32 @@ class World:
         await enqueue(self.store, jobs)
         self.jobs.extend(job.job_id for job in jobs)
 
+    async def enqueue_after(self, a, b):
+        """Jobs that run after some of the latest, their own list's included."""
+        jobs = []
+        for n in range(1 + a % 4):
+            known = [*self.jobs, *(job.job_id for job in jobs)][-6:]
+            jobs.append(
+                NewJob(
+                    queue="q", task="t", lock_key=KEYS[a % 3] if n == 1 else None, max_attempts=1 + b % 3,
+                    after=[known[(a + n + i * b) % len(known)] for i in range(b % 4)] if known else None,
+                    when_failed="run" if (a + b) % 3 == 0 else "cancel",
+                )
+            )  # fmt: skip
+        await enqueue(self.store, jobs)
+        self.jobs.extend(job.job_id for job in jobs)
+        self.after |= {job.job_id: job for job in jobs if job.after}
+
+    async def delete(self, a, _b):
+        """Somebody deletes a job by hand that has not run."""
+        job_id = self.pick(self.jobs, a)
+        if job_id and await self.sql("DELETE FROM dl_jobs WHERE job_id = $1 AND token = 0 RETURNING job_id", job_id):
+            self.jobs.remove(job_id)
+            self.ended.add(job_id)
+
+    async def judge(self, _a, _b):
+        await ready_after(self.store)
+
     async def claim(self, a, b):
         worker = self.workers[a % len(self.workers)]
         claim = await self.insist(worker, lambda: worker.ask(limit=1 + b, tasks=TASKS[: 1 + (a % 2)]))
@@ -91,6 +124,7 @@ class World:
             assert job.job_id not in {body.job.job_id for body in self.bodies}
             assert job.lock_hash is None or job.lock_hash not in {body.job.lock_hash for body in self.bodies}
             self.bodies.append(Body(worker, job))
+            await self.check_turn(job.job_id)
         if b != 3:  # else the process is too slow with its second look, and the sweep must do
             await unpark(self.store, claim.to_test)
 
@@ -197,6 +231,8 @@ class World:
             await self.stop(body, Step.RETURN)
 
     async def sweep(self, _a, _b):
+        while (await ready_after(self.store)).jobs:
+            pass
         await ready_known(self.store, ["q"], TASKS)
         await ready_free(self.store)
         await ready_due(self.store)
@@ -206,7 +242,8 @@ class World:
         async with self.raw_turn:
             await self.raw.execute("SET session_replication_role = replica")
             await self.raw.execute(
-                "UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND available_at > now()"
+                "UPDATE dl_jobs SET available_at = now()"
+                " WHERE status = 'queued' AND available_at > now() AND waits_for IS DISTINCT FROM 'after'"
             )
             await self.raw.execute("SET session_replication_role = origin")
         await ready_due(self.store)
@@ -221,6 +258,7 @@ class World:
     async def foreign_claim(self, _a, _b):
         for row in await self.foreign(CLAIM):
             self.foreign_touched.add(row["job_id"])
+            await self.check_turn(row["job_id"])
             [got] = await self.foreign(LOCK, row["lock_key"])
             if got[0]:
                 self.foreign_runs.append((row["job_id"], row["lock_key"]))
@@ -310,6 +348,11 @@ class World:
             assert (row["lease_expires_at"] is not None) == (status is Status.RUNNING), row
             assert status is Status.QUEUED or row["waits_for"] is None, row
             assert status is not Status.QUEUED or row["waits_for"] is not None or row["due"], row
+            if status.is_final:
+                self.ended.add(row["job_id"])
+            if status is Status.SUCCEEDED:
+                self.succeeded.add(row["job_id"])
+            assert (row["waits_for"] == "after") <= (row["available_at"] == NEVER), row
             if row["job_id"] not in self.foreign_touched:
                 assert row["attempt"] <= row["max_attempts"], row
                 assert row["crashes"] <= row["max_attempts"], row
@@ -329,6 +372,25 @@ class World:
                 statuses[event["job_id"]] = TRANSITIONS[statuses[event["job_id"]], step]
         for job_id, status in statuses.items():
             assert job_id in self.foreign_touched or rows[job_id]["status"] == status, "the journal tells another story"
+
+    async def check_turn(self, job_id):
+        """A job that begins does not do so before those that it runs after."""
+        job = self.after.get(job_id)
+        if job is not None:
+            rows = await self.sql(
+                "SELECT job_id, status::text AS status FROM dl_jobs WHERE job_id = ANY ($1::uuid[])", list(job.after)
+            )
+            succeeded = {row["job_id"] for row in rows if row["status"] == Status.SUCCEEDED} | self.succeeded
+            ended = {row["job_id"] for row in rows if Status(row["status"]).is_final} | self.ended
+            assert job.after <= (succeeded if job.when_failed == "cancel" else ended), "it was not its turn"
+
+    async def check_after(self):
+        """After a sweep: a job that waits for others waits for one that has not ended."""
+        idle = await self.sql("""
+            SELECT w.job_id FROM dl_jobs w WHERE w.status = 'queued' AND w.waits_for = 'after' AND NOT EXISTS (
+              SELECT FROM dl_job_after a JOIN dl_jobs p ON p.job_id = a.after_id
+              WHERE a.job_id = w.job_id AND p.status IN ('queued', 'running'))""")
+        assert not idle, "a job waits for others that have all ended"
 
     async def check_locks(self):
         for worker in self.workers:
@@ -373,6 +435,7 @@ class World:
             await self.let_time_pass(0, 0)
             await self.sweep(0, 0)
             await self.check_parked()
+            await self.check_after()
             await self.claim(1, 7)
             for body in list(self.bodies):
                 await self.stop(body, Step.SUCCEED)
@@ -384,11 +447,14 @@ COMMON = ("enqueue", "claim", "end", "enqueue", "claim", "end", "enqueue", "clai
 RARE = (
     "sweep", "expire", "reap", "jump", "cancel", "retry", "beat", "end_again", "let_time_pass", "drain", "kill",
     "lose_session", "claim_without_reply", "foreign_insert", "foreign_claim", "foreign_finish", "foreign_reap",
+    "enqueue_after", "enqueue_after", "judge", "delete",
 )  # fmt: skip
 CHOICES = st.integers(0, 7)
 ONE = st.tuples(st.sampled_from(COMMON + RARE), CHOICES, CHOICES)
 ON_THE_STORE = st.tuples(
-    st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue"]), CHOICES, CHOICES
+    st.sampled_from(["claim", "end", "reap", "sweep", "beat", "cancel", "enqueue", "enqueue_after", "judge"]),
+    CHOICES,
+    CHOICES,
 )
 TWO_AT_ONCE = st.tuples(ON_THE_STORE, ON_THE_STORE)
 HISTORIES = st.lists(st.one_of(st.tuples(ONE), st.tuples(ONE), st.tuples(ONE), TWO_AT_ONCE), min_size=10, max_size=60)
@@ -407,6 +473,7 @@ async def play(store, raw, service, history):
                 await world.check()
                 if steps[0][0] == "sweep" and len(steps) == 1:
                     await world.check_parked()
+                    await world.check_after()
             await world.come_to_an_end()
     finally:
         with trio.move_on_after(20, shield=True):

@@ -1,0 +1,44 @@
+"""Jobs that run after others, in a running process: handlers of each flavour, with and without notifications."""
+
+from __future__ import annotations
+
+import pytest
+from conditions import patience_s, when_ended
+
+from dataloader import NewJob, Tasks
+
+tasks = Tasks()
+
+
+@tasks.task("count")
+async def count(job):
+    return job.args["rows"]
+
+
+@tasks.task("sum")
+async def in_trio(job):
+    return sum(one.result for one in (await job.after()).values())
+
+
+@tasks.task("sum.asyncio", asyncio=True)
+async def in_asyncio(job):
+    return sum(one.result for one in (await job.after()).values())
+
+
+@tasks.task("sum.thread")
+def in_thread(job):
+    return sum(one.result for one in job.after().values())
+
+
+@pytest.mark.parametrize("notified", [True, False], ids=["notified", "polling"])
+async def test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before(open_worker, monkeypatch, notified):
+    if not notified:
+        monkeypatch.setattr("dataloader.actors.listener.Listener._deliver", lambda *_: None)
+    polls = {} if notified else {"poll_s": 0.1}
+    parts = [NewJob(queue="q", task="count", args={"rows": n}) for n in range(1, 9)]
+    sums = [NewJob(queue="q", task=name, after=[one.job_id for one in parts]) for name in tasks if name != "count"]
+    total = NewJob(queue="q", task="sum", after=[one.job_id for one in sums])
+    async with open_worker(tasks, **polls) as supervisor:
+        await supervisor.jobs.enqueue_many([*parts, *sums, total])
+        job = await when_ended(supervisor, total.job_id, within_s=patience_s())
+    assert (job.status, job.result) == ("succeeded", 3 * 36)
