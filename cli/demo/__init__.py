@@ -1,1 +1,4 @@
-"""The command `demo`: the whole service on real data. tasks.py is what a user would write."""
+"""The command `demo`. What a user would write is in tasks.py, the tasks, and in program.py, which enqueues their jobs.
+
+command.py runs both, screen.py and results.py show how it goes and what came of it.
+"""

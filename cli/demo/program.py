@@ -1,7 +1,7 @@
 """What `dataloader demo` does once a supervisor serves: a program of its own that loads the rates through the HTTP API.
 
 It triggers one job a year by HTTP, follows them by long polls as any client would, and compares what came of it with
-the file. It sees nothing of the supervisor but its address. How it looks is the business of cli/demo.py, which is told
+the file. It sees nothing of the supervisor but its address. How it looks is the business of screen.py, which is told
 of every change through `Watcher`.
 
 Jobs that an interrupted run has left in the queue are followed, not triggered again: that they are still there is what
@@ -13,28 +13,20 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from typing import Any, Final, Protocol
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import attrs
 import trio
 
-from dataloader.cli.demo.tasks import CHECK, CREATE_TABLE, LOAD, Contents, read_contents
+from dataloader import JobFilter, JobRecord, Jobs, Status, Task, Worker, open_jobs
+from dataloader.cli.demo.tasks import CONTROL, LEASE_S, LOAD, Contents, check, create_table, read_contents
 from dataloader.cli.waiting import wait_for_end
-from dataloader.jobs.contract import Jobs
-from dataloader.jobs.ids import uuid7
-from dataloader.jobs.listings import JobFilter
-from dataloader.jobs.model import JobRecord, NewJob
-from dataloader.jobs.states import Status
-from dataloader.supervisor.settings import Worker
-from dataloader.web.client import open_http_jobs
 
 RECENT: Final = "ecb.recent"
 HISTORY: Final = "ecb.history"
-CONTROL: Final = "ecb.control"
 WORKERS: Final = (Worker(RECENT, 2), Worker(HISTORY, 2), Worker(CONTROL, 1))
 """Several queues, so that the years people ask for don't wait behind the others."""
-_LEASE_S: Final = 15
-"""Short, so that a run after a kill -9 need not wait long for the jobs of the one before."""
+_WHO: Final = "dataloader demo"
 
 
 def queue_of(year: int) -> str:
@@ -68,10 +60,10 @@ class Watcher(Protocol):
 
 
 @attrs.define
-class Load:
+class DemoRun:
     """One run of the demo, as far as it has come: the jobs of the years, and the result of the one that checks."""
 
-    run_id: UUID = attrs.field(factory=uuid7)
+    run_id: UUID = attrs.field(factory=uuid4)
     years: dict[int, JobRecord] = attrs.field(factory=dict)
     failed: JobRecord | None = None
     contents: Contents | None = None
@@ -99,24 +91,24 @@ class Load:
         return sum(count_of(job, count) or 0 for job in self.years.values())
 
 
-async def load(url: str, run: Load, watcher: Watcher) -> None:
+async def load(url: str, run: DemoRun, watcher: Watcher) -> None:
     """Load all years through the service at `url`; `run` shows what became of it, also when cancelled half way."""
     began = trio.current_time()
     contents = run.contents = await trio.to_thread.run_sync(read_contents)
-    async with open_http_jobs(url) as jobs:
+    async with open_jobs(url=url) as jobs:
         try:
-            if await _do(jobs, run, CREATE_TABLE) is None:
+            if await _do(jobs, run, create_table) is None:
                 return
             left = await _left(jobs)
             watcher.began(contents, left=len(left))
             async with trio.open_nursery() as nursery:
                 for year in sorted(contents.rates, reverse=True):
                     new = year not in left
-                    job = await _trigger(jobs, run, queue_of(year), LOAD, args_of(year)) if new else left[year]
+                    job = await _enqueue(jobs, run, year) if new else left[year]
                     nursery.start_soon(_follow, jobs, run, job, watcher)
             run.failed = next((job for job in run.years.values() if job.status is not Status.SUCCEEDED), None)
             if run.failed is None:
-                checked = await _do(jobs, run, CHECK)
+                checked = await _do(jobs, run, check)
                 run.check = None if checked is None else checked.result
         finally:
             run.seconds = trio.current_time() - began
@@ -128,32 +120,31 @@ async def _left(jobs: Jobs) -> dict[int, JobRecord]:
     return {year_of(job): job for job in (await jobs.find(unended, limit=500)).jobs}
 
 
-async def _trigger(jobs: Jobs, run: Load, queue: str, task: str, args: dict[str, str]) -> JobRecord:
-    name = ":".join([task, *args.values()])
-    new = NewJob(
-        queue=queue,
-        task=task,
-        args=args,
-        idempotency_key=f"demo:{run.run_id}:{name}",
-        lock_key=name,
-        producer="dataloader demo",
-        lease_ttl_sec=_LEASE_S,
+async def _enqueue(jobs: Jobs, run: DemoRun, year: int) -> JobRecord:
+    """Add the job of a year, once in a run; no other loads that year meanwhile."""
+    enqueued = await jobs.enqueue(
+        LOAD,
+        args_of(year),
+        queue=queue_of(year),
+        lock_key=f"{LOAD}:{year}",
+        lease_ttl_sec=LEASE_S,
+        idempotency_key=f"demo:{run.run_id}:{year}",
+        producer=_WHO,
     )
-    [enqueued] = await jobs.enqueue_many([new])
     return await jobs.get(enqueued.job_id)
 
 
-async def _do(jobs: Jobs, run: Load, task: str) -> JobRecord | None:
-    """Run one job of the control queue to its end; None, and the job in `run.failed`, when it did not succeed."""
-    job = await _trigger(jobs, run, CONTROL, task, {})
-    job = await wait_for_end(jobs, job.job_id, timeout_s=math.inf, on_change=lambda _job: None)
+async def _do(jobs: Jobs, run: DemoRun, task: Task[Any]) -> JobRecord | None:
+    """Run one job to its end; None, and the job in `run.failed`, when it did not succeed."""
+    enqueued = await jobs.enqueue(task, idempotency_key=f"demo:{run.run_id}:{task.name}", producer=_WHO)
+    job = await wait_for_end(jobs, enqueued.job_id, timeout_s=math.inf, on_change=lambda _job: None)
     if job.status is Status.SUCCEEDED:
         return job
     run.failed = job
     return None
 
 
-async def _follow(jobs: Jobs, run: Load, job: JobRecord, watcher: Watcher) -> None:
+async def _follow(jobs: Jobs, run: DemoRun, job: JobRecord, watcher: Watcher) -> None:
     """Keep the job of a year in `run` as it stands, until it has ended."""
 
     def changed(now: JobRecord) -> None:

@@ -28,9 +28,11 @@ from dataloader.flows.etl import Load, Page, Record, Request, Response, Source, 
 
 tasks: Final = Tasks()
 
-CREATE_TABLE: Final = "ecb.create_table"
 LOAD: Final = "ecb.rates"
-CHECK: Final = "ecb.check"
+CONTROL: Final = "ecb.control"
+"""The queue of the two tasks that come before the loads and after them."""
+LEASE_S: Final = 15
+"""Short, so that a run after a kill -9 need not wait long for the jobs of the one before."""
 _SOON: Final = RetryPolicy(base_s=1, cap_s=5)
 _FILE: Final = "eurofxref-hist.zip"
 _EMPTY: Final = frozenset({"", "N/A"})
@@ -45,14 +47,14 @@ CREATE TABLE IF NOT EXISTS ecb_rate (
 """
 
 
-@tasks.task(CREATE_TABLE, retry=_SOON, max_attempts=3)
+@tasks.task("ecb.create_table", queue=CONTROL, lease_ttl_sec=LEASE_S, retry=_SOON, max_attempts=3)
 async def create_table(job: Job) -> None:
     """Make the table `ecb_rate` unless it is there."""
     async with job.transaction() as transaction:
         await transaction.execute(_CREATE)
 
 
-@tasks.task(CHECK, retry=_SOON, max_attempts=3)
+@tasks.task("ecb.check", queue=CONTROL, lease_ttl_sec=LEASE_S, retry=_SOON, max_attempts=3)
 async def check(job: Job) -> None:
     """Count the table's rows and add up its rates; the result has both, the sum as text, since JSON has no decimals."""
     async with job.transaction() as transaction:

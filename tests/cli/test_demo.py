@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.resources
 import json
 import os
@@ -14,17 +15,26 @@ import time
 import zipfile
 from collections import Counter
 from decimal import Decimal
+from pathlib import Path
 
 import attrs
 import pytest
 
-from dataloader.cli.demo.program import Load, args_of
+from dataloader.cli.demo import tasks as task_module
+from dataloader.cli.demo.program import DemoRun, args_of
 from dataloader.cli.demo.tasks import LOAD, Contents, list_rates, read_contents, tasks
 from dataloader.jobs.states import Status
 from dataloader.testing import drain_queue, run_task
 
 RATES = 210_000
 WAIT_S = 90
+
+
+def test_its_tasks_are_written_on_the_public_names_alone():
+    for node in ast.walk(ast.parse(Path(task_module.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dataloader"):
+            assert node.module in {"dataloader", "dataloader.flows.etl"}
+            assert {alias.name for alias in node.names} <= set(importlib.import_module(node.module).__all__)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,7 @@ class Job:
 
 
 def test_a_load_is_right_only_if_all_jobs_succeeded_and_the_table_equals_the_file():
-    right = Load(
+    right = DemoRun(
         years={1999: Job(Status.SUCCEEDED, {"counts": {"inserted": 2}})},
         contents=Contents(Counter({1999: 2}), Decimal("2.50")),
         check={"rates": 2, "sum": "2.5"},

@@ -1,0 +1,130 @@
+"""How the demo looks while it runs: bars for its queues on a terminal, else a line for each year. On stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from decimal import Decimal
+from typing import Any, Protocol
+
+import click
+
+from dataloader.cli.demo.program import WORKERS, Watcher, queue_of, year_of
+from dataloader.cli.demo.results import seconds_of
+from dataloader.cli.demo.tasks import Contents
+from dataloader.jobs.model import JobRecord
+from dataloader.jobs.states import Status
+
+
+class Screen(Watcher, Protocol):
+    """Shows the load while it goes on, for the length of a block; `stop` ends that earlier.
+
+    `draining` is called when ^C has come.
+    """
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *_: object) -> None: ...
+    def stop(self) -> None:
+        """End the showing."""
+
+    def draining(self) -> None:
+        """Say that ^C has come."""
+
+
+def open_screen() -> Screen:
+    """Bars on a terminal, else lines."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Lines(Screen):
+    """A line for each year that ends, where nobody watches."""
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clean up."""
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def draining(self) -> None:
+        """The log says it."""
+
+    def began(self, contents: Contents, *, left: int) -> None:
+        """Say what is to come."""
+        click.echo(_plan(contents, left), err=True)
+
+    def changed(self, job: JobRecord) -> None:
+        """Say how a year ended."""
+        if job.status.is_final:
+            click.echo(f"{year_of(job)}  {job.status}  {seconds_of(job)} s", err=True)
+
+
+class Bars(Screen):
+    """A bar for each queue, with the years that run, and one for all rates."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only where there is a terminal
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        # While it is shown sys.stderr goes through it: log lines come above the bars.
+        self._progress = Progress(
+            TextColumn("{task.description:<11}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed:>7,.0f} / {task.total:<7,.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[running]}"),
+            console=Console(stderr=True, highlight=False),
+        )
+        self._rates: Any = None
+        self._queues: dict[str, Any] = {}
+        self._contents = Contents(Counter(), Decimal())
+        self._jobs: dict[object, JobRecord] = {}
+
+    def __enter__(self) -> None:
+        """Begin to show."""
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Show no more."""
+        self._progress.stop()
+
+    def stop(self) -> None:
+        """Leave the bars as they are."""
+        self._progress.stop()
+
+    def draining(self) -> None:
+        """Say it above the bars."""
+        self._progress.console.print("draining: no new jobs are taken; those that run are finished or go back")
+
+    def began(self, contents: Contents, *, left: int) -> None:
+        """Draw the bars."""
+        self._progress.console.print(_plan(contents, left))
+        self._contents = contents
+        for queue, years in Counter(map(queue_of, contents.rates)).items():
+            self._queues[queue] = self._progress.add_task(queue, total=years, running="")
+        self._rates = self._progress.add_task("rates", total=contents.rates.total(), running="")
+
+    def changed(self, job: JobRecord) -> None:
+        """Move the bars."""
+        self._jobs[job.job_id] = job
+        queue = [job_ for job_ in self._jobs.values() if job_.queue == job.queue]
+        running = sorted(year_of(job_) for job_ in queue if job_.status is Status.RUNNING)
+        self._progress.update(
+            self._queues[job.queue],
+            completed=sum(job_.status.is_final for job_ in queue),
+            running=" ".join(map(str, running)),
+        )
+        self._progress.update(self._rates, completed=sum(map(self._done, self._jobs.values())))
+
+    def _done(self, job: JobRecord) -> int:
+        if job.status is Status.SUCCEEDED:
+            return self._contents.rates[year_of(job)]
+        return int(job.progress.get("rows", 0)) if job.status is Status.RUNNING else 0
+
+
+def _plan(contents: Contents, left: int) -> str:
+    slots = ", ".join(f"{worker.concurrency} × {worker.queue}" for worker in WORKERS)
+    text = f"{contents.rates.total():,} rates in {len(contents.rates)} jobs, one a year\nworkers: {slots}"
+    return f"{text}\n{left} of the jobs were left in the queue by a run before" if left else text
