@@ -77,8 +77,8 @@ async def test_args_that_do_not_fit_their_type_fail_the_job_for_good(open_worker
         fits = await load.enqueue(supervisor.jobs, Year(1999))
         misfits = await supervisor.jobs.enqueue("load", {"year": "x"})
         assert (fits.queue, fits.queue_state) == ("q", None)
-        assert (await when_ended(supervisor, fits.job_id)).result == 1999
-        ended = await when_ended(supervisor, misfits.job_id)
+        assert (await when_ended(supervisor, fits.job_id, within_s=10)).result == 1999
+        ended = await when_ended(supervisor, misfits.job_id, within_s=10)
     assert (ended.status, ended.attempt, ended.error) == ("failed", 1, 'args.year: must be an integer, not "x"')
 
 
