@@ -7,9 +7,10 @@ part. The tasks are in a nursery of the run, inside of its scope, so they are st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Generic, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 import attrs
@@ -17,10 +18,11 @@ import outcome
 import trio
 
 from dataloader.actors.trio_port import TrioPort
-from dataloader.jobs.job import Transaction
+from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import AfterResult
+from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.tasks import Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,6 +87,10 @@ class AioRunPort:
     async def after(self) -> dict[UUID, AfterResult]:
         """What the jobs came to that this one runs after."""
         return await self.run(self._port.after)
+
+    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+        """Add a job."""
+        return await self.run(self._port.enqueue, task, args, options)
 
     async def run(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a Trio-flavoured function from asyncio.
@@ -187,3 +193,18 @@ class _Transaction:
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table`."""
         return await self._port.run(self._transaction.copy, table, columns, rows)
+
+    async def enqueue(
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job."""
+        return await self._port.run(partial(self._transaction.enqueue, task, args, **options))
+
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none."""
+        return await self._port.run(self._transaction.enqueue_many, jobs)
+
+    @property
+    def enqueued(self) -> tuple[UUID, ...]:
+        """The jobs that have been enqueued in it."""
+        return self._transaction.enqueued

@@ -10,6 +10,7 @@ import trio
 from dataloader.actors.to_record import ToRecord
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.telemetry import Telemetry
+from dataloader.store.queue.enqueue import Enqueuer
 from dataloader.store.queue.transaction import Transactions
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class RunServices:
 
     to_recorder: trio.MemorySendChannel[ToRecord]
     transactions: Transactions
+    enqueuer: Enqueuer
     telemetry: Telemetry
     max_lines: int
     logged_from: LogLevel = "off"

@@ -6,20 +6,21 @@ as an async handler would be, and the thread hears of that by `trio.Cancelled`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import attrs
 from trio import from_thread
 
 from dataloader.actors.trio_port import TrioPort
-from dataloader.jobs.job import ThreadTransaction, Transaction
+from dataloader.jobs.job import A, ThreadTransaction, Transaction
 from dataloader.jobs.listings import Level
-from dataloader.jobs.model import AfterResult
+from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.tasks import Task
 
 
 @attrs.frozen(eq=False)
@@ -56,6 +57,10 @@ class ThreadRunPort:
     def after(self) -> dict[UUID, AfterResult]:
         """What the jobs came to that this one runs after."""
         return from_thread.run(self._port.after)
+
+    def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+        """Add a job."""
+        return from_thread.run(self._port.enqueue, task, args, options)
 
     def deadline(self) -> float:
         """The deadline of the run's scope."""
@@ -104,3 +109,18 @@ class _Transaction:
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table`."""
         return from_thread.run(self._transaction.copy, table, columns, rows)
+
+    def enqueue(
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job."""
+        return from_thread.run(partial(self._transaction.enqueue, task, args, **options))
+
+    def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none."""
+        return from_thread.run(self._transaction.enqueue_many, jobs)
+
+    @property
+    def enqueued(self) -> tuple[UUID, ...]:
+        """The jobs that have been enqueued in it."""
+        return self._transaction.enqueued

@@ -14,13 +14,15 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.to_record import Shown
 from dataloader.jobs.errors import StoreUnavailable
-from dataloader.jobs.job import Transaction
+from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import AfterResult, ClaimedJob
+from dataloader.jobs.model import AfterResult, ClaimedJob, Enqueued, JobOptions
+from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.states import Step
+from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import results_of
@@ -107,6 +109,11 @@ class TrioPort:
     async def after(self) -> dict[UUID, AfterResult]:
         """Read anew at each call: who does not ask does not pay."""
         return await results_of(self.resource(Database), self._run.job.job_id)
+
+    async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+        """Add a job, also in a process that drains: what runs may end well."""
+        [enqueued] = await self._services.enqueuer.enqueue([new_job(task, args, **options)])
+        return enqueued
 
     def deadline(self) -> float:
         """The deadline of the run's scope."""

@@ -7,19 +7,21 @@ which the runner makes; so the domain needs no event loop, and `dataloader.testi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, Unpack
 from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.model import AfterResult
+from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from dataloader.jobs.tasks import Task
 
     # A bare `Job` is that of a task without a type of args.
     A = TypeVar("A", default=dict[str, Any])
@@ -27,6 +29,7 @@ else:
     from typing import TypeVar
 
     A = TypeVar("A")
+B = TypeVar("B")
 T = TypeVar("T")
 
 
@@ -50,6 +53,18 @@ class Transaction(Protocol):
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table` in binary form; their number comes back."""
 
+    async def enqueue(
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job as `Jobs.enqueue` does: it is there when the transaction's success is, or not at all."""
+
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none: they are there when the transaction's success is, or not at all."""
+
+    @property
+    def enqueued(self) -> tuple[UUID, ...]:
+        """The ids of the jobs that have been enqueued in it, in order; for `after=`."""
+
 
 class ThreadTransaction(Protocol):
     """A `Transaction` as a plain function uses it: its methods block the thread and return what `Transaction`'s do."""
@@ -67,6 +82,18 @@ class ThreadTransaction(Protocol):
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table` in binary form; their number comes back."""
+
+    def enqueue(
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job: see `Transaction`."""
+
+    def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none: see `Transaction`."""
+
+    @property
+    def enqueued(self) -> tuple[UUID, ...]:
+        """The ids of the jobs that have been enqueued in it, in order; for `after=`."""
 
 
 class Port(Protocol):
@@ -103,6 +130,9 @@ class AsyncPort(Port, Protocol):
     async def after(self) -> dict[UUID, AfterResult]:
         """What the jobs came to that this one runs after."""
 
+    async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+        """Add a job."""
+
 
 class ThreadPort(Port, Protocol):
     """The port of a thread's handle."""
@@ -115,6 +145,9 @@ class ThreadPort(Port, Protocol):
 
     def after(self) -> dict[UUID, AfterResult]:
         """What the jobs came to that this one runs after."""
+
+    def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
+        """Add a job."""
 
 
 @attrs.frozen(eq=False)
@@ -244,6 +277,16 @@ class _AsyncHandle(_Handle[A]):
         """
         return await self._port.after()
 
+    async def enqueue(
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job at once, whatever becomes of this one; `job.transaction()` has one for all or nothing.
+
+        Arguments and errors are those of `Jobs.enqueue`. A run that is repeated adds the job again, unless an
+        `idempotency_key` tells that it is the same.
+        """
+        return await self._port.enqueue(task, args, options)
+
 
 @attrs.frozen(eq=False, kw_only=True)
 class Job(_AsyncHandle[A]):
@@ -287,6 +330,12 @@ class ThreadJob(_Handle[A]):
     def after(self) -> dict[UUID, AfterResult]:
         """What the jobs came to that this one runs after, by their ids: see `Job`."""
         return self._port.after()
+
+    def enqueue(
+        self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job at once, whatever becomes of this one: see `Job`."""
+        return self._port.enqueue(task, args, options)
 
 
 AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any]

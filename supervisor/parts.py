@@ -215,10 +215,12 @@ def _make(
     telemetry = Telemetry()
     libraries = libraries_of(attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once))
     to_recorder, to_record = open_channel(sum(slots.values()))
-    transactions = Transactions(database)
+    transactions = Transactions(database, default_lease_s=settings.default_lease_s)
+    enqueuer = Enqueuer(database, default_lease_s=settings.default_lease_s)
     services = RunServices(
         to_recorder=to_recorder,
         transactions=transactions,
+        enqueuer=enqueuer,
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
         logged_from=settings.job_log_level,
@@ -283,7 +285,7 @@ def _make(
     jobs = DatabaseJobs(
         database=database,
         operator=Operator(name),
-        enqueuer=Enqueuer(database, default_lease_s=settings.default_lease_s),
+        enqueuer=enqueuer,
         served=ServedQueues(database),
         waits=waits,
         draining=drain.requested.is_set,

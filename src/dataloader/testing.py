@@ -42,11 +42,12 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.store.migrations import migrate
-from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueue import Enqueuer, enqueue
 from dataloader.store.queue.finish import aio_finish
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import ready_after
 from dataloader.store.queue.reads import get_job, list_jobs, list_queues
+from dataloader.store.queue.task_rows import aio_declare
 from dataloader.store.queue.transaction import Transactions
 from dataloader.supervisor.resources import Opened, open_resources
 
@@ -226,6 +227,7 @@ class _Bench:
         return RunServices(
             to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
             transactions=self.transactions,
+            enqueuer=cast("Enqueuer", _NoDatabase()) if self.database is None else Enqueuer(self.database),
             telemetry=Telemetry(),
             max_lines=1_000_000,
             resources=resources,
@@ -236,7 +238,7 @@ class _Bench:
 
 @asynccontextmanager
 async def _open_bench(tasks: Tasks, database: Database | None = None) -> AsyncIterator[_Bench]:
-    transactions = cast("Transactions", _NoTransactions()) if database is None else Transactions(database)
+    transactions = cast("Transactions", _NoDatabase()) if database is None else Transactions(database)
     async with open_resources(tasks, until=trio.Event()) as opened:
         try:
             yield _Bench(tasks=tasks, opened=opened, transactions=transactions, database=database)
@@ -267,6 +269,7 @@ async def _open_worker(dsn: str, tasks: Tasks) -> AsyncIterator[_Worker]:
     async with open_database(DatabaseOptions(dsn=dsn, name="dataloader testing")) as database:
         locks = LockSession(database, f"testing:{uuid7()}", lost=lambda _tokens: None)
         try:
+            await database.run(aio_declare, tasks.values(), "testing")
             async with _open_bench(tasks, database) as bench:
                 yield _Worker(bench, locks)
         finally:
@@ -307,16 +310,21 @@ class _Recorder:
         )
 
 
-class _NoTransactions:
-    """Says what is missing when a handler opens a transaction."""
+class _NoDatabase:
+    """Says what is missing when a handler opens a transaction, or enqueues a job."""
 
     def open(self, _success: object, _shield: object) -> Any:
-        raise ConfigError(
-            "job.transaction() needs a database: give run_task the dsn of one, as of temporary_database()"
-        )
+        raise _needs_database("job.transaction()")
+
+    async def enqueue(self, _jobs: object) -> Any:
+        raise _needs_database("job.enqueue()")
 
     def close(self) -> None:
         """There is nothing to be closed."""
+
+
+def _needs_database(what: str) -> ConfigError:
+    return ConfigError(f"{what} needs a database: give run_task the dsn of one, as of temporary_database()")
 
 
 def _claimed(task: Task[Any], new: NewJob, attempt: int) -> ClaimedJob:

@@ -13,7 +13,8 @@ JSON as PostgreSQL writes it: they are compared by their columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
 
@@ -307,11 +308,17 @@ async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fal
     return {record["job_id"]: record["queue"] for record in records}
 
 
+def _aio_transaction(connection: Any) -> Any:
+    return connection.transaction()
+
+
 class _WinnerGoneError(Exception):
     """The first job of a key was deleted between two statements, so that nobody has the key now, or was added then."""
 
 
-async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
+async def _aio_enqueue(
+    connection: Any, jobs: list[NewJob], rows: list[Row], *, begin: Callable[[Any], Any] = _aio_transaction
+) -> list[Enqueued]:
     # The first of several jobs with one key stands for them all. Sorted by key, so that two batches with the same keys
     # wait for each other in one order.
     firsts: dict[str, int] = {}
@@ -324,15 +331,44 @@ async def _aio_enqueue(connection: Any, jobs: list[NewJob], rows: list[Row]) -> 
     waits = any(job.after is not None for job in jobs)
     for _ in range(3):
         try:
-            if len(jobs) == 1 and not waits:
+            if len(jobs) == 1 and not waits and (begin is _aio_transaction or not firsts):
                 return await _aio_add(connection, jobs, rows, rows)
-            async with connection.transaction():
+            async with begin(connection):
                 if waits:
                     return await _aio_add_graph(connection, jobs, rows, to_add)
                 return await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
         except _WinnerGoneError:
             continue
     raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
+
+
+def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
+    """The jobs as rows, for `aio_enqueue_within`. Raises `BadRequest`."""
+    check_order(jobs)
+    return [_row(job, default_lease_s) for job in jobs]
+
+
+async def aio_enqueue_within(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
+    """Add `jobs`, all or none, in the transaction that is open on the connection (asyncio-flavoured).
+
+    What is refused leaves the transaction as it was, but for one job without an idempotency key that the database
+    refuses: that one ends it.
+    """
+    return await _aio_enqueue(connection, jobs, rows, begin=_aio_savepoint)
+
+
+@asynccontextmanager
+async def _aio_savepoint(connection: Any) -> AsyncIterator[None]:
+    """As a transaction of its own, within another one that keeps its settings."""
+    before = await connection.fetchval("SELECT current_setting('lock_timeout')")
+    await connection.execute("SAVEPOINT dl_enqueue")
+    try:
+        yield
+    except Exception:
+        await connection.execute("ROLLBACK TO SAVEPOINT dl_enqueue")
+        raise
+    await connection.execute("RELEASE SAVEPOINT dl_enqueue")
+    await connection.execute("SELECT set_config('lock_timeout', $1, true)", before)
 
 
 async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], to_add: list[int]) -> list[Enqueued]:

@@ -11,20 +11,26 @@ begin: then the connection is ended, and the fence decides what a commit that wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
+from uuid import UUID
 
 import asyncpg
 import attrs
 import trio
 
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable
+from dataloader.jobs.job import A
+from dataloader.jobs.model import Enqueued, JobOptions, NewJob
+from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
+from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.connection.connect import LOST_STATEMENTS, PLANNER_OF_USERS, connect
 from dataloader.store.connection.driver_errors import MISSING, said
+from dataloader.store.queue.enqueue import aio_enqueue_within, rows_of
 from dataloader.store.queue.finish import aio_finish
 
 P = ParamSpec("P")
@@ -42,7 +48,28 @@ class JobTransaction:
 
     _database: Database
     _connection: Any
+    _default_lease_s: int = 60
     result: object = None
+    _enqueued: dict[UUID, None] = attrs.field(factory=dict, init=False)
+
+    @property
+    def enqueued(self) -> tuple[UUID, ...]:
+        """The jobs that have been enqueued in it, in order."""
+        return tuple(self._enqueued)
+
+    async def enqueue(
+        self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        """Add a job, which is there when the job's success is."""
+        [enqueued] = await self.enqueue_many([new_job(task, args, **options)])
+        return enqueued
+
+    async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs, all or none, which are there when the job's success is."""
+        rows = rows_of(jobs, self._default_lease_s)
+        answers = await self._database.crossing.run(aio_enqueue_within, self._connection, list(jobs), rows)
+        self._enqueued |= dict.fromkeys(answer.job_id for answer in answers)
+        return answers
 
     async def execute(self, sql: str, *args: object) -> str:
         """Run one statement; the command's tag comes back."""
@@ -73,9 +100,10 @@ class JobTransaction:
 class Transactions:
     """The bounded pool behind `job.transaction()`."""
 
-    def __init__(self, database: Database) -> None:
-        """Connections are opened when first needed."""
+    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
+        """Connections are opened when first needed. Leases of jobs that are enqueued last `default_lease_s`."""
         self._database = database
+        self._default_lease_s = default_lease_s
         self._limiter = trio.CapacityLimiter(database.options.transaction_pool_size)
         self._begin = _begin_with(database.options)
         self._idle: list[asyncpg.Connection[Any]] = []
@@ -108,7 +136,7 @@ class Transactions:
         async with self._limiter:
             connection = await run(self._aio_begin)
             try:
-                transaction = JobTransaction(self._database, connection)
+                transaction = JobTransaction(self._database, connection, self._default_lease_s)
                 yield transaction
                 await self._commit(connection, success(transaction.result), shield())
             except BaseException:
