@@ -1,0 +1,88 @@
+"""What `HttpJobs` does that is a service's alone, and `open_jobs`; what holds in each way: test_jobs_contract.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import trio
+from conditions import until
+
+from dataloader import BadRequest, ConfigError, Draining, JobFilter, Status, StoreUnavailable, new_job, open_jobs
+from dataloader.store.queue import waits
+from dataloader.web import waiting
+from dataloader.web.service_connection import open_service
+
+
+async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that_drains_says_so(
+    open_web, database, monkeypatch
+):
+    monkeypatch.setattr(waits, "REREAD_S", 0.1)
+    monkeypatch.setattr(waiting, "RETRY_AFTER_S", 0)
+    ended = []
+    async with open_web(max_waits=1) as web, open_jobs(url=web.url) as jobs:
+        [added] = await jobs.enqueue_many([new_job("t", queue="q")])
+
+        async def wait():
+            ended.append(await jobs.wait(added.job_id))
+
+        async def is_refused():
+            return "too_many_waits" in (await web.client.get("/metrics")).text
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(wait)
+                await until(is_refused)
+                await trio.to_thread.run_sync(
+                    database.psql, "UPDATE dl_jobs SET status = 'failed', finished_at = now()"
+                )
+        assert [job.status for job in ended] == [Status.FAILED] * 2
+        web.change(draining=True)
+        with pytest.raises(Draining):
+            await jobs.enqueue("t", queue="q")
+        assert [job.job_id for job in (await jobs.find()).jobs] == [added.job_id]
+        assert await jobs.cancel(JobFilter(queue="q")) == 0
+
+
+async def test_what_a_service_does_not_take_or_say_is_an_error_of_the_same_kinds(open_web):
+    async with open_web(max_body_bytes=2_000) as web, open_jobs(url=web.url) as jobs:
+        with pytest.raises(BadRequest, match="bytes"):
+            await jobs.enqueue("t", {"text": "x" * 3_000}, queue="q")
+        with pytest.raises(BadRequest) as refused:
+            await jobs.enqueue_many([new_job("t", queue="q"), new_job("t", {"what": object()}, queue="q")])
+        assert refused.value.field == "jobs[1].args"
+        assert (await jobs.find()).jobs == []
+        async with open_service(web.url, None) as service:
+            with pytest.raises(StoreUnavailable):
+                await service.ask(dict, "GET", "/jobs", timeout_s=0.000_001)
+
+
+DSN, URL = "postgresql://localhost/jobs", "http://localhost"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"dsn": DSN, "url": URL},
+        {"dsn": DSN, "token": "x"},
+        {"dsn": "nothing"},
+        {"url": "localhost:8080"},
+        {"url": URL, "operator": "me"},
+        {"url": URL, "token": "ü"},
+    ],
+)
+def test_open_jobs_takes_an_address_of_either_kind_and_what_goes_with_it(wrong):
+    with pytest.raises(ConfigError):
+        trio.run(_open, wrong)
+
+
+def test_the_database_is_not_asked_from_asyncio():
+    with pytest.raises(ConfigError, match="from Trio alone"):
+        asyncio.run(_open({"dsn": DSN}))
+
+
+async def _open(arguments):
+    async with open_jobs(**arguments):
+        pass
