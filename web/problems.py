@@ -29,6 +29,19 @@ from dataloader.jobs.errors import (
 from dataloader.jobs.model import about
 from dataloader.jobs.secrets.masking import mask_text
 
+PROBLEMS: Final = {
+    "invalid-request": "Fields of the request are wrong, missing or unknown; `errors` names each of them.",
+    "no-json": "The body is no JSON.",
+    "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
+    "not-allowed-now": "The job's status does not allow it. Read the job and decide again.",
+    "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
+    "too-busy": "A bound of this server is reached. Send the request again after `Retry-After`.",
+    "draining": "This process is shutting down. Ask another replica.",
+    "store-unavailable": "The database can't be reached, or is too slow. Send the request again after `Retry-After`.",
+}
+"""The kinds of problems that a client may tell apart, and what to do about each. `GET /problems/KIND` shows it."""
+ADDRESS: Final = "/problems/"
+BLANK: Final = "about:blank"
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_AFTER_S: Final = 5
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
@@ -42,9 +55,9 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The body of every error. `type` is `about:blank`, or a word that tells apart what the status does not."""
+    """The body of every error. `type` is `about:blank`, or the address of what tells apart what the status does not."""
 
-    type: Annotated[str, about("Which problem it is; `about:blank` if the status says all.")]
+    type: Annotated[str, about("Which problem it is, an address that says more; `about:blank` if the status says all.")]
     title: Annotated[str, about("The status's name.")]
     status: Annotated[int, about("The status of the answer.")]
     detail: Annotated[str, about("What is wrong, and what the client can do.")]
@@ -64,12 +77,15 @@ class ProblemError(Exception):
         status: HTTPStatus,
         detail: str,
         *,
-        kind: str = "about:blank",
+        kind: str = BLANK,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] = _NONE,
         conflict: Mapping[str, str] = _NONE,
     ) -> None:
-        """`kind` is the problem's `type`; `errors` the bad fields of a 422; `conflict` the fields of a conflict."""
+        """`kind` is one of `PROBLEMS`, if the status does not say all; `errors` the bad fields of a 422.
+
+        `conflict` has the fields of a conflict.
+        """
         super().__init__(detail)
         self.status = status
         self.detail = detail
@@ -81,7 +97,7 @@ class ProblemError(Exception):
     def problem(self, request_id: str, instance: str) -> Problem:
         """What goes out. `instance` is the path that was asked for."""
         return Problem(
-            type=self.kind,
+            type=self.kind if self.kind == BLANK else ADDRESS + self.kind,
             title=self.status.phrase,
             status=self.status,
             detail=mask_text(self.detail),

@@ -105,7 +105,7 @@ class ServiceConnection:
         detail = problem.detail or f"{answer.status_code} {answer.reason_phrase}"
         said = detail.removesuffix(".")
         path = answer.request.url.path.removeprefix(self.client.base_url.path).strip("/").split("/")
-        match answer.status_code, problem.type:
+        match answer.status_code, problem.kind:
             case HTTPStatus.NOT_FOUND, str() if missing is not None:
                 return missing(said)
             case HTTPStatus.NOT_FOUND, str() if path[0] == "jobs":
@@ -148,6 +148,11 @@ class _Problem(msgspec.Struct):
     job_id: UUID | None = None
     job_status: str | None = None
     idempotency_key: str | None = None
+
+    @property
+    def kind(self) -> str | None:
+        """The word at the end of `type`, which is an address."""
+        return None if self.type is None else self.type.rpartition("/")[2]
 
     @classmethod
     def of(cls, answer: httpx2.Response) -> _Problem:

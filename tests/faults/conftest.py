@@ -70,7 +70,7 @@ class Load:
             if answer.status_code in {200, 201}:
                 self.jobs[body["idempotency_key"]] = answer.json()["job_id"]
                 return
-            assert (answer.status_code, answer.json()["type"]) == (503, "store-unavailable"), answer.text
+            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable"), answer.text
             self.refusals.append(answer.json()["detail"])
             await trio.sleep(0.2)
 
@@ -152,7 +152,7 @@ class Asking:
         """A trigger gets a clear 503 in time. It is for a queue that nobody serves, should it have been added."""
         with trio.fail_after(within_s):
             answer = await self.trigger("quick", queue="elsewhere", **fields)
-        assert (answer.status_code, answer.json()["type"]) == (503, "store-unavailable"), answer.text
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable"), answer.text
         assert "try again" in answer.json()["detail"]
         assert int(answer.headers["retry-after"]) > 0
 

@@ -290,7 +290,7 @@ async def test_f21_what_the_server_rolls_back_because_of_others_is_tried_again_w
     await roll_back(code, 2 * RETRIES - 1, "OLD.status = 'queued' AND NEW.status = 'canceled'")
     async with client_of(service) as client:
         answer = await client.post(f"/api/v1/jobs/{job_id}/cancel")
-        assert (answer.status_code, answer.json()["type"]) == (503, "store-unavailable")
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable")
         assert await raw.fetchval(CHANGES) == RETRIES
         assert await raw.fetchval("SELECT status::text FROM dl_jobs") == "queued"
         answer = await client.post(f"/api/v1/jobs/{job_id}/cancel")

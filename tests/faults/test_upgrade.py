@@ -123,7 +123,7 @@ class Load:
             if answer.status_code in {200, 201}:
                 self.jobs[key] = answer.json()["job_id"]
                 return
-            assert (answer.status_code, answer.json()["type"]) == (503, "draining"), answer.text
+            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/draining"), answer.text
             await trio.sleep(0.02)
 
     async def _insert(self, number):

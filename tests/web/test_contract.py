@@ -32,6 +32,7 @@ CONFIGURATION = """
 [parameters]
 "path.run_id" = "{run_id}"
 "path.load" = "rates"
+"path.kind" = "draining"
 
 [[operations]]
 include-path = "/api/v1/jobs/{{job_id}}/status"
@@ -161,7 +162,7 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         )
         paths = (await web.client.get("/openapi.json")).json()["paths"]
         wrong = []
-        parts = {"job_id": job_id, "run_id": job_id, "load": quote(text, safe="")}
+        parts = {"job_id": job_id, "run_id": job_id, "load": quote(text, safe=""), "kind": quote(text, safe="")}
         for path in (path.format(**parts) for path, methods in paths.items() if "get" in methods):
             answer = await web.client.get(path)
             wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)

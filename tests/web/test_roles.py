@@ -47,6 +47,7 @@ LEAST_ROLE = {
     ("GET", "/ready"): "all",
     ("GET", "/openapi.json"): "all",
     ("GET", "/docs"): "all",
+    ("GET", "/problems/<kind>"): "all",
 }
 JOB = {"queue": "q", "task": "t", "lock_key": "k"}
 BODIES = {

@@ -149,7 +149,7 @@ async def test_the_same_key_with_another_body_is_a_conflict(open_web):
         await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
         other = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once", "args": {"year": 1999}})
         assert other.status_code == 409
-        assert other.json()["type"] == "idempotency-conflict"
+        assert other.json()["type"] == "/problems/idempotency-conflict"
         assert other.headers["Content-Type"] == "application/problem+json"
 
 
@@ -443,7 +443,7 @@ async def test_a_draining_process_takes_no_jobs_and_still_answers(open_web):
         web.change(draining=True)
         refused = await web.client.post(TRIGGER, json=BODY)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
-        assert refused.json()["type"] == "draining"
+        assert refused.json()["type"] == "/problems/draining"
         assert (await web.client.post(f"{TRIGGER}/batch", json={"jobs": [BODY]})).status_code == 503
         assert (await web.client.get(f"/api/v1/jobs/{job_id}/status")).status_code == 200
         assert (await web.client.post(f"/api/v1/jobs/{job_id}/cancel")).json()["status"] == "canceled"
@@ -539,7 +539,7 @@ async def test_a_failed_job_can_be_retried_and_a_queued_one_can_not(open_web, da
     async with open_web() as web:
         job_id = await web.trigger()
         refused = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
-        assert (refused.status_code, refused.json()["type"]) == (409, "not-allowed-now")
+        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/not-allowed-now")
         database.psql("UPDATE dl_jobs SET status = 'failed', attempt = 5, finished_at = now()")
         answer = await web.client.post(f"/api/v1/jobs/{job_id}/retry")
         assert (answer.json()["status"], answer.json()["attempt"]) == ("queued", 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from web_server import open_server
 from dataloader.store.queue import reads
 from dataloader.web.api import metrics, queue_depths, system
 from dataloader.web.app import ROUTES
+from dataloader.web.problems import PROBLEMS
 
 pytestmark = pytest.mark.requirement("Q5")
 
@@ -50,9 +53,9 @@ async def test_readiness_ends_with_the_drain_and_comes_and_goes_with_the_databas
     async with open_web() as web:
         assert (await web.client.get("/ready")).status_code == 200
         web.change(store_ready=False)
-        assert (await web.client.get("/ready")).json()["type"] == "store-unavailable"
+        assert (await web.client.get("/ready")).json()["type"] == "/problems/store-unavailable"
         web.change(store_ready=True, draining=True)
-        assert (await web.client.get("/ready")).json()["type"] == "draining"
+        assert (await web.client.get("/ready")).json()["type"] == "/problems/draining"
         assert (await web.client.get("/health")).status_code == 200
 
 
@@ -249,6 +252,22 @@ async def test_errors_of_routing_are_problems(open_web):
         assert "POST" in wrong.headers["Allow"]
         assert (await web.client.options("/api/v1/jobs/trigger")).status_code == 200
         assert (await web.client.get("/api/v1/jobs/")).status_code == 200
+
+
+async def test_the_type_of_a_problem_leads_to_what_it_means(open_web):
+    raised = {
+        kind
+        for file in (Path(__file__).parents[3] / "web").rglob("*.py")
+        for kind in re.findall(r"""(?:kind=|unavailable\([^\n]*, )"([a-z-]+)\"""", file.read_text())
+    }
+    async with open_web() as web:
+        refused = await web.client.get("/api/v1/jobs", params={"limit": 0})
+        shown = await web.client.get(refused.json()["type"])
+        assert shown.json()["type"] == refused.json()["type"] == "/problems/invalid-request"
+        for kind in PROBLEMS:
+            assert (await web.client.get(f"/problems/{kind}")).json()["description"] == PROBLEMS[kind]
+        assert (await web.client.get("/problems/none")).status_code == 404
+    assert raised == PROBLEMS.keys()
 
 
 async def test_what_nobody_expected_is_a_500_with_its_number_and_a_traceback_in_the_log(open_web, monkeypatch):

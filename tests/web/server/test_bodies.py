@@ -264,7 +264,11 @@ async def test_long_answers_are_bounded_together_and_short_ones_go_out_all_the_s
         assert web.services.sending.take(others, web.services.sending.most - 50 * KIB)
         assert (await web.client.get(f"/api/v1/jobs/{short}")).status_code == 200
         refused = await web.client.get(f"/api/v1/jobs/{long}")
-        assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (503, "too-busy", "5")
+        assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (
+            503,
+            "/problems/too-busy",
+            "5",
+        )
         assert web.services.refusals.counts[Refusal.ANSWERS] == 1
         web.services.sending.give(others)
         assert (await web.client.get(f"/api/v1/jobs/{long}")).status_code == 200
@@ -295,7 +299,7 @@ async def test_a_bounded_number_of_readers_waits(open_web):
 
                 await until(waiting, lambda number: number == 2)
                 refused = await web.client.get(address)
-                assert (refused.status_code, refused.json()["type"]) == (429, "too-many-waits")
+                assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-waits")
                 assert refused.headers["Retry-After"] == "5"
                 assert (await web.client.get(f"/api/v1/jobs/{job_id}/status")).status_code == 200
                 await web.client.post(f"/api/v1/jobs/{job_id}/cancel")

@@ -1,0 +1,31 @@
+"""What the `type` of a problem leads to: what has happened, and what a client does about it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Struct
+
+from dataloader.jobs.model import about
+from dataloader.web.problems import ADDRESS, PROBLEMS, ProblemError
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+
+class ProblemKind(Struct, frozen=True):
+    """A kind of problem."""
+
+    EXAMPLE: ClassVar[Any] = {"type": f"{ADDRESS}draining", "description": PROBLEMS["draining"]}
+
+    type: Annotated[str, about("The `type` of such a problem.")]
+    description: Annotated[str, about("What has happened, and what to do.")]
+
+
+@routes.add("GET", f"{ADDRESS}<kind>", role=None, answers={200: ProblemKind})
+async def show_problem(_call: Call, kind: str) -> Answer:
+    """Say what a kind of problem is; its address is the `type` of such problems."""
+    if kind not in PROBLEMS:
+        raise ProblemError(HTTPStatus.NOT_FOUND, f"No problem is of this kind; there are {', '.join(PROBLEMS)}.")
+    return Answer(value=ProblemKind(f"{ADDRESS}{kind}", PROBLEMS[kind]))
