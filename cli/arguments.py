@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import click
 import msgspec
@@ -114,6 +115,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"Only jobs with this status, or several with commas: {', '.join(Status)}.",
     )
     @click.option("--lock-key", help="Only jobs with this key.")
+    @click.option("--root", type=click.UUID, metavar="JOB_ID", help="Only this job and those that belong to it.")
     @click.option(
         "--since",
         type=instant_before_now,
@@ -135,6 +137,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         task: str | None,
         status: tuple[frozenset[Status], ...],
         lock_key: str | None,
+        root: UUID | None,
         since: datetime | None,
         until: datetime | None,
         ended_since: datetime | None,
@@ -152,6 +155,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
             created_to=until,
             finished_from=ended_since,
             finished_to=ended_until,
+            root=root,
         )
         return command(*args, wanted=wanted, **options)
 

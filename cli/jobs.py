@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, get_args
 from uuid import UUID
 
 import click
@@ -33,7 +33,7 @@ from dataloader.cli.waiting import Patience, wait_for_end
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
-from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob
+from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob, WhenFailed
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
 
@@ -71,6 +71,21 @@ timeout_option = click.option(
     metavar="INSTANT",
     help="Not before then: an instant, or 15m, 2h, 7d from now.",
 )
+@click.option(
+    "--after",
+    type=click.UUID,
+    multiple=True,
+    metavar="JOB_ID",
+    help="Wait until this job has ended; may be repeated.",
+)
+@click.option(
+    "--when-failed",
+    type=click.Choice(get_args(WhenFailed)),
+    default="cancel",
+    show_default=True,
+    help="If one of those did not succeed: cancel the job, or run it.",
+)
+@click.option("--root", type=click.UUID, metavar="JOB_ID", help="The job that this one belongs to.")
 @click.option("--idempotency-key", help="The same key and request again gives the first job.")
 @click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
 @click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")

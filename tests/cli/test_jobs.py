@@ -20,7 +20,7 @@ def end(database, job_id, status):
 
 
 @pytest.mark.requirement("Q2")
-def test_trigger_puts_every_option_into_the_row(add, database):
+def test_trigger_puts_every_option_into_the_row(add, on_database, database):
     options = {
         "--args": '{"year": 2024}',
         "--lock-key": "k",
@@ -37,6 +37,13 @@ def test_trigger_puts_every_option_into_the_row(add, database):
         " idempotency_key, max_attempts, lease_ttl_sec, status from dl_jobs"
     )
     assert row == f'{job_id}|load.ecb|load|{{"year": 2024}}|k|p|7|2040-01-02 01:04:05|i|3|44|queued'
+    dependent = add("load.ecb", "load", "--after", job_id, "--when-failed", "run", "--root", job_id)
+    row = database.psql(
+        "select a.after_id, j.when_failed, j.root_id, j.waits_for from dl_job_after a join dl_jobs j using (job_id)"
+    )
+    assert row == f"{job_id}|run|{job_id}|after"
+    found = json.loads(on_database("jobs", "--root", job_id, "--json").stdout)["jobs"]
+    assert [job["job_id"] for job in found] == [dependent, job_id]
 
 
 def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_database, tmp_path):
@@ -60,6 +67,7 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
         (("--args", "@deep.json"), "nested too deeply"),
         (("--wait", "--timeout", "nan"), ", not 'nan'"),
         (("--timeout", "4"), "it goes with --wait"),
+        (("--after", "0197a1b2-c3d4-7e5f-8a6b-9c0d1e2f3a4b"), "after: must be the ids of jobs that exist"),
         (("--lease", "1"), "lease_ttl_sec: must be an integer from 3 to 86,400, not 1"),
     ],
 )

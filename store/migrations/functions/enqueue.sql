@@ -68,7 +68,8 @@ REVOKE ALL ON FUNCTION {schema}.dl_key(text, jsonb, text, jsonb) FROM PUBLIC;
 CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
   task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
   available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,
-  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
+  after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
 RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -78,6 +79,9 @@ DECLARE
   -- A UUID of version 7: 48 bits of milliseconds, 12 of the fraction below; the server's random ones bring variant and rest.
   v_id uuid := left(v_time, 12) || '7' || right(v_time, 3) || right(replace(gen_random_uuid()::text, '-', ''), 16);
   v_hash bytea;
+  -- No job's id twice; NULL: the job runs after none.
+  v_after uuid[] := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue.after) AS a (id));
+  v_waits boolean := v_after IS NOT NULL;
   v_added uuid;
   v_first record;
 BEGIN
@@ -106,17 +110,24 @@ BEGIN
     PERFORM {schema}.dl_refuse('args', format(
       'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue.args::text)));
   END IF;
+  IF cardinality(v_after) > 10000 THEN
+    PERFORM {schema}.dl_refuse('after', format('must have at most 10000 ids, not %s', cardinality(v_after)));
+  ELSIF dl_enqueue.when_failed NOT IN ('cancel', 'run') THEN
+    PERFORM {schema}.dl_refuse('when_failed', format('must be cancel or run, not %s', to_json(left(dl_enqueue.when_failed, 60))));
+  END IF;
   IF dl_enqueue.idempotency_key IS NOT NULL THEN
     v_hash := '\x01' || sha256(convert_to(jsonb_build_array(
       dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.priority,
       extract(epoch FROM dl_enqueue.available_at), dl_enqueue.partition_key, dl_enqueue.max_attempts, dl_enqueue.lease_ttl_sec,
-      dl_enqueue.producer, dl_enqueue.consumer_group)::text, 'UTF8'));
+      dl_enqueue.producer, dl_enqueue.consumer_group, v_after,
+      CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END)::text, 'UTF8'));
   END IF;
   -- The first job of a key may be deleted between the two statements.
   FOR attempt IN 1 .. 3 LOOP
     WITH added AS (
       INSERT INTO {schema}.dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
-                                    available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash)
+                                    available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash,
+                                    root_id, when_failed, waits_for, waits_on, wanted_at)
       SELECT v_id,
              coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
                'must be given: the task %s has no queue of its own', to_json(r.task)))),
@@ -125,8 +136,11 @@ BEGIN
                       v_id::text),
              r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
              coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, t.priority, 100),
-             coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, t.max_attempts, 5),
-             coalesce(dl_enqueue.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue.producer, dl_enqueue.consumer_group, v_hash
+             CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue.available_at, now()) END, coalesce(dl_enqueue.max_attempts, t.max_attempts, 5),
+             coalesce(dl_enqueue.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue.producer, dl_enqueue.consumer_group, v_hash,
+             dl_enqueue.root, CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
+             CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
+             CASE WHEN v_waits THEN dl_enqueue.available_at END
       FROM (VALUES (dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.idempotency_key))
         AS r (task, args, queue, lock_key, idempotency_key)
       LEFT JOIN {schema}.dl_tasks t ON t.task = r.task
@@ -137,6 +151,11 @@ BEGIN
     )
     SELECT job_id INTO v_added FROM added;
     IF FOUND THEN
+      IF v_waits THEN
+        PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
+        FROM unnest(v_after) AS a (id) WHERE NOT EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.job_id = a.id);
+        INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT v_added, a.id FROM unnest(v_after) AS a (id);
+      END IF;
       RETURN v_added;
     END IF;
     SELECT j.job_id, CASE WHEN get_byte(j.request_hash, 0) = 1 AND octet_length(j.request_hash) = 33 THEN j.request_hash = v_hash
@@ -157,4 +176,4 @@ BEGIN
     MESSAGE = 'the first job of an idempotency key was deleted again and again while this one was added';
 END $$;
 REVOKE ALL ON FUNCTION
-  {schema}.dl_enqueue(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text) FROM PUBLIC;
+  {schema}.dl_enqueue(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid) FROM PUBLIC;

@@ -16,6 +16,8 @@ from dataloader.jobs.errors import IdempotencyConflict
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import BUILT_IN
 from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.make_ready import ready_after
+from dataloader.store.queue.reads import get_job
 
 pytestmark = pytest.mark.requirement("Q2")
 
@@ -104,6 +106,12 @@ async def test_nothing_is_left_behind_in_the_caller_s_transaction(raw):
         ("'t', queue => 'q', max_attempts => 0", "max_attempts: must be an integer from 1 to 1000000, not 0"),
         ("'t', queue => 'q', lease_ttl_sec => 2", "lease_ttl_sec: must be an integer from 3 to 86400, not 2"),
         ("'t', queue => 'q', available_at => 'infinity'", "available_at: must be an instant of the years 1900 to 9000"),
+        (
+            "'t', queue => 'q', after => ARRAY[gen_random_uuid()]",
+            "after: must be the ids of jobs that exist; no job has",
+        ),
+        ("'t', queue => 'q', after => ARRAY[NULL]::uuid[]", "after: must be the ids .*; no job has the id null"),
+        ("'t', queue => 'q', when_failed => 'stop'", 'when_failed: must be cancel or run, not "stop"'),
         ("'t', '[1]', queue => 'q'", "args: must be a JSON object, not array"),
         ("'t', NULL, queue => 'q'", "args: must be a JSON object, not null"),
     ],
@@ -113,6 +121,34 @@ async def test_what_is_not_allowed_is_refused_by_the_argument_s_name(call, refus
         await raw.execute(f"SELECT dl_enqueue({call})")
     assert raised.value.sqlstate == "22023"
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 0
+
+
+async def test_a_job_runs_after_others_that_the_same_transaction_has_added(store, raw, row_of):
+    at = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    await raw.execute("BEGIN")
+    first = await raw.fetchval("SELECT dl_enqueue('t', queue => 'q')")
+    last = await raw.fetchval(
+        "SELECT dl_enqueue('t', queue => 'q', after => ARRAY[$1, $1]::uuid[], when_failed => 'run', available_at => $2,"
+        " root => $1, idempotency_key => 'i')",
+        first, at,
+    )  # fmt: skip
+    await raw.execute("COMMIT")
+    while (await ready_after(store)).jobs:
+        pass
+    job = await get_job(store, last)
+    assert (job.after, job.when_failed, job.waits_for, job.available_at) == ([first], "run", "after", at)
+    assert job.root == first
+    again = (
+        "SELECT dl_enqueue('t', queue => 'q', after => ARRAY[$1]::uuid[], {}available_at => $2, idempotency_key => 'i')"
+    )
+    assert await raw.fetchval(again.format("when_failed => 'run', "), first, at) == last
+    with pytest.raises(Exception, match="requested differently"):
+        await raw.fetchval(again.format(""), first, at)
+    await raw.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = $1", first)
+    while (await ready_after(store)).jobs:
+        pass
+    assert (await row_of(last, "waits_for"), await row_of(last, "available_at")) == ("time", at)
+    assert await raw.fetchval("SELECT dl_enqueue('t', queue => 'q', after => '{}') IS NOT NULL")
 
 
 @pytest.mark.parametrize(
