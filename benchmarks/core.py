@@ -1,10 +1,11 @@
 """Two figures of one process with its default settings, on an embedded PostgreSQL of its own with full durability.
 
-    python benchmarks/core.py [--jobs 50000] [--concurrency 200] [--json]
+    python benchmarks/core.py [--jobs 50000] [--concurrency 200] [--keyed] [--json]
 
 Throughput: no-op jobs, enqueued before, drained through one queue; from the supervisor's start to the last outcome in
-the database, connecting included. Latency: from the call of `trigger` to the first line of the handler, one job at a
-time on an idle queue. Figures of different machines don't compare; set beside each other only what one run printed.
+the database, connecting included; with `--keyed` each has a lock_key of its own, else none. Latency: from the call of
+`trigger` to the first line of the handler, one job at a time on an idle queue. Figures of different machines don't
+compare; set beside each other only what one run printed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -47,8 +49,8 @@ class Counter:
             self.done.set()
 
 
-async def enqueue_rate(dsn: str, number: int) -> float:
-    jobs = [NewJob(queue="bench", task="noop") for _ in range(number)]
+async def enqueue_rate(dsn: str, number: int, *, keyed: bool) -> float:
+    jobs = [NewJob(queue="bench", task="noop", lock_key=f"key {n}" if keyed else None) for n in range(number)]
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
         await migrate(database)
         began = time.perf_counter()
@@ -57,14 +59,14 @@ async def enqueue_rate(dsn: str, number: int) -> float:
         return number / (time.perf_counter() - began)
 
 
-async def measure(dsn: str, number: int, concurrency: int) -> dict[str, float]:
+async def measure(dsn: str, number: int, concurrency: int, *, keyed: bool) -> dict[str, float]:
     tasks, counter = Tasks(), Counter()
 
     @tasks.task("noop")
     async def noop(_job: Job) -> None:
         counter.called()
 
-    bulk = await enqueue_rate(dsn, number)
+    bulk = await enqueue_rate(dsn, number, keyed=keyed)
     settings = Settings(db_dsn=dsn, workers=(Worker("bench", concurrency),), port=0)
     counter.expect(number)
     began, cpu = time.perf_counter(), time.process_time()
@@ -97,10 +99,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=50_000)
     parser.add_argument("--concurrency", type=int, default=200)
+    parser.add_argument("--keyed", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dataloader-bench-") as directory, embedded_postgres(Path(directory)) as pg:
-        figures = trio.run(measure, pg.dsn, options.jobs, options.concurrency)
+        figures = trio.run(partial(measure, pg.dsn, options.jobs, options.concurrency, keyed=options.keyed))
     if options.json:
         print(json.dumps(figures))
     else:

@@ -22,6 +22,9 @@ ROUNDS = 2
 WORK = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, priority)
   SELECT gen_random_uuid(), 'q', 't', 'ready ' || i, 'ready ' || i, i % 7 FROM generate_series(1, 200) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, idempotency_key, priority)
+  SELECT gen_random_uuid(), 'keyless', 't', 'ready ' || i, false, 'keyless ' || i, i % 7
+  FROM generate_series(1, 200) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, status, claimed_by, lease_expires_at, token)
   SELECT gen_random_uuid(), 'q', 't', 'live ' || i, 'live ' || i, 'running', 'w', now() + interval '1 hour', i
   FROM generate_series(1, 20) AS i;
@@ -49,6 +52,10 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for, priority)
   SELECT gen_random_uuid(), 'q', 't', 'parked 1', 'lock', 200 FROM generate_series(1, {number} / 3) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, claimed_by, lease_expires_at, token)
   SELECT gen_random_uuid(), 'q', 't', 'running ' || i, 'running', 'z', now() + interval '2 h', nextval('dl_token_seq')
+  FROM generate_series(1, {number} / 10) AS i;
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, status, claimed_by, lease_expires_at, token)
+  SELECT gen_random_uuid(), 'keyless', 't', 'none ' || i, false, 'running', 'z', now() + interval '2 h',
+         nextval('dl_token_seq')
   FROM generate_series(1, {number} / 10) AS i;
 """
 # What can't run. It is older than WORK, and what is delayed or parked is as urgent, so whoever does not leave it out
@@ -152,8 +159,16 @@ async def claim(connection, measuring, jobs=10, after=None):
     await connection.execute("SELECT pg_advisory_unlock_all()")
 
 
+async def claim_keyless(_connection, measuring, jobs=10):
+    await measuring.fetch(lock_session._CLAIM, "keyless", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [], None)
+
+
 async def claim_fifty(connection, measuring):
     await claim(connection, measuring, 50)
+
+
+async def claim_fifty_keyless(connection, measuring):
+    await claim_keyless(connection, measuring, 50)
 
 
 async def finish_all(connection, measuring):
@@ -203,12 +218,13 @@ async def ready_known(_connection, measuring):
 
 async def add(_connection, measuring):
     jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
-    rows = [enqueue._row(job, None, 60) for job in jobs]
+    rows = [enqueue._row(job, 60) for job in jobs]
     await enqueue._aio_add(measuring, jobs, rows, rows)
 
 
 OPERATIONS = [
     claim,
+    claim_keyless,
     finish_all,
     beat,
     show_progress,
@@ -222,7 +238,7 @@ OPERATIONS = [
     add,
 ]
 # Without the sweep, which asks for each key once: of those there are many more in the million.
-BY_SESSIONS = [look, claim_fifty, finish_all, beat, show_progress, release]
+BY_SESSIONS = [look, claim_fifty, claim_fifty_keyless, finish_all, beat, show_progress, release]
 BY_THE_POOL = [reap, unpark, ready_due, ready_known, add]
 
 
@@ -259,6 +275,7 @@ async def test_fifty_thousand_more_jobs_that_wait_run_or_have_ended_cost_nothing
     assert not any(scans.values()), scans
     costly = {name: (before[name], after[name]) for name in before if after[name] > 1.1 * before[name] + 80}
     assert not costly
+    assert after["claim_keyless"] < after["claim"], "a job without a key pays for one"
     await session.close()
 
 
@@ -315,6 +332,7 @@ async def test_with_a_million_jobs_delayed_parked_and_ended_a_claim_touches_as_m
         await raw.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     await raw.execute(WORK)
     none = await buffers()
+    assert none["claim_fifty_keyless"] < none["claim_fifty"], "a job without a key pays for one"
     await add_the_million(raw)
     million = await buffers()
     await remove_the_million(raw)
