@@ -91,13 +91,6 @@ class Conflict(DataloaderError):  # noqa: N818
         self.job_id = job_id
         self.status = status
 
-    @classmethod
-    def told(cls, text: str) -> Conflict:
-        """One that a service has told of."""
-        error = cls(None, "", "")
-        error.args = (text,)
-        return error
-
 
 class Draining(DataloaderError):  # noqa: N818
     """This process is shutting down and takes no new jobs. Ask another replica, or try again in a moment."""
