@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlencode
 
 import attrs
@@ -83,12 +83,8 @@ def _declared(name: str, where: str) -> Load:
     from dataloader.flows.etl.run.load_task import load_of  # noqa: PLC0415 - not for --help
 
     tasks = load_tasks(where)
-    check_known(name, tasks, where)
-    load = load_of(tasks[name])
-    if load is None:
-        loads = [task.name for task in tasks.values() if load_of(task) is not None]
-        raise ConfigError(f"LOAD: {name} is a task, but no load; {', '.join(sorted(loads)) or 'none'} of {where} are")
-    return load
+    check_known(name, "load", tasks, where)
+    return cast("Load", load_of(tasks[name]))
 
 
 @attrs.frozen(kw_only=True)

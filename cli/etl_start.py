@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 import click
@@ -30,6 +30,8 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.settings_layers import load_settings
+
+Kind = Literal["load", "flow"]
 
 QUEUE: Final = "default"
 PRODUCER: Final = "dataloader etl"
@@ -114,7 +116,7 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
     Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
     here, in this process, and ^C cancels it: what has come in is still written.
     """
-    return _start(how, load, f"load:{load}", _args(windows, pipeline))
+    return _start(how, "load", load, _args(windows, pipeline))
 
 
 @click.command()
@@ -134,7 +136,7 @@ def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[s
 
     All that is not resolved, or single failures by --failure; else as `dataloader etl run`.
     """
-    return _start(how, load, f"load:{load}", {"failures": list(numbers) or "all"} | _args({}, pipeline))
+    return _start(how, "load", load, {"failures": list(numbers) or "all"} | _args({}, pipeline))
 
 
 @click.command()
@@ -147,17 +149,17 @@ def flow(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[
 
     Its loads run in order, layer after layer, as one run; else as `dataloader etl run`.
     """
-    return _start(how, name, f"flow:{name}", _args(windows, pipeline))
+    return _start(how, "flow", name, _args(windows, pipeline))
 
 
 def _args(windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> dict[str, Any]:
     return dict(windows) | ({"pipeline": dict(pipeline)} if pipeline else {})
 
 
-def _start(how: _How, name: str, lock_key: str, args: dict[str, Any]) -> int:
-    new = NewJob(queue=how.queue or QUEUE, task=name, args=args, lock_key=lock_key, producer=PRODUCER)
+def _start(how: _How, kind: Kind, name: str, args: dict[str, Any]) -> int:
+    new = NewJob(queue=how.queue or QUEUE, task=name, args=args, lock_key=f"{kind}:{name}", producer=PRODUCER)
     if how.where is not None:
-        return _run_here(how, new, load_tasks(how.where))
+        return _run_here(how, kind, new, load_tasks(how.where))
     if how.wait is False:
         return _add(how, new)
     added: list[Enqueued] = []
@@ -206,13 +208,13 @@ async def _why_never(jobs: Jobs, new: NewJob) -> str | None:
     )
 
 
-def _run_here(how: _How, new: NewJob, tasks: Tasks) -> int:
+def _run_here(how: _How, kind: Kind, new: NewJob, tasks: Tasks) -> int:
     import trio  # noqa: PLC0415 - not for --help
 
     from dataloader.cli.one_job import run_job  # noqa: PLC0415
     from dataloader.supervisor.logs import configure_logging  # noqa: PLC0415
 
-    check_known(new.task, tasks, how.where)
+    check_known(new.task, kind, tasks, how.where)
     settings = load_settings(overrides={"data_dir": how.target.data_dir})
     with provide_server(settings, create=True) as (provided, server):
         screen = open_screen(new.task, as_json=how.as_json)
@@ -234,10 +236,22 @@ def _has_traceback(record: logging.LogRecord) -> bool:
     return record.exc_info is not None or "exception" in line.fields
 
 
-def check_known(name: str, tasks: Tasks, where: str | None) -> None:
-    """Refuse a name that is no task's, with those that are."""
+def check_known(name: str, kind: Kind, tasks: Tasks, where: str | None) -> None:
+    """Refuse a name that is no task's, and a task that is no load, or no flow, with those that are.
+
+    A set of dimensions is a flow, too.
+    """
+    from dataloader.flows.etl.declare.load import Load  # noqa: PLC0415 - not for --help
+    from dataloader.flows.etl.flow.flow import Flow  # noqa: PLC0415
+    from dataloader.flows.etl.run.etl_task import names_of  # noqa: PLC0415
+
     if name not in tasks:
         raise ConfigError(f"--tasks: {where} has no task {name!r}; it has {', '.join(sorted(tasks)) or 'none'}")
+    known = names_of(tasks, Load if kind == "load" else Flow)
+    if name not in known:
+        raise ConfigError(
+            f"--tasks: {name!r} is a task, but no {kind}; the {kind}s of {where} are {', '.join(known) or 'none'}"
+        )
 
 
 def _show_end(how: _How, job: JobRecord) -> int:
@@ -245,4 +259,10 @@ def _show_end(how: _How, job: JobRecord) -> int:
         print_json(job)
     else:
         print_summary(job)
+        if (
+            job.args.get("failures") == "all"
+            and job.status is Status.SUCCEEDED
+            and not (job.result or {}).get("counts")
+        ):
+            click.echo(f"{job.task} has no failure that can be retried by itself", err=True)
     return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED

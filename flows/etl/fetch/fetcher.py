@@ -135,7 +135,7 @@ class Fetcher:
         asked = request
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                async with self.sender.rate_limiter.slot(part.table.source.name) as slot:
+                async with self.sender.rate_limiter.slot(part.table.source.name, tries) as slot:
                     response = await self._fetch(slot, part, asked)
                     hop = part.table.source.redirected(response)
                     if hop is None:

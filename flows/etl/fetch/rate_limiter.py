@@ -36,12 +36,14 @@ LOOK_S: Final = (0.1, 1.0)
 class RequestSlot:
     """The right to send one request. `hint_s`: for how many seconds the source wants no request, as its answer says.
 
+    `tries`: the number of the request's try, from 1.
     `ends_at`: when the slot ends at the latest, by Trio's clock.
     """
 
     linger_s: Callable[[], float]
     ends_at: float = math.inf
     hint_s: float = 0.0
+    tries: int = 1
 
     def within(self, timeout_s: float) -> float:
         """The seconds for the request: `timeout_s`, fewer if the slot ends before: a process may have stood still."""
@@ -106,9 +108,9 @@ class RateLimiter:
     draw: random.Random = attrs.field(factory=random.Random)
 
     @asynccontextmanager
-    async def slot(self, source: str | None) -> AsyncIterator[RequestSlot]:
-        """Wait for the slot of `source`, and hold it for the length of a block; None has no limit."""
-        slot = RequestSlot(linger_s=self.linger_s)
+    async def slot(self, source: str | None, tries: int) -> AsyncIterator[RequestSlot]:
+        """Wait for the slot of `source` for a request's try, and hold it in a block; None has no limit."""
+        slot = RequestSlot(linger_s=self.linger_s, tries=tries)
         if source is None:
             yield slot
             return

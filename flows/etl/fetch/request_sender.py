@@ -67,7 +67,12 @@ class RequestSender:
         except SourceError as error:
             slot.hint_s = error.retry_after_s or 0.0
             self.shared.log.warning(
-                "request failed", phase="requests", endpoint=_shown(endpoint), status=error.status, error=str(error)
+                "request failed",
+                phase="requests",
+                endpoint=_shown(endpoint),
+                attempt=f"{slot.tries} of {self.shared.config.attempts}",
+                status=error.status,
+                error=str(error),
             )
             raise
         finally:
@@ -85,8 +90,8 @@ class RequestSender:
         Raises `SourceError` when it failed for good: without the list nobody knows what the run has to do.
         """
 
-        async def once(_try: int) -> T:
-            async with self.rate_limiter.slot(source.name) as slot:
+        async def once(tries: int) -> T:
+            async with self.rate_limiter.slot(source.name, tries) as slot:
                 began = trio.current_time()
                 answer = await self.send(slot, endpoint, ask)
                 self.answered(endpoint, HTTPStatus.OK, trio.current_time() - began)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date
-from functools import partial
 from typing import Any
 
 import attrs
@@ -23,8 +22,8 @@ from dataloader.flows.etl.flow.dimensions import Dimensions, TablesFailed, run_d
 from dataloader.flows.etl.plan.planner import LoadArgs, read_args
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
 from dataloader.flows.etl.run.etl_run import EtlRun, TaskEnd
+from dataloader.flows.etl.run.etl_task import add_etl_task, declared_by, names_of
 from dataloader.flows.etl.run.load_run import run_one
-from dataloader.flows.etl.run.load_task import load_of
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
 from dataloader.jobs.model import MAX_NAME
@@ -60,25 +59,22 @@ class Flow:
 def add_flows(tasks: Tasks, *flows: Flow) -> None:
     """Register each flow as a task of its name. Raises `ValueError` for a name that is taken."""
     for flow in flows:
-        handler = partial(run_flow, flow)
-        handler.__doc__ = flow.description or f"Run {', '.join(flow.layers)}."
-        tasks.task(flow.name)(handler)
+        add_etl_task(tasks, run_flow, flow, f"Run {', '.join(flow.layers)}.")
 
 
 def add_dimensions(tasks: Tasks, *sets: Dimensions) -> None:
     """Register each set of dimensions as a task of its name. Raises `ValueError` for a name that is taken."""
     for dimensions in sets:
-        handler = partial(run_flow, Flow(name=dimensions.name, layers={"": [dimensions]}))
-        handler.__doc__ = dimensions.description or f"Merge {', '.join(d.table for d in dimensions.tables)}."
-        tasks.task(dimensions.name)(handler)
+        flow = Flow(name=dimensions.name, layers={"": [dimensions]}, description=dimensions.description)
+        add_etl_task(tasks, run_flow, flow, f"Merge {', '.join(d.table for d in dimensions.tables)}.")
 
 
 def loads_of(tasks: Mapping[str, Task]) -> set[str]:
     """The names of the loads among the tasks, those of flows too."""
-    loads = {name for name, task in tasks.items() if load_of(task) is not None}
+    loads = set(names_of(tasks, Load))
     for task in tasks.values():
-        if isinstance(task.handler, partial) and task.handler.func is run_flow:
-            loads |= {one.name for _, one in task.handler.args[0].tasks if isinstance(one, Load)}
+        flow = declared_by(task, Flow)
+        loads |= {one.name for _, one in flow.tasks if isinstance(one, Load)} if flow else set()
     return loads
 
 

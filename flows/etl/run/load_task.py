@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from dataloader.flows.etl.declare.load import Load
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.plan.planner import LoadArgs, read_args
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
 from dataloader.flows.etl.run.etl_run import EtlRun
+from dataloader.flows.etl.run.etl_task import add_etl_task, declared_by
 from dataloader.flows.etl.run.load_run import run_one
 from dataloader.jobs.errors import BadRequest, TargetError
 from dataloader.jobs.job import Job
@@ -21,18 +20,12 @@ __all__ = ["LoadArgs", "add_loads", "load_of", "read_args", "run_load"]
 def add_loads(tasks: Tasks, *loads: Load) -> None:
     """Register each load as a task of its name. Raises `ValueError` for a name that is taken."""
     for load in loads:
-        handler = partial(run_load, load)
-        handler.__doc__ = load.description or f"Load {load.target.table}."
-        tasks.task(load.name, timeout_s=load.timeout_s)(handler)
+        add_etl_task(tasks, run_load, load, f"Load {load.target.table}.", timeout_s=load.timeout_s)
 
 
 def load_of(task: Task) -> Load | None:
     """The load that a task runs, None for any other task."""
-    handler = task.handler
-    if isinstance(handler, partial) and handler.func is run_load:
-        load: Load = handler.args[0]
-        return load
-    return None
+    return declared_by(task, Load)
 
 
 async def run_load(load: Load, job: Job, cancel: CancellationToken | None = None) -> object:

@@ -180,6 +180,7 @@ async def test_each_request_is_logged_with_endpoint_status_and_time(items, outco
         ("request", "/items", 200),
     ]
     assert all(line.fields["took_s"] >= 0 for line in lines if line.message == "request")
+    assert [line.fields["attempt"] for line in lines if line.message == "request failed"] == ["1 of 3"]
 
 
 async def test_the_waits_between_tries_double(items, outcome_of, monkeypatch):
