@@ -14,7 +14,7 @@ from dataloader.cli.entry import Group
 from dataloader.cli.etl_plan import plan
 from dataloader.cli.etl_start import flow, retry, run
 from dataloader.cli.load_reads import LoadReads
-from dataloader.cli.output import Column, print_fields, print_json, print_table
+from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.cli.target import Target, asks_queue
 from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
 
@@ -34,7 +34,7 @@ def status(target: Target, *, load: str | None, as_json: bool) -> None:
         if as_json:
             print_json(found)
         else:
-            print_fields(_fields(found))
+            print_fields(_form(found))
         return
     every = target.ask_loads(_all_loads)
     if as_json:
@@ -66,6 +66,13 @@ async def _all_loads(loads: LoadReads) -> list[LoadRecord]:
         after = page.next
         if after is None:
             return found
+
+
+def _form(load: LoadRecord) -> dict[str, object]:
+    """The fields of one load, its counts in words, which a narrow terminal can break into lines."""
+    counts = load.last_run.counts if load.last_run else {}
+    said = ", ".join(f"{name.replace('_', ' ')} {cell(number)}" for name, number in counts.items())
+    return {**_fields(load), "counts": said}
 
 
 def _fields(load: LoadRecord) -> dict[str, object]:

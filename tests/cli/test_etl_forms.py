@@ -1,0 +1,82 @@
+"""What `etl plan` and `etl status` print on a terminal of 80 columns: made in this process, without a database."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from dataloader.cli import etl, etl_plan
+from dataloader.cli.output import print_fields
+from dataloader.flows.etl import Budget, Detail, Http, Load, PipelineConfig, Request, Target, Window, Windows
+from dataloader.store.etl.run_records import LastRun, LoadRecord
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def lines(capsys, monkeypatch):
+    """The lines that a function prints on such a terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def lines(function, *arguments):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        function(*arguments)
+        return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+    return lines
+
+
+def test_a_plan_fits_80_columns_and_says_all_that_takes_time(lines):
+    source = Http("https://bank.example", endpoint="/rates", params={"day": "2026-01-01"})
+    target = Target(table="rates", key=("day",))
+    detail = Detail(
+        id=lambda _: 1,
+        request=lambda id_: Request(endpoint=f"/{id_}"),
+        source=source,
+        target=target,
+        transform=lambda _, record: record,
+    )
+    load = Load(
+        name="rates",
+        source=source,
+        target=target,
+        windows=Windows(start=NOON),
+        detail=detail,
+        budgets=(Budget(100, per_s=60), Budget(5_000, per_s=86_400)),
+    )
+    request = Request(
+        endpoint="https://bank.example/rates/of/all/currencies", params={"from": "2026-01-01", "to": "2026-02-01"}
+    )
+    plan = etl_plan.Plan(
+        load=load,
+        config=PipelineConfig(),
+        watermark=NOON,
+        is_first=False,
+        windows=[(Window(NOON, NOON), [request] * 3)],
+    )
+    shown = lines(etl_plan._print, plan)
+    assert max(map(len, shown)) <= 80
+    text = " ".join(" ".join(shown).split())
+    assert "watermark 2026-01-01 12:00:00Z" in text
+    assert "0:00:25 on average, 0:00:10 at least, 0:00:40 at most" in text
+    assert "the budget of 100 in 60 s and the budget of 5000 in 86400 s come on top" in text
+
+
+def test_a_load_s_status_fits_80_columns_with_each_field_behind_its_name(lines):
+    counts = {f"a_count_of_something_{number}": 1_000_000 for number in range(12)}
+    last = LastRun(
+        run_id=uuid4(), status="failed", started_at=NOON, finished_at=NOON, reason="too much " * 20, counts=counts
+    )
+    load = LoadRecord(
+        load="rates", watermark=NOON, upto=NOON, moved_at=NOON, unresolved=1_000, unsolved=1_000, last_run=last
+    )
+    shown = lines(print_fields, etl._form(load))
+    assert max(map(len, shown)) <= 80
+    assert "watermark    2026-01-01 12:00:00Z" in shown
+    assert "unresolved   1000 or more" in shown
+    [reason] = [number for number, line in enumerate(shown) if line.startswith("reason")]
+    assert re.match(r" {13}(too )?much too much", shown[reason + 1])
