@@ -101,9 +101,9 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 )
 @asks_queue
 def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
-    """List what failed in LOAD and is not resolved, or in a run.
+    """List the unresolved failures of LOAD, or all of a run.
 
-    `dataloader etl retry` tries it again.
+    `dataloader etl retry` retries them.
     """
 
     async def question(loads: LoadReads) -> list[FailureLine]:

@@ -94,7 +94,7 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "since",
         type=day_or_instant,
         metavar="DATE",
-        help="From this day or instant on.  [default: what is new]",
+        help="From this day or instant on.  [default: the watermark]",
     )
     return since(until(with_windows))
 
@@ -111,7 +111,7 @@ def _ends_before(since: str, until: str) -> bool:
 @pipeline_options
 @_starts_a_job
 def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
-    """Load what is new, or what lies between --from and --to.
+    """Run LOAD incrementally, or backfill from --from to --to.
 
     Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
     here, in this process, and ^C cancels it: what has come in is still written.
@@ -132,9 +132,9 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
 @pipeline_options
 @_starts_a_job
 def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
-    """Try again what failed in LOAD.
+    """Retry the unresolved failures of LOAD.
 
-    All that is not resolved, or single failures by --failure; else as `dataloader etl run`.
+    All of them, or single ones by --failure; else as `dataloader etl run`.
     """
     return _start(how, "load", load, {"failures": list(numbers) or "all"} | _args({}, pipeline))
 
