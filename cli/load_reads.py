@@ -30,7 +30,7 @@ class LoadReads(Protocol):
         """What failed in a run, oldest first, from behind the failure `after`."""
 
     async def failures_of_load(self, name: str, *, after: int, limit: int) -> list[FailureLine]:
-        """What failed in any run of a load and is not solved, in the same way."""
+        """What failed in any run of a load and is unresolved, in the same way."""
 
 
 @attrs.frozen
