@@ -6,15 +6,21 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psycopg
 import pytest
 import trio
 import trio_asyncio
+from conditions import until
+from psycopg.types.json import Jsonb
 from source_app import Answer, open_source_app
 
 from dataloader.testing import run_task
@@ -31,7 +37,7 @@ def load(name: str):
 
 
 def test_every_example_has_a_test():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding", "earthquakes"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding", "earthquakes", "pages"}
 
 
 async def test_the_ten_line_task_counts_and_shows_it():
@@ -61,6 +67,54 @@ def test_embedding_runs_as_a_script_on_a_database_of_its_own(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "6 words in 3 jobs\n" in done.stdout
     assert done.stdout.endswith("drained\n")
+
+
+class _Site(BaseHTTPRequestHandler):
+    """A page for each number, a byte longer each."""
+
+    def do_GET(self):
+        body = b"." * int(self.path.removeprefix("/"))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *said):
+        """Say nothing."""
+
+
+@pytest.fixture
+def site():
+    """The address of a site in a thread of this process."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.slow
+async def test_a_site_is_loaded_by_handlers_of_every_flavour_enqueued_by_sql_alone(database, serve, raw, site):
+    service = await serve({"pages": 8}, tasks="pages:tasks", environment={"PYTHONPATH": str(EXAMPLES)})
+    with psycopg.connect(database.dsn) as connection:
+        args = Jsonb({"url": site, "pages": 100})
+        connection.execute("SELECT dl_enqueue('site.load', %s)", [args])
+
+    async def reported():
+        return await raw.fetchrow("SELECT status::text, result FROM dl_jobs WHERE task = 'site.report'")
+
+    row = await until(reported, lambda row: row is not None and row["status"] not in {"queued", "running"}, within_s=60)
+    assert (row["status"], json.loads(row["result"])) == ("succeeded", {"pages": 100, "bytes": sum(range(100))})
+    ended = dict(await raw.fetch("SELECT task, count(*) FROM dl_jobs WHERE status = 'succeeded' GROUP BY task"))
+    assert ended == {"site.load": 1, "page.load": 100, "site.report": 1}
+    service.signal(signal.SIGTERM)
+    assert await service.exit_code(within_s=20) == 0
+    assert not [line for line in service.lines if line["level"] in {"warning", "error"}]
+
+
+def test_the_page_on_tasks_has_the_whole_example_of_the_flavours():
+    text = (EXAMPLES / "pages.py").read_text()
+    code = text.split('"""\n', 2)[-1].strip()
+    assert f"```python\n{code}\n```" in (DOCS / "tasks.md").read_text()
 
 
 QUAKES = {
