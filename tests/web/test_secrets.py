@@ -9,7 +9,8 @@ import pytest
 from canaries import CANARY
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataloader.store.queue import reads
+from dataloader.jobs.page_cursor import BY_NAME
+from dataloader.store.queue import name_pages, reads
 from dataloader.web.services import QueueLoad
 
 pytestmark = pytest.mark.requirement("Q16")
@@ -97,12 +98,13 @@ async def test_what_is_no_secret_stays_readable(open_web):
 
 
 async def test_pages_of_queues_go_on_behind_a_name_that_is_not_shown_without_a_list_of_all(open_web, monkeypatch):
-    list_queues = reads.list_queues
+    limits, list_queues = [], reads.list_queues
 
     def a_page(database, *, limit, after):
+        limits.append(limit)
         return list_queues(database, limit=limit, after=after)
 
-    monkeypatch.setattr(reads, "list_queues", a_page)
+    monkeypatch.setattr(name_pages, "list_queues", a_page)
     async with open_web() as web:
         names = ["a", *(f"password={CANARY}-{number} ü" for number in range(3)), "sha256:b", "z"]
         for name in names:
@@ -116,9 +118,12 @@ async def test_pages_of_queues_go_on_behind_a_name_that_is_not_shown_without_a_l
             after = answer.json()["next"]
             if after is None:
                 break
+            assert CANARY not in BY_NAME.key(after)
         assert seen == ["a", *["password=*** ü"] * 3, "sha256:b", "z"]
-        gone = await web.client.get("/api/v1/queues", params={"after": "sha256:" + "0" * 64})
+        gone = await web.client.get("/api/v1/queues", params={"after": BY_NAME.text("sha256:" + "0" * 64)})
         assert (gone.status_code, gone.json()["errors"][0]["path"]) == (422, "after")
+        assert "is a place that is gone" in gone.json()["errors"][0]["message"]
+    assert limits == [2] * 6
 
 
 async def test_queues_that_look_the_same_are_one_series(open_web, database):

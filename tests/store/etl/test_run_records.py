@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.store.etl import run_records
+from dataloader.store.etl import run_journal, run_records
 from dataloader.store.queue import job_logs
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,10 @@ async def test_a_page_reads_hardly_more_rows_than_it_has(store, cost, monkeypatc
     load = f"WITH {run_records._THIS} {run_records._LOADS}"
     assert await cost(load, "load 7") <= run_records.MAX_COUNTED + 10
     assert await cost(load, "load 8") <= 10
+    assert await cost(run_records._TASKS, JOB, 0, 11) <= 3 * 11
+    failures = run_journal._LIST.format
+    assert await cost(failures(wanted="run_id = $1"), JOB, 11, 0) <= 11
+    assert await cost(failures(wanted="load = $1 AND solved_at IS NULL"), "load 7", 11, 0) <= 1_000
 
 
 @pytest.mark.requirement("E11")
