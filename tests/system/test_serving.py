@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 import trio
@@ -35,20 +37,28 @@ async def test_health_answers_within_20_ms_while_200_slots_churn(unmeasured, ser
                 await raw.execute(more)
             await trio.sleep(0.05)
 
-    took_ms = []
+    ours_ms = []
     async with client_of(service) as client, trio.open_nursery() as nursery:
         await nursery.start(feed)
         await client.get("/health")
         for _ in range(300):
-            began = trio.current_time()
+            pids = (service.process.pid, os.getpid())
+            began, before = trio.current_time(), [queued_for_a_core_s(pid) for pid in pids]
             answer = await client.get("/health")
-            took_ms.append((trio.current_time() - began) * 1_000)
+            took_s = trio.current_time() - began
+            queued_s = [queued_for_a_core_s(pid) - was for pid, was in zip(pids, before, strict=True)]
+            ours_ms.append((took_s - max(queued_s)) * 1_000)
             assert answer.status_code == 200
             await trio.sleep(0.005)
         nursery.cancel_scope.cancel()
     assert min(least_left) > 0, "the slots had nothing to do for a while"
-    # The 99th percentile is a benchmark's business: here other tests share the cores, and take them for a while.
-    assert min(statistics.median(took_ms[first : first + 50]) for first in range(0, 300, 50)) <= 20
+    # The 99th percentile is a benchmark's business. Here others share the cores: the time they have them is not ours.
+    assert statistics.median(ours_ms) <= 20
+
+
+def queued_for_a_core_s(pid):
+    """How long a process's main thread has been ready to run, since it began, while others had the cores."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 @pytest.mark.requirement("Q16")
