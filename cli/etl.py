@@ -15,7 +15,7 @@ from dataloader.cli.etl_plan import plan
 from dataloader.cli.etl_start import flow, retry, run
 from dataloader.cli.load_reads import LoadReads
 from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
-from dataloader.cli.target import Target, asks_queue
+from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine, LoadRecord
 
 
@@ -27,7 +27,7 @@ def etl() -> None:
 @etl.command()
 @click.argument("load", required=False)
 @asks_queue
-def status(target: Target, *, load: str | None, as_json: bool) -> None:
+def status(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
     """Show how far LOAD has come, or all loads."""
     if load is not None:
         found = target.ask_loads(lambda loads: loads.load(load))
@@ -100,7 +100,9 @@ def _fields(load: LoadRecord) -> dict[str, object]:
     "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the failure with this number."
 )
 @asks_queue
-def failures(target: Target, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool) -> None:
+def failures(
+    target: AskedQueue, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool
+) -> None:
     """List the unresolved failures of LOAD, or all of a run.
 
     `dataloader etl retry` retries them.

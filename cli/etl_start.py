@@ -21,7 +21,7 @@ from dataloader.cli.entry import INTERRUPTED, NOT_SUCCEEDED
 from dataloader.cli.etl_screen import Screen, open_screen, print_summary
 from dataloader.cli.output import print_json, tell, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
-from dataloader.cli.target import Target, asks_queue, provide_server
+from dataloader.cli.target import AskedQueue, asks_queue, provide_server
 from dataloader.cli.task_module import load_tasks
 from dataloader.cli.waiting import knows_task, served_instead, wait_for_end
 from dataloader.jobs.contract import Jobs
@@ -43,7 +43,7 @@ tasks_option = click.option("--tasks", "where", metavar="MODULE:ATTR", help="Run
 class _How:
     """Where a job is to run, and whether it is waited for."""
 
-    target: Target
+    target: AskedQueue
     queue: str | None
     wait: bool | None
     where: str | None
@@ -55,7 +55,7 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_how(
-        target: Target, *, queue: str | None, wait: bool | None, where: str | None, as_json: bool, **options: Any
+        target: AskedQueue, *, queue: str | None, wait: bool | None, where: str | None, as_json: bool, **options: Any
     ) -> Any:
         if where is not None and (queue is not None or wait is not None or target.url is not None):
             raise click.UsageError("--tasks runs it here: it goes without --queue, --wait, --no-wait and --url")

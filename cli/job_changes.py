@@ -13,7 +13,7 @@ import click
 from dataloader.cli.arguments import finds_jobs, row_number
 from dataloader.cli.entry import report
 from dataloader.cli.output import Column, cell, print_json, print_table, state_of
-from dataloader.cli.target import Target, asks_queue
+from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
 from dataloader.jobs.listings import AuditRecord, JobFilter
@@ -44,7 +44,7 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_changes_jobs
-def cancel(target: Target, **chosen: Any) -> int:
+def cancel(target: AskedQueue, **chosen: Any) -> int:
     """Cancel jobs by their ids, or with --all and a filter.
 
     Queued ones end at once, running ones at their next checkpoint. Jobs that have ended are left as they are.
@@ -59,7 +59,7 @@ def cancel(target: Target, **chosen: Any) -> int:
 @click.command()
 @click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
 @_changes_jobs
-def retry(target: Target, *, force: bool, everything: bool, **chosen: Any) -> int:
+def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again.
 
     Either by their ids, or with --all and a filter. They have all their attempts again.
@@ -74,7 +74,7 @@ def retry(target: Target, *, force: bool, everything: bool, **chosen: Any) -> in
 
 @click.command()
 @_changes_jobs
-def run_now(target: Target, **chosen: Any) -> int:
+def run_now(target: AskedQueue, **chosen: Any) -> int:
     """Make queued jobs due that wait for their time.
 
     Either by their ids, or with --all and a filter. A job whose lock_key is held goes on waiting for that.
@@ -86,7 +86,7 @@ def run_now(target: Target, **chosen: Any) -> int:
 @click.command()
 @click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
 @_changes_jobs
-def priority(target: Target, *, number: int, **chosen: Any) -> int:
+def priority(target: AskedQueue, *, number: int, **chosen: Any) -> int:
     """Give queued jobs another priority.
 
     Either by their ids, or with --all and a filter. Jobs with a smaller NUMBER run first; 100 is the default.
@@ -100,7 +100,7 @@ def priority(target: Target, *, number: int, **chosen: Any) -> int:
 
 
 def _change(
-    target: Target,
+    target: AskedQueue,
     change: _Change,
     *,
     job_ids: tuple[UUID, ...],
@@ -120,7 +120,7 @@ def _change(
     return _change_each(target, change, job_ids, as_json=as_json)
 
 
-def _change_each(target: Target, change: _Change, job_ids: tuple[UUID, ...], *, as_json: bool) -> int:
+def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...], *, as_json: bool) -> int:
     async def question(jobs: Jobs) -> tuple[list[JobRecord], list[DataloaderError]]:
         changed: list[JobRecord] = []
         refused: list[DataloaderError] = []
@@ -148,7 +148,7 @@ def _change_each(target: Target, change: _Change, job_ids: tuple[UUID, ...], *, 
     return max((report(error) for error in refused), default=0)
 
 
-def _change_all(target: Target, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
+def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
@@ -180,7 +180,7 @@ def _about(entry: AuditRecord) -> str:
 )
 @click.option("--before", type=row_number, metavar="NUMBER", help="Only those before the entry with this number.")
 @asks_queue
-def audit(target: Target, *, limit: int, before: int | None, as_json: bool) -> None:
+def audit(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
     """List what operators did, latest first."""
     entries = target.ask(lambda jobs: jobs.audit(limit=limit, after=before)).audit
     if as_json:

@@ -28,7 +28,7 @@ from dataloader.cli.output import (
     why_silent,
     why_waits,
 )
-from dataloader.cli.target import Target, asks_queue
+from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import Patience, wait_for_end
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import StoreUnavailable
@@ -92,7 +92,7 @@ timeout_option = click.option(
 @wait_option
 @timeout_option
 @asks_queue
-def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
+def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
     """Add a job for TASK to QUEUE."""
     _check_timeout(timeout_s, wait=wait)
     new = NewJob(**request)
@@ -123,7 +123,7 @@ def trigger(target: Target, *, wait: bool, timeout_s: float, as_json: bool, **re
 @wait_option
 @timeout_option
 @asks_queue
-def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
+def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
     """Show how a job stands."""
     _check_timeout(timeout_s, wait=wait)
 
@@ -147,7 +147,7 @@ def status(target: Target, *, job_id: UUID, all_fields: bool, wait: bool, timeou
 )
 @click.option("--after", help="The cursor that the page before ended with.")
 @asks_queue
-def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
+def jobs(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
     page = target.ask(lambda jobs: jobs.find(wanted, limit=limit, after=after))
     if as_json:
@@ -167,7 +167,7 @@ def jobs(target: Target, *, wanted: JobFilter, limit: int, after: str | None, as
     "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the event with this number."
 )
 @asks_queue
-def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
+def events(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""
     journal = target.ask(lambda jobs: jobs.events(job_id, after=after, limit=limit)).events
     if as_json:
@@ -194,7 +194,7 @@ def events(target: Target, *, job_id: UUID, limit: int, after: int, as_json: boo
 )
 @asks_queue
 def logs(
-    target: Target,
+    target: AskedQueue,
     *,
     job_id: UUID,
     follow: bool,

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from dataloader.cli.output import Column, cell, print_json, print_table, unserved
-from dataloader.cli.target import Target, asks_queue
+from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.waiting import served_instead
 from dataloader.jobs.contract import Jobs
 
@@ -38,7 +38,7 @@ _WORKERS: Final = (
 
 @click.command()
 @asks_queue
-def queues(target: Target, *, as_json: bool) -> None:
+def queues(target: AskedQueue, *, as_json: bool) -> None:
     """List the queues, with their jobs that have not ended.
 
     These are the queues that are served, paused, or have such jobs.
@@ -76,7 +76,7 @@ def _slots(queues: Mapping[str, int]) -> str:
 @click.command()
 @click.argument("queue")
 @asks_queue
-def pause(target: Target, *, queue: str, as_json: bool) -> None:
+def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
     """Let no process start jobs of QUEUE; running ones go on."""
 
     async def question(jobs: Jobs) -> list[str] | None:
@@ -92,7 +92,7 @@ def pause(target: Target, *, queue: str, as_json: bool) -> None:
 @click.command()
 @click.argument("queue")
 @asks_queue
-def resume(target: Target, *, queue: str, as_json: bool) -> None:
+def resume(target: AskedQueue, *, queue: str, as_json: bool) -> None:
     """End a pause of QUEUE."""
     target.ask(lambda jobs: jobs.resume(queue))
     _say(queue, as_json=as_json, paused=False)
@@ -107,7 +107,7 @@ def _say(queue: str, *, as_json: bool, paused: bool) -> None:
 
 @click.command()
 @asks_queue
-def workers(target: Target, *, as_json: bool) -> None:
+def workers(target: AskedQueue, *, as_json: bool) -> None:
     """List the processes that serve queues.
 
     These are the processes that have been heard of in the last minute.

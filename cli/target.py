@@ -1,6 +1,6 @@
 """Which queue a command asks: a running service (`--url`), the database of DL_DB_DSN, or the embedded one.
 
-Commands take `@asks_queue`, which adds the options and passes a `Target`: `target.ask(question)` runs an async function
+Commands take `@asks_queue`, which adds the options and passes an `AskedQueue`: `target.ask(question)` runs a function
 with `Jobs`, `target.ask_loads` one with `LoadReads`. `provide_database` is for commands that need the database itself.
 """
 
@@ -43,7 +43,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 @attrs.frozen
-class Target:
+class AskedQueue:
     """The queue that was named on the command line, and how to ask it."""
 
     url: str | None
@@ -152,7 +152,7 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--url", help="Ask a running service, such as http://127.0.0.1:8080, instead of the database.")
     @functools.wraps(command)
     def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:
-        return command(Target(url, token, data_dir), **options)
+        return command(AskedQueue(url, token, data_dir), **options)
 
     return with_target
 

@@ -64,7 +64,7 @@ def listed(names: Iterable[str], prefix: str = "") -> str:
 
 
 @attrs.frozen
-class Column:
+class TargetColumn:
     """A column of a target. `generated`: the database alone writes it; `numbered`: it does where nobody else does.
 
     `is_document`: its type is JSON, or an array of it. `has_equality`: its type has one of values.
@@ -90,7 +90,7 @@ class TableInfo:
 
     schema: str
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[TargetColumn, ...]
     keys: tuple[tuple[str, ...], ...]
 
     @property
@@ -101,7 +101,7 @@ class TableInfo:
     def __contains__(self, name: object) -> bool:
         return any(column.name == name for column in self.columns)
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> TargetColumn:
         """The column of this name. Raises `TargetError` if there is none."""
         for column in self.columns:
             if column.name == name:
@@ -137,7 +137,7 @@ async def aio_describe(connection: Any, table: str) -> TableInfo:
         raise TargetError(f"there is no table {table}; create it first, or name its schema")
     if found["kind"] not in {"r", "p"}:
         raise TargetError(f"{table} is a view or the like; rows are loaded into tables")
-    columns = [Column(**record) for record in await connection.fetch(_COLUMNS, found["oid"])]
+    columns = [TargetColumn(**record) for record in await connection.fetch(_COLUMNS, found["oid"])]
     keys = [tuple(record["key"]) for record in await connection.fetch(_KEYS, found["oid"])]
     return TableInfo(found["schema"], found["name"], tuple(columns), tuple(keys))
 
