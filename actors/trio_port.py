@@ -92,6 +92,7 @@ class TrioPort:
         self._in_transaction = True
         try:
             async with self._services.transactions.open(success, run.shield_commit) as transaction:
+                transaction.root = run.job.job_id
                 yield transaction
         except StoreUnavailable as error:
             failure = error
@@ -112,7 +113,8 @@ class TrioPort:
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job, also in a process that drains: what runs may end well."""
-        [enqueued] = await self._services.enqueuer.enqueue([new_job(task, args, **options)])
+        new = new_job(task, args, **({"root": self._run.job.job_id} | options))
+        [enqueued] = await self._services.enqueuer.enqueue([new])
         return enqueued
 
     def deadline(self) -> float:

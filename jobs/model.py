@@ -106,8 +106,8 @@ class NewJob:
 
     `after` are the ids of jobs that exist, or stand before this one in the same list: the job waits until all of them
     have ended. If one of them did not succeed it is canceled (`when_failed` "cancel") or runs all the same ("run").
-    `root` is the job that this one belongs to, so that all of them can be found together; a job that a handler enqueues
-    has the handler's own.
+    `root` is a job of the whole that this one belongs to, so that all of them can be found together; for a job that a
+    handler enqueues it is the handler's own, if it says none.
     """
 
     task: str

@@ -113,7 +113,8 @@ def _add(rows: str, parameter: str, order: str, where: str = "", *, graph: bool 
 
 _OF_GRAPHS: Final = {
     "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
-    "values": ", r.when_failed, r.root_id, CASE WHEN r.when_failed IS NOT NULL THEN 'after' END,"
+    "values": ", r.when_failed, coalesce((SELECT p.root_id FROM dl_jobs p WHERE p.job_id = r.root_id), r.root_id),"
+    " CASE WHEN r.when_failed IS NOT NULL THEN 'after' END,"
     f" CASE WHEN r.when_failed IS NOT NULL THEN '{UNCHOSEN}'::uuid END,"
     " CASE WHEN r.when_failed IS NOT NULL THEN r.available_at END",
     "available_at": f"CASE WHEN r.when_failed IS NOT NULL THEN 'infinity' ELSE {_AVAILABLE} END",
@@ -180,7 +181,7 @@ class Enqueuer:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """As the function `enqueue`."""
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
-        if len(jobs) == 1 and jobs[0].idempotency_key is None and not _is_of_graph(jobs[0]):
+        if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
             (job,) = jobs
             queue = await self._with_others(_row(job, self._default_lease_s))
             if queue is not None:
@@ -269,11 +270,6 @@ def _row(job: NewJob, default_lease_s: int) -> Row:
         job.when_failed if job.after is not None else None,
         job.root,
     )
-
-
-def _is_of_graph(job: NewJob) -> bool:
-    """Whether it has the columns that most jobs do without."""
-    return job.after is not None or job.root is not None
 
 
 def _request_hash(job: NewJob) -> bytes:

@@ -50,6 +50,8 @@ class JobTransaction:
     _connection: Any
     _default_lease_s: int = 60
     result: object = None
+    root: UUID | None = None
+    """The job to whose whole the jobs belong that are enqueued in it."""
     _enqueued: dict[UUID, None] = attrs.field(factory=dict, init=False)
 
     @property
@@ -66,6 +68,7 @@ class JobTransaction:
 
     async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Add jobs, all or none, which are there when the job's success is."""
+        jobs = [job if job.root is not None else attrs.evolve(job, root=self.root) for job in jobs]
         rows = rows_of(jobs, self._default_lease_s)
         answers = await self._database.crossing.run(aio_enqueue_within, self._connection, list(jobs), rows)
         self._enqueued |= dict.fromkeys(answer.job_id for answer in answers)

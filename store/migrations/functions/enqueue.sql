@@ -138,7 +138,7 @@ BEGIN
              coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, t.priority, 100),
              CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue.available_at, now()) END, coalesce(dl_enqueue.max_attempts, t.max_attempts, 5),
              coalesce(dl_enqueue.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue.producer, dl_enqueue.consumer_group, v_hash,
-             dl_enqueue.root, CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
+             coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue.root), dl_enqueue.root), CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
              CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
              CASE WHEN v_waits THEN dl_enqueue.available_at END
       FROM (VALUES (dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.idempotency_key))
