@@ -162,7 +162,7 @@ async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bod
         open_proxy(database.dsn) as proxy,
         open_worker(holds.tasks, dsn=proxy.dsn, poll_s=0.1, heartbeat_s=10, default_lease_s=15) as supervisor,
     ):
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             job = await supervisor.jobs.enqueue("hold", queue="q", lock_key="k")
             await holds.wait(1)
             [former] = proxy.links("locks")
@@ -171,7 +171,8 @@ async def test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bod
             await until(lambda: _links(proxy), lambda links: links - {former})
             await until(lambda: _later(supervisor, trio.current_time() + 5))
             holds.release.set()
-            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
+            # Who asks for the job may have got a connection that was forgotten, too, and waits for its timeout.
+            assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "succeeded"
     row = await row_of(job.job_id)
     assert (row["attempt"], row["refunds"]) == (1, 0)
 

@@ -74,9 +74,7 @@ def test_the_domain_is_pure() -> None:
                     continue
             tops = {name.partition(".")[0] for name in named} - {"dataloader"}
             assert not tops & impure, (path, tops)
-            # The handles' own waits go through their port soon.
-            waits = {"trio"} if path.name == "job.py" else set()
-            assert tops - sys.stdlib_module_names - waits <= allowed, (path, tops)
+            assert tops - sys.stdlib_module_names <= allowed, (path, tops)
 
 
 def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
