@@ -33,7 +33,7 @@ from dataloader.cli.waiting import Patience, wait_for_end
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine, LogPage
-from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, JobRecord, NewJob, WhenFailed
+from dataloader.jobs.model import Enqueued, JobRecord, NewJob, WhenFailed
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
 
@@ -62,9 +62,9 @@ timeout_option = click.option(
     metavar="JSON",
     help="A JSON object, @file, or - for stdin.",
 )
-@click.option("--lock-key", help="Jobs with one key never run at once.  [default: the job's id]")
+@click.option("--lock-key", help="Jobs with one key never run at once.  [default: the task's, or none]")
 @click.option("--partition-key", default="", help="Kept with the job, for its handler.")
-@click.option("--priority", type=int, default=DEFAULT_PRIORITY, show_default=True, help="Lower ones run first.")
+@click.option("--priority", type=int, help="Lower ones run first.  [default: the task's, or 100]")
 @click.option(
     "--available-at",
     type=instant_after_now,
