@@ -130,6 +130,8 @@ _ADD_ONE: Final = _add(*_ONE)
 _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
 _ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, graph=True)
+_ADD_TO_WHOLE: Final = _add(*_MANY, graph=True)
+"""For jobs that a handler adds without a key: they wait for nobody, and set nothing in the handler's transaction."""
 
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
@@ -296,7 +298,8 @@ async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fal
     """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
     plain = [row[:_PLAIN] for row in rows]
     if any(value is not None for row in rows for value in row[_PLAIN:]):
-        records = await connection.fetch(_ADD_GRAPH, *zip(*rows, strict=True))
+        may_wait = with_keys or any(row[_PLAIN] is not None for row in rows)
+        records = await connection.fetch(_ADD_GRAPH if may_wait else _ADD_TO_WHOLE, *zip(*rows, strict=True))
     elif len(rows) == 1:
         records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *plain[0])
     else:

@@ -33,6 +33,7 @@ def tasks():
         await job.enqueue(part, Part(0), idempotency_key="beside")
         async with job.transaction() as t:
             first = await t.enqueue(part, Part(1))
+            assert await t.fetch("SHOW lock_timeout") == [{"lock_timeout": "0"}]  # the handler's own
             [second] = await t.enqueue_many([NewJob(task="part", args={"number": 2})])
             assert t.enqueued == (first.job_id, second.job_id)
             if job.args.get("fail"):
