@@ -53,8 +53,8 @@ timeout_option = click.option(
 
 
 @click.command()
-@click.argument("queue")
-@click.argument("task")
+@click.argument("queue", metavar="[QUEUE]")
+@click.argument("task", metavar="TASK", required=False)
 @click.option(
     "--args",
     type=json_object,
@@ -93,8 +93,10 @@ timeout_option = click.option(
 @timeout_option
 @asks_queue
 def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
-    """Add a job for TASK to QUEUE."""
+    """Add a job for TASK to QUEUE, or to the queue that the task has declared."""
     _check_timeout(timeout_s, wait=wait)
+    if request["task"] is None:
+        request["queue"], request["task"] = None, request["queue"]
     new = NewJob(**request)
     changes = _Changes()
 

@@ -46,6 +46,19 @@ def test_trigger_puts_every_option_into_the_row(add, on_database, database):
     assert [job["job_id"] for job in found] == [dependent, job_id]
 
 
+@pytest.mark.requirement("Q2")
+def test_a_trigger_without_a_queue_goes_to_the_task_s_own(on_database, database):
+    database.psql(
+        "INSERT INTO dl_tasks (task, queue, priority, lock_key, layout, declared_by)"
+        " VALUES ('load', 'own', 7, '\"year:{year}\"', 1, 'w')"
+    )
+    assert on_database("trigger", "load", "--args", '{"year": 2024}').returncode == 0
+    assert database.psql("SELECT queue, priority, lock_key FROM dl_jobs") == "own|7|year:2024"
+    refused = on_database("trigger", "unknown")
+    assert (refused.returncode, database.psql("SELECT count(*) FROM dl_jobs")) == (2, "1")
+    assert 'queue: must be given: the task "unknown" has no queue of its own' in refused.stderr
+
+
 def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_database, tmp_path):
     (tmp_path / "args.json").write_text('{"from": "file"}')
     for text, stdin in (('{"from": "line"}', ""), ("@args.json", ""), ("-", '{"from": "stdin"}')):

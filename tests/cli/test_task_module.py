@@ -44,7 +44,9 @@ def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, modul
         f"{TASKS}@tasks.task('load.ecb', timeout_s=60, max_attempts=3)\n"
         "async def load(job):\n    'Load rates.\\n\\nMore.'\n"
         "from dataloader import RetryPolicy\n"
-        "@tasks.task('report', retry=RetryPolicy(base_s=10, factor=2))\ndef report(job): ...\n"
+        "import dataclasses\n@dataclasses.dataclass\nclass Year:\n    year: int\n"
+        "@tasks.task('report', retry=RetryPolicy(base_s=10, factor=2), args=Year, queue='own', lock_key=('year',))\n"
+        "def report(job): ...\n"
     )
     result = dataloader("tasks", "--tasks", f"{name}:tasks")
     assert result.returncode == 0, result.stderr
@@ -57,6 +59,8 @@ def test_tasks_of_a_module_in_the_current_directory_are_listed(dataloader, modul
     load, report = json.loads(dataloader("tasks", "--tasks", f"{name}:tasks", "--json").stdout)
     assert (load["description"], load["timeout_s"], load["max_attempts"]) == ("Load rates.", 60, 3)
     assert report["timeout_s"] is None
+    assert (report["args"], report["queue"], report["lock_key"]) == ("Year", "own", ["year"])
+    assert (load["args"], load["queue"], load["lock_key"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(
