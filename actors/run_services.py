@@ -10,7 +10,7 @@ import trio
 from dataloader.actors.to_record import ToRecord
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.telemetry import Telemetry
-from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.transaction import Transactions
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.leases import aio_rehearse
 from dataloader.store.queue.lock_session import LockSession

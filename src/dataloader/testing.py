@@ -42,7 +42,8 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.store.migrations import migrate
-from dataloader.store.queue.enqueue import Enqueuer, enqueue
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.finish import aio_finish
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import ready_after

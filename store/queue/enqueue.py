@@ -22,11 +22,11 @@ import attrs
 import msgspec
 import trio
 
-from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreError, StoreUnavailable
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
-from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
 
 Row = tuple[Any, ...]
@@ -36,8 +36,6 @@ ANSWER_S: Final = 12.0
 """Whoever triggers has an answer within this time, whatever the database does."""
 KEY_WAIT_S: Final = 5.0
 """How long a key is waited for that a transaction of somebody else has added: others need the connection."""
-MAX_GROUP: Final = 250
-"""Jobs that came one by one and are added in one statement, at the most."""
 
 _ROWS_IN_A_TURN: Final = 50
 """Jobs of a long list that are written as rows before the loop has its turn."""
@@ -160,87 +158,14 @@ async def enqueue(
     check_order(jobs)
     rows = []
     for job in jobs:
-        rows.append(_row(job, default_lease_s))
+        rows.append(row_of(job, default_lease_s))
         if len(rows) % _ROWS_IN_A_TURN == 0:
             await trio.lowlevel.checkpoint()
     return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
 
 
-class Enqueuer:
-    """Adds jobs for one process.
-
-    Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
-    others to come, and many callers cost little more than one. Each has its own answer.
-    """
-
-    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
-        """Leases last `default_lease_s` where neither a job nor its task says how long."""
-        self._database = database
-        self._default_lease_s = default_lease_s
-        self._group = _Group()
-        self._turn = trio.Lock()
-
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """As the function `enqueue`."""
-        # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
-        if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
-            (job,) = jobs
-            queue = await self._with_others(_row(job, self._default_lease_s))
-            if queue is not None:
-                return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
-        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
-
-    async def _with_others(self, row: Row) -> str | None:
-        """The queue of the row that was added; None if something stands against it, or against one of its group."""
-        group = self._group
-        group.rows.append(row)
-        if len(group.rows) == MAX_GROUP:
-            self._group = _Group()
-        if len(group.rows) == 1:
-            await self._add(group)
-        else:
-            # As for the first: our row goes in whether or not we are there to hear of it.
-            with trio.move_on_after(ANSWER_S, shield=True):
-                await group.ended.wait()
-        if group.error is not None:
-            raise StoreUnavailable(str(group.error)) from group.error
-        return group.added.get(row[0])
-
-    async def _add(self, group: _Group) -> None:
-        """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
-        group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
-        try:
-            # The write before, and ours.
-            with trio.move_on_after(ANSWER_S, shield=True):
-                await acquire(self._turn)
-                try:
-                    if self._group is group:
-                        self._group = _Group()
-                    group.added = await self._database.run(_aio_insert, group.rows)
-                finally:
-                    self._turn.release()
-                group.error = None
-        except StoreUnavailable as error:
-            group.error = error
-        except (StoreError, BadRequest):
-            group.error = None  # one of them can't be stored: each is tried by itself
-        finally:
-            if self._group is group:
-                self._group = _Group()  # its time was over before its turn came: nobody may join it any more
-            group.ended.set()
-
-
-@attrs.define(eq=False)
-class _Group:
-    """Rows that are added together, and what came of it."""
-
-    rows: list[Row] = attrs.field(factory=list)
-    added: dict[UUID, str] = attrs.field(factory=dict)
-    error: StoreUnavailable | None = None
-    ended: trio.Event = attrs.field(factory=trio.Event)
-
-
-def _row(job: NewJob, default_lease_s: int) -> Row:
+def row_of(job: NewJob, default_lease_s: int) -> Row:
+    """The job's row. Raises `BadRequest` for args that can't be stored."""
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
@@ -294,7 +219,7 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-async def _aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
+async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
     """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
     plain = [row[:_PLAIN] for row in rows]
     if any(value is not None for row in rows for value in row[_PLAIN:]):
@@ -344,7 +269,7 @@ async def _aio_enqueue(
 def rows_of(jobs: Sequence[NewJob], default_lease_s: int) -> list[Row]:
     """The jobs as rows, for `aio_enqueue_within`. Raises `BadRequest`."""
     check_order(jobs)
-    return [_row(job, default_lease_s) for job in jobs]
+    return [row_of(job, default_lease_s) for job in jobs]
 
 
 async def aio_enqueue_within(connection: Any, jobs: list[NewJob], rows: list[Row]) -> list[Enqueued]:
@@ -413,7 +338,7 @@ def _after_stand_ins(job: NewJob, stand_ins: dict[UUID, UUID]) -> NewJob:
 
 
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
-    added = await _aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
+    added = await aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
     if len(added) == len(jobs):
         return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id]) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]

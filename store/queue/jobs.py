@@ -18,7 +18,7 @@ from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.queue import control, reads
-from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits

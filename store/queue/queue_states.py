@@ -18,7 +18,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import Enqueued, NewJob
 from dataloader.jobs.states import QueueState, Status
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.enqueue import Enqueuer
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 REMEMBERED_S: Final = 1.0

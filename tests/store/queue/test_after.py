@@ -19,7 +19,8 @@ from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Status, Step, WaitsFor
 from dataloader.store.queue import control, make_ready
 from dataloader.store.queue import enqueue as adding
-from dataloader.store.queue.enqueue import Enqueuer, enqueue
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.finish import aio_finish
 from dataloader.store.queue.leases import reap
 from dataloader.store.queue.make_ready import ready_after, ready_due

@@ -13,7 +13,8 @@ from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.queue import enqueue as module
-from dataloader.store.queue.enqueue import MAX_GROUP, Enqueuer, enqueue
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueuer import MAX_GROUP, Enqueuer
 
 COUNT = "SELECT count(*) FROM dl_jobs"
 

@@ -218,7 +218,7 @@ async def ready_known(_connection, measuring):
 
 async def add(_connection, measuring):
     jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
-    rows = [enqueue._row(job, 60) for job in jobs]
+    rows = [enqueue.row_of(job, 60) for job in jobs]
     await enqueue._aio_add(measuring, jobs, rows, rows)
 
 

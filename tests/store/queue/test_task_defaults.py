@@ -12,7 +12,8 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import NewJob
 from dataloader.store.queue import task_rows
-from dataloader.store.queue.enqueue import Enqueuer, enqueue
+from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.task_rows import aio_declare
 
 pytestmark = pytest.mark.requirement("Q2")

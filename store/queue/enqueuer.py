@@ -1,0 +1,93 @@
+"""Adds the jobs that come one by one, together: nobody waits for others to come, and many callers cost little more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
+from dataloader.jobs.model import Enqueued, NewJob
+from dataloader.jobs.states import Status
+from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.queue.enqueue import ANSWER_S, Row, aio_insert, enqueue, row_of
+
+MAX_GROUP: Final = 250
+"""Jobs that came one by one and are added in one statement, at the most."""
+
+
+class Enqueuer:
+    """Adds jobs for one process.
+
+    Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
+    others to come, and many callers cost little more than one. Each has its own answer.
+    """
+
+    def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
+        """Leases last `default_lease_s` where neither a job nor its task says how long."""
+        self._database = database
+        self._default_lease_s = default_lease_s
+        self._group = _Group()
+        self._turn = trio.Lock()
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """As the function `enqueue`."""
+        # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
+        if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
+            (job,) = jobs
+            queue = await self._with_others(row_of(job, self._default_lease_s))
+            if queue is not None:
+                return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
+        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
+
+    async def _with_others(self, row: Row) -> str | None:
+        """The queue of the row that was added; None if something stands against it, or against one of its group."""
+        group = self._group
+        group.rows.append(row)
+        if len(group.rows) == MAX_GROUP:
+            self._group = _Group()
+        if len(group.rows) == 1:
+            await self._add(group)
+        else:
+            # As for the first: our row goes in whether or not we are there to hear of it.
+            with trio.move_on_after(ANSWER_S, shield=True):
+                await group.ended.wait()
+        if group.error is not None:
+            raise StoreUnavailable(str(group.error)) from group.error
+        return group.added.get(row[0])
+
+    async def _add(self, group: _Group) -> None:
+        """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
+        group.error = StoreUnavailable("the database did not answer in time; whether the job was added is unknown")
+        try:
+            # The write before, and ours.
+            with trio.move_on_after(ANSWER_S, shield=True):
+                await acquire(self._turn)
+                try:
+                    if self._group is group:
+                        self._group = _Group()
+                    group.added = await self._database.run(aio_insert, group.rows)
+                finally:
+                    self._turn.release()
+                group.error = None
+        except StoreUnavailable as error:
+            group.error = error
+        except (StoreError, BadRequest):
+            group.error = None  # one of them can't be stored: each is tried by itself
+        finally:
+            if self._group is group:
+                self._group = _Group()  # its time was over before its turn came: nobody may join it any more
+            group.ended.set()
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Rows that are added together, and what came of it."""
+
+    rows: list[Row] = attrs.field(factory=list)
+    added: dict[UUID, str] = attrs.field(factory=dict)
+    error: StoreUnavailable | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
