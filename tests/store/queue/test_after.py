@@ -174,7 +174,7 @@ async def adding_transaction(database):
         async def begin(**options):
             job = a_job(**options)
             await connection.execute("BEGIN")
-            await connection._cross(adding._aio_add_graph, connection.asyncpg, [job], [adding._row(job, 60)], [0])
+            await connection._cross(adding._aio_add_graph, connection.asyncpg, [job], [adding.row_of(job, 60)], [0])
             return job.job_id
 
         yield begin, connection.execute
