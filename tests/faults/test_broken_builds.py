@@ -34,6 +34,12 @@ def test_without_a_guard_its_test_fails(name):
     assert re.search(r"^1 failed", result.stdout, re.MULTILINE), result.stdout
 
 
+def test_each_guard_names_a_test_that_exists():
+    for guard in GUARDS.values():
+        path, _, name = guard.test.rpartition("::")
+        assert re.search(rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), guard.test
+
+
 def test_the_guards_are_those_of_the_guarantees():
     page = (ROOT / "docs" / "guarantees.md").read_text()
     shown = re.findall(r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|$", page, re.MULTILINE)

@@ -127,7 +127,7 @@ async def crawl(client, ids):
     addresses = ["/openapi.json", "/docs"]
     for path, methods in paths.items():
         if "get" in methods:
-            page = path.replace("{load}", "spill").replace("{run_id}", "{job_id}")
+            page = path.replace("{load}", "spill").replace("{run_id}", "{job_id}").replace("{kind}", "draining")
             addresses += [page.replace("{job_id}", job_id) for job_id in ids] if "{job_id}" in page else [page]
     assert not [address for address in addresses if "{" in address]
     pages = {}

@@ -116,12 +116,12 @@ async def _watch_sees_nothing(_locks, _timeout_s: float) -> bool:
 
 
 BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
-STORE, ACTORS, FAULTS = "tests/store", "tests/actors", "tests/faults"
+STORE, ACTORS, FAULTS = "tests/store/queue", "tests/actors", "tests/faults"
 
 GUARDS = {
     "token in the finish": Guard(
         "a late outcome is void",
-        f"{STORE}/test_outcomes.py::test_an_outcome_with_an_old_token_changes_nothing",
+        f"{STORE}/test_finish.py::test_an_outcome_with_an_old_token_changes_nothing",
         edit("store.queue.finish._FINISH", "j.token = e.token AND ", ""),
     ),
     "token in the finish of a transaction": Guard(
@@ -131,12 +131,12 @@ GUARDS = {
     ),
     "token in the progress": Guard(
         "late progress is void",
-        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        f"{STORE}/test_finish.py::test_progress_and_lines_with_an_old_token_change_nothing",
         edit("store.queue.finish._PROGRESS", "j.token = p.token AND ", ""),
     ),
     "token in the log": Guard(
         "late log lines are void",
-        f"{STORE}/test_outcomes.py::test_progress_and_lines_with_an_old_token_change_nothing",
+        f"{STORE}/test_finish.py::test_progress_and_lines_with_an_old_token_change_nothing",
         edit("store.queue.finish._LOG", "j.token = l.token AND ", ""),
     ),
     "token in the heartbeat": Guard(
@@ -146,12 +146,12 @@ GUARDS = {
     ),
     "memory of what was written": Guard(
         "an outcome that is sent twice is not taken for another's",
-        f"{STORE}/test_outcomes.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
+        f"{STORE}/test_finish.py::test_a_batch_that_is_sent_again_changes_nothing_and_is_not_void",
         edit("store.queue.finish._REST", "(j.status = 'succeeded') = (e.step = 'succeed')", "false"),
     ),
     "passing over locked rows in the finish": Guard(
         "a row that somebody has locked holds up no other outcome",
-        f"{STORE}/test_outcomes.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
+        f"{STORE}/test_finish.py::test_a_row_that_is_locked_holds_up_no_other_and_is_written_by_a_later_try",
         edit("store.queue.finish._FINISH", "SKIP LOCKED", ""),
     ),
     "passing over locked rows in the progress": Guard(
@@ -166,7 +166,7 @@ GUARDS = {
     ),
     "cancel request in the finish": Guard(
         "a job that is to be canceled does not go back to the queue",
-        f"{STORE}/test_outcomes.py::test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue",
+        f"{STORE}/test_finish.py::test_a_job_that_is_to_be_canceled_never_goes_back_to_the_queue",
         edit("store.queue.finish._FINISH", "WHEN j.cancel_requested THEN", "WHEN false THEN"),
     ),
     "refund of the attempt": Guard(
@@ -252,14 +252,14 @@ GUARDS = {
     ),
     "mark on who is waited for": Guard(
         "an ending and the look at the job that ends never miss each other",
-        f"{STORE}/queue/test_after.py::test_an_ending_and_the_job_that_waits_for_it_never_miss_each_other",
+        f"{STORE}/test_after.py::test_an_ending_and_the_job_that_waits_for_it_never_miss_each_other",
         edit_schema(
             "UPDATE {schema}.dl_jobs p SET awaited = true WHERE p.job_id = ANY (v_open) AND NOT p.awaited;", ""
         ),
     ),
     "look at all that came before": Guard(
         "a job does not run before a predecessor that was retried",
-        f"{STORE}/queue/test_after.py::test_one_that_is_retried_before_the_others_end_counts_by_what_it_comes_to",
+        f"{STORE}/test_after.py::test_one_that_is_retried_before_the_others_end_counts_by_what_it_comes_to",
         edit_schema("(array_agg(a.after_id) FILTER (WHERE p.status IN ('queued', 'running')))[1]", "NULL::uuid"),
     ),
     "stager below the notifications of endings": Guard(

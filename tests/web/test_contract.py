@@ -108,7 +108,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         *(program, "--config-file", str(configuration)),
         *("run", f"{service.url}/openapi.json", "--no-color", "--continue-on-failure"),
         *("--checks", ",".join(CHECKS), "--max-examples", EXAMPLES, "--seed", os.environ.get("CONTRACT_SEED", "1")),
-        *("--workers", "2", "--request-timeout", "20", "--generation-database", "none"),
+        *("--workers", "1", "--request-timeout", "20", "--generation-database", "none"),
         *("--output-sanitize", "false", "--suppress-health-check", "all", "--report-har-path", str(report)),
     ]
     with trio.fail_after(900):
