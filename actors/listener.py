@@ -21,6 +21,8 @@ from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailab
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.notifications import (
+    CHANNELS,
+    OF_RUNNING,
     CancelRequested,
     JobChanged,
     JobDue,
@@ -70,7 +72,8 @@ class Listener:
 
     async def _listen(self) -> None:
         try:
-            async with open_listener(self.database, self._deliver, of_jobs=bool(self.queues)) as listening:
+            channels = CHANNELS if self.queues else CHANNELS - OF_RUNNING
+            async with open_listener(self.database, self._deliver, channels) as listening:
                 self.connected = True
                 if self._rest_s == FIRST_REST_S:  # else the flood may go on
                     self.outage.worked("listener")

@@ -70,7 +70,7 @@ class AskedQueue:
 @asynccontextmanager
 async def open_jobs_of(settings: Settings) -> AsyncIterator[Jobs]:
     """The queue of the settings' database, for the length of a block. What is done to it is signed by the account."""
-    from dataloader.store.queue.jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.supervisor.database_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
 
     options, operator = command_options(settings), Operator(account())
     async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:

@@ -58,7 +58,7 @@ def open_jobs(
 
 @asynccontextmanager
 async def _open_database_jobs(settings: Settings, operator: Operator) -> AsyncIterator[Jobs]:
-    from dataloader.store.queue.jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.supervisor.database_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
 
     if not trio.lowlevel.in_trio_task():
         raise ConfigError("dsn: the database is asked from Trio alone; on asyncio use open_jobs(url=…), or dl_enqueue")

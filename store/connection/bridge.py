@@ -329,14 +329,16 @@ async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
     until the block has ended, so that clean-up can still write. An error of the block comes out as it is, not in the
     groups of the loop's own nurseries.
     """
-    failure: Exception | None = None
+    failure: BaseException | None = None
     async with open_loop() as loop:
         # An error in one of asyncio's callbacks is nobody's: it is told.
         loop.set_exception_handler(_loop_error)
         database = Database(options, Crossing(loop))
         try:
             yield database
-        except Exception as error:  # noqa: BLE001 - raised again below
+        except trio.Cancelled:
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised again below
             failure = error
         finally:
             with trio.move_on_after(5, shield=True):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -16,15 +15,13 @@ from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter,
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import Status
-from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, reads
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 
-LOOK_AGAIN_S: Final = 0.5
-"""Between two looks at a job that is waited for where nobody listens: a row by its key costs the database nothing."""
 STATE_S: Final = 5.0
 """Between two looks at the queue of a queued job, whose state is no change of the job that the database would tell."""
 
@@ -127,18 +124,3 @@ class DatabaseJobs(Jobs):
                 return await control.run_now_many(self.database, wanted, who, limit=limit)
             case "set_priority":
                 return await control.set_priority_many(self.database, wanted, change.priority, who, limit=limit)
-
-
-@asynccontextmanager
-async def open_database_jobs(
-    options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60
-) -> AsyncIterator[DatabaseJobs]:
-    """The queue of a database for the length of a block, on Trio. Nothing is connected before the first question."""
-    async with open_database(options) as database:
-        yield DatabaseJobs(
-            database=database,
-            operator=operator,
-            enqueuer=Enqueuer(database, default_lease_s=default_lease_s),
-            served=ServedQueues(database),
-            waits=Waits(database, look_again_s=LOOK_AGAIN_S),
-        )

@@ -8,7 +8,7 @@ need. Rejected: to read it more slowly; the server keeps what is unread, for all
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
@@ -67,7 +67,11 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
 }
-_OF_JOBS: Final = {"dl_jobs", "dl_stop"}
+CHANNELS: Final = frozenset(_CHANNELS)
+OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop"})
+"""Those that matter to a process which runs jobs."""
+OF_WAITING: Final = frozenset({"dl_changed"})
+"""Those that matter to a process which waits for jobs."""
 
 
 class Listening:
@@ -112,9 +116,9 @@ class Listening:
 
 @asynccontextmanager
 async def open_listener(
-    database: Database, deliver: Callable[[Notification], None], *, of_jobs: bool
+    database: Database, deliver: Callable[[Notification], None], channels: Iterable[str]
 ) -> AsyncIterator[Listening]:
-    """Listen for the length of a block; `of_jobs` says whether the process runs any, and has to hear of those.
+    """Listen to `channels` for the length of a block.
 
     `deliver` is called within the driver, in the turn in which a notification comes: it neither blocks nor raises.
 
@@ -127,7 +131,7 @@ async def open_listener(
     listening = Listening(crossing, connection, deliver)
     connection.add_termination_listener(lambda _connection: listening.lost.set())
     try:
-        for channel in _CHANNELS if of_jobs else _CHANNELS.keys() - _OF_JOBS:
+        for channel in channels:
             await crossing.run(connection.add_listener, channel, listening.notified)
         yield listening
     except StoreUnavailable as error:

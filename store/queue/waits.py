@@ -60,10 +60,10 @@ class _Watch:
 class Waits:
     """All who wait for jobs in this process. Owner of the watches; used from one Trio thread."""
 
-    def __init__(self, database: Database, *, look_again_s: float | None = None) -> None:
-        """`database` is read every `look_again_s` (`REREAD_S`) seconds at least; nothing is open while none waits."""
+    def __init__(self, database: Database) -> None:
+        """`begun` is set when somebody waits for the first time: who listens for them alone need not sooner."""
+        self.begun = trio.Event()
         self._database = database
-        self._look_again_s = REREAD_S if look_again_s is None else look_again_s
         self._watches: dict[UUID, _Watch] = {}
 
     async def wait(self, job_id: UUID, *, timeout_s: float, seen: JobRecord | None = None) -> JobRecord:
@@ -90,9 +90,9 @@ class Waits:
                 if job.status.is_final or (seen is not None and _differs(job, seen)):
                     return
                 seen = seen or job
-                with trio.move_on_at(watch.read_at + self._look_again_s):
+                with trio.move_on_at(watch.read_at + REREAD_S):
                     await woken.wait()
-                if trio.current_time() >= watch.read_at + self._look_again_s:
+                if trio.current_time() >= watch.read_at + REREAD_S:
                     watch.stale = True
 
     def changed(self, job_id: UUID) -> None:
@@ -110,6 +110,7 @@ class Waits:
     def _watching(self, job_id: UUID) -> Iterator[_Watch]:
         watch = self._watches.setdefault(job_id, _Watch(job_id))
         watch.waiters += 1
+        self.begun.set()
         # What others read may be older than what the newcomer has seen.
         watch.stale = True
         try:
