@@ -320,7 +320,7 @@ GUARDS = {
     "masking of secrets": Guard(
         "no line, error or event shows a password",
         "tests/system/test_serving.py::test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret",
-        put("actors.runner.mask_text", str),
+        put("actors.failure_text.mask_text", str),
     ),
     "masking of names and keys": Guard(
         "no answer shows a secret that stands in a queue's or task's name or in a key",
