@@ -16,12 +16,15 @@ from dataloader.store.connection.command_tag import row_count
 
 # What failed in a load stays until it is solved: it tells which rows are missing, and how to ask for them again.
 # The array makes the planner fetch the chosen rows by the primary key; the status is judged again on the locked row.
+# Who waits for a job is looked up for each by itself: as a join, all edges of waiting jobs were gone through for each.
 _DELETE_JOBS: Final = """
 DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
   SELECT j.job_id FROM dl_jobs j WHERE j.status = $1 AND j.finished_at < now() - make_interval(days => $2)
   AND NOT EXISTS (SELECT FROM dl_etl_failures f WHERE f.run_id = j.job_id AND f.solved_at IS NULL)
-  AND NOT EXISTS (SELECT FROM dl_job_after a JOIN dl_jobs w ON w.job_id = a.job_id
-                  WHERE a.after_id = j.job_id AND w.status IN ('queued', 'running'))
+  AND (SELECT true FROM dl_job_after a
+       WHERE a.after_id = j.job_id
+         AND (SELECT w.status FROM dl_jobs w WHERE w.job_id = a.job_id) IN ('queued', 'running')
+       LIMIT 1) IS NULL
   ORDER BY j.finished_at LIMIT $3 FOR UPDATE OF j SKIP LOCKED))
 """
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import trio
 
 from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import FINAL, Status
-from dataloader.store.queue import control, reads
+from dataloader.store.queue import control, reads, retention
 from dataloader.store.queue.retention import prune
 
 OLD = "now() - interval '8 days'"
@@ -64,6 +66,38 @@ async def test_a_row_that_somebody_holds_is_passed_by(store, raw, add_job):
         assert await prune(store, WEEK) == 1
     await raw.execute("COMMIT")
     assert await left(store) == {held}
+
+
+async def test_jobs_that_a_waiting_one_runs_after_are_passed_by_one_look_each(store, raw):
+    waited_for, old = 2_000, 1_000
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"
+        f" SELECT gen_random_uuid(), 'q', 't', '', 'succeeded', {OLD} + make_interval(secs => i)"
+        f" FROM generate_series(1, {waited_for + old}) AS i"
+    )
+    await raw.execute(
+        "WITH waiting AS (INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)"
+        " VALUES (gen_random_uuid(), 'q', 't', '', 'lock') RETURNING job_id)"
+        " INSERT INTO dl_job_after (job_id, after_id) SELECT w.job_id, j.job_id"
+        f" FROM waiting w, (SELECT job_id FROM dl_jobs ORDER BY finished_at LIMIT {waited_for}) AS j"
+    )
+    await raw.execute("ANALYZE dl_jobs, dl_job_after")
+
+    async def rows_looked_at(connection):
+        explained = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {retention._DELETE_JOBS}", Status.SUCCEEDED, 7, old
+        )
+        return _rows(json.loads(explained)[0]["Plan"])
+
+    assert await store.run(rows_looked_at) < 10 * (waited_for + old)
+    assert await prune(store, WEEK) == 0
+    assert len(await raw.fetch("SELECT FROM dl_jobs WHERE status = 'succeeded'")) == waited_for
+
+
+def _rows(node):
+    """Rows that a plan's nodes have looked at."""
+    looked = node["Actual Rows"] + sum(number for name, number in node.items() if name.startswith("Rows Removed"))
+    return looked * node["Actual Loops"] + sum(map(_rows, node.get("Plans", ())))
 
 
 @pytest.mark.requirement("R4")
