@@ -57,13 +57,13 @@ class FieldError(msgspec.Struct, frozen=True):
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The body of every error. `type` is `about:blank`, or the address of what tells apart what the status does not."""
 
-    type: Annotated[str, about("Which problem it is, an address that says more; `about:blank` if the status says all.")]
+    type: Annotated[str, about("The address of the page on this kind of problem, or `about:blank`.")]
     title: Annotated[str, about("The status's name.")]
     status: Annotated[int, about("The status of the answer.")]
     detail: Annotated[str, about("What is wrong, and what the client can do.")]
-    request_id: Annotated[str, about("The request's id, which stands in the logs.")]
-    instance: Annotated[str | None, about("The path that was asked for.")] = None
-    errors: Annotated[tuple[FieldError, ...], about("The parts of the request that are not allowed.")] = ()
+    request_id: Annotated[str, about("The request's id, as in the logs.")]
+    instance: Annotated[str | None, about("The request's path.")] = None
+    errors: Annotated[tuple[FieldError, ...], about("The invalid fields of the request.")] = ()
     job_id: Annotated[str | None, about("Of a conflict: the job.")] = None
     job_status: Annotated[str | None, about("Of a conflict: the job's status.")] = None
     idempotency_key: Annotated[str | None, about("Of a conflict: the key that another request has used.")] = None
@@ -95,7 +95,7 @@ class ProblemError(Exception):
         self.conflict = conflict
 
     def problem(self, request_id: str, instance: str) -> Problem:
-        """What goes out. `instance` is the path that was asked for."""
+        """Return the body of the answer. `instance` is the request's path."""
         return Problem(
             type=self.kind if self.kind == BLANK else ADDRESS + self.kind,
             title=self.status.phrase,
@@ -109,19 +109,19 @@ class ProblemError(Exception):
 
 
 def unprocessable(errors: Sequence[FieldError]) -> ProblemError:
-    """The 422 that names all bad fields at once."""
+    """Return the 422 that names all invalid fields at once."""
     names = ", ".join(error.path for error in errors[:5]) + (", …" if len(errors) > 5 else "")
-    detail = f"Not allowed as sent: {names}. See errors for what is."
+    detail = f"Invalid fields: {names}. See errors for the allowed values."
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="invalid-request", errors=errors)
 
 
 def unavailable(detail: str, kind: str) -> ProblemError:
-    """A 503 that passes, with the time after which to try again."""
+    """Return a 503 for a temporary condition, with `Retry-After`."""
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind=kind, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 def too_busy(detail: str, *, headers: Mapping[str, str] = _NONE) -> ProblemError:
-    """A 503 because of what others ask for at this moment."""
+    """Return a 503 because of the load that other clients cause at this moment."""
     problem = unavailable(detail, "too-busy")
     problem.headers = {**problem.headers, **headers}
     return problem
