@@ -14,7 +14,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import attrs
 import outcome
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 CANCEL_EVERY_S: Final = 5.0
 """How often what a handler has left behind is canceled, until it ends."""
+MAX_THREADS: Final = 32
 
 _tasks_of_run: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar("tasks", default=None)
 
@@ -106,11 +107,29 @@ async def open_aio_loop() -> AsyncIterator[AioLoop]:
         warnings.simplefilter("ignore", DeprecationWarning)
         import trio_asyncio  # noqa: PLC0415 - it changes asyncio for the whole process: only where a task needs it
 
+    class Threads(trio_asyncio.TrioExecutor):  # type: ignore[misc]
+        """The threads of `asyncio.to_thread`, so many as asyncio has at the most, apart from those of Trio's handlers.
+
+        A thread is waited for, also when who waits was told to stop. That is told once, so not by a value in its place.
+        """
+
+        async def submit(self, function: Callable[..., T], *args: object) -> T:
+            try:
+                result: T = await super().submit(function, *args)
+            finally:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            return result
+
     async with trio_asyncio.open_loop() as loop:
         # The default one ends the loop, and all handlers with it.
         loop.set_exception_handler(_report)
         loop.set_task_factory(_task)
-        yield AioLoop(loop)
+        loop.set_default_executor(Threads(max_workers=MAX_THREADS))
+        loop.stop = _refuse_to_stop
+        try:
+            yield AioLoop(loop)
+        finally:
+            del loop.stop
 
 
 async def serve_aio_loop(closing: trio.Event, *, task_status: trio.TaskStatus[AioLoop]) -> None:
@@ -143,6 +162,10 @@ async def _aio_end(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def _refuse_to_stop() -> NoReturn:
+    raise RuntimeError("the loop is that of all asyncio handlers: one of them can't stop it")
 
 
 def _report(_loop: object, context: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
+import time
 
 import pytest
 import trio
@@ -80,6 +82,43 @@ async def test_its_timeout_stops_it_by_a_cancellation():
     run = await run_task(tasks, "it")
     assert (run.status, told["stopped_by"], run.progress) == ("queued", "timeout", [{"last": "word"}])
     assert run.error.startswith("timeout")
+
+
+@pytest.mark.requirement("Q9")
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+async def test_a_stop_while_it_waits_for_a_thread_is_told_when_that_has_ended(ends):
+    tasks, done = Tasks(), []
+
+    def work() -> None:
+        time.sleep(0.3)
+        done.append(True)
+        if ends == "raises":
+            raise ValueError("late")
+
+    @tasks.task("it", asyncio=True, timeout_s=0.05)
+    async def it(job: AioJob) -> None:
+        for _ in range(3):
+            with contextlib.suppress(ValueError):
+                await asyncio.to_thread(work)
+
+    with trio.fail_after(20):
+        assert (await run_task(tasks, "it")).status == "queued"
+    assert done == [True]
+
+
+async def test_a_handler_that_would_stop_or_close_the_loop_of_all_gets_an_error():
+    tasks = Tasks()
+
+    @tasks.task("it", asyncio=True)
+    async def it(job: AioJob) -> str:
+        loop = asyncio.get_running_loop()
+        for end in (loop.stop, loop.close):
+            with pytest.raises(RuntimeError):
+                end()
+        return await asyncio.sleep(0.001, "goes on")
+
+    with trio.fail_after(20):
+        assert (await run_task(tasks, "it")).result == "goes on"
 
 
 async def test_a_cancel_and_a_drain_stop_it(open_worker):
