@@ -51,8 +51,9 @@ _REASONS: Final = frozenset(WaitsFor)
 _JSON: Final = ("args", "progress", "result")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
-       CASE WHEN waits_for = 'after' AND status = 'queued' THEN coalesce(wanted_at, created_at) ELSE available_at END
-         AS available_at, status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
+       CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
+            ELSE available_at END AS available_at,
+       status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
        heartbeat_at, cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at,
        when_failed, root_id AS root, CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100

@@ -132,7 +132,8 @@ async def test_one_that_did_not_succeed_cancels_the_job_or_lets_it_run_once_all_
         f"1 of the 3 jobs that this one runs after did not succeed: job {jobs[1]}, which this one runs after, {verb}"
     )
     assert (await journal_of(last))[-1] == "canceled: after"
-    assert (await row_of(last))["finished_at"] is not None
+    job = await get_job(store, last)
+    assert (job.finished_at is not None, job.available_at) == (True, job.created_at)
 
 
 @pytest.mark.parametrize("status", [SUCCEEDED, FAILED])
@@ -489,7 +490,8 @@ async def test_an_operator_may_cancel_a_job_that_waits_and_change_its_priority_b
         await control.run_now(store, last, OPERATOR)
     assert await control.run_now_many(store, JobFilter(queue="q"), OPERATOR) == 0
     assert (await control.set_priority(store, last, 7, OPERATOR)).priority == 7
-    assert (await control.cancel(store, others, OPERATOR)).status is CANCELED
+    canceled = await control.cancel(store, others, OPERATOR)
+    assert (canceled.status, canceled.available_at) == (CANCELED, canceled.created_at)
     await end(first)
     await judge()
     assert (await stands(last), await stands(others)) == (None, CANCELED)
