@@ -6,8 +6,8 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ log = get_logger(__name__)
 ASYNCIO_IN_TRIO: Final = (
     "an asyncio function can't run in a Trio handler: declare the task with asyncio=True, or call Trio's own function"
 )
+SWALLOWED: Final = "a wrapper of @tasks.around has swallowed the error of another one"
 _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "received unrecognized yield message")
 
 
@@ -77,19 +78,29 @@ async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, 
 async def _awaited(handler: Callable[..., Awaitable[object]], around: tuple[Around, ...], job: AnyJob) -> object:
     if not around:
         return await handler(job)
-    with ExitStack() as stack:
-        for wrap in around:
-            stack.enter_context(wrap(job))
+    with _inside(around, job):
         return await handler(job)
-    return None  # one of them has swallowed the error
 
 
 def _called(handler: Callable[..., object], around: tuple[Around, ...], job: AnyJob) -> object:
+    with _inside(around, job):
+        return handler(job)
+
+
+@contextmanager
+def _inside(around: tuple[Around, ...], job: AnyJob) -> Iterator[None]:
+    """Inside of the wrappers. An error that one of them swallows is raised again: it would become a success."""
+    raised: BaseException = RuntimeError(SWALLOWED)
     with ExitStack() as stack:
         for wrap in around:
             stack.enter_context(wrap(job))
-        return handler(job)
-    return None  # one of them has swallowed the error
+        try:
+            yield
+        except BaseException as error:
+            raised = error
+            raise
+        return
+    raise raised
 
 
 def _handle(make: Callable[..., Any], run: Run, args: Any, port: object) -> Any:

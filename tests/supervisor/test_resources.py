@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import pytest
 import trio
@@ -251,6 +251,46 @@ async def test_every_run_is_wrapped_with_its_context_and_its_errors(flavour):
     assert failed.error.startswith("ValueError: from the handler")
     assert told == [f"inside of {flavour}", f"inside of {flavour}", "from the handler"]
     assert current.get() == "nothing"
+
+
+@pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
+async def test_an_error_that_a_wrapper_swallows_is_the_jobs_all_the_same(flavour):
+    tasks, wraps = Tasks(), []
+
+    @tasks.around
+    @contextmanager
+    def swallowing(job):
+        with suppress(BaseException):
+            yield
+
+    @tasks.around
+    @contextmanager
+    def failing(job):
+        if wraps:
+            raise OSError("no collector")
+        yield
+
+    @tasks.task("trio", timeout_s=0.05)
+    async def in_trio(job: Job) -> None:
+        if not wraps:
+            await trio.sleep_forever()
+
+    @tasks.task("asyncio", asyncio=True, timeout_s=0.05)
+    async def in_asyncio(job: AioJob) -> None:
+        if not wraps:
+            await asyncio.sleep(3_600)
+
+    @tasks.task("thread", timeout_s=0.05)
+    def in_thread(job: ThreadJob) -> None:
+        while not wraps:
+            job.checkpoint()
+
+    stopped = await run_task(tasks, flavour)
+    assert (stopped.status, stopped.error.partition("\n")[0]) == ("queued", "timeout: the run took longer than 0.05 s")
+    wraps.append("fail")
+    failed = await run_task(tasks, flavour)
+    assert failed.status == "queued"
+    assert failed.error.startswith("RuntimeError: a wrapper of @tasks.around has swallowed the error of another one")
 
 
 def test_what_can_be_no_resource_or_wrapper_is_refused_where_it_is_declared():
