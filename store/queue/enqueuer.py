@@ -34,7 +34,8 @@ class Enqueuer:
         self._turn = trio.Lock()
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """As the function `enqueue`."""
+        """As the function `enqueue`. Who is cancelled already adds nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
         if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
             (job,) = jobs

@@ -418,3 +418,10 @@ async def test_a_caller_who_leaves_takes_nobody_elses_job_along(store, raw, unti
         leaving.cancel()
         await raw.execute("COMMIT")
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", third.job_id) == 1
+
+
+async def test_who_is_cancelled_already_adds_nothing(store, raw):
+    with trio.move_on_after(0) as scope:
+        await Enqueuer(store).enqueue([new()])
+    assert scope.cancelled_caught
+    assert await raw.fetchval(COUNT) == 0
