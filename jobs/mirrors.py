@@ -33,6 +33,8 @@ import attrs
 import msgspec
 from msgspec import NODEFAULT, UNSET, Struct
 
+from dataloader.jobs.secrets.secret_names import names_a_secret
+
 Step = Callable[[Any], Any]
 
 _MANY: Final = frozenset(
@@ -122,8 +124,10 @@ class Shape:
         said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
         text = said if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: {said}"
         names = [one.name for one in error.args if isinstance(one, attrs.Attribute)]
-        keys = [f".{field.key}" for field in self.fields if field.attribute in names]
-        return Misfit(text, keys[0] if keys else "")
+        keys = [field.key for field in self.fields if field.attribute in names]
+        if any(names_a_secret(key) for key in keys):
+            text = f"is refused by {self.kind.__name__}"  # the validator's text may have the value
+        return Misfit(text, f".{keys[0]}" if keys else "")
 
 
 def is_shape(kind: object) -> bool:

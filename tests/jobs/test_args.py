@@ -166,6 +166,9 @@ def test_a_validator_s_refusal_names_the_field_and_a_secret_s_value_is_not_shown
         ArgsType(kind).decode('{"password": 1}')
     with pytest.raises(BadRequest, match=r"^args\.password: must be an integer, not a string$"):
         ArgsType(kind).decode('{"password": "hunter2"}')
+    only = attrs.make_class("Only", {"password": attrs.field(type=str, validator=attrs.validators.matches_re("x"))})
+    with pytest.raises(BadRequest, match=r"^args\.password: is refused by Only$"):
+        ArgsType(only).decode('{"password": "hunter2"}')
 
 
 def test_converters_and_defaults_are_those_of_the_class():
