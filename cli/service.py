@@ -23,7 +23,8 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.supervisor.settings import Settings, Worker
 from dataloader.supervisor.settings_layers import explain, load_settings, unknown_variables
 
-DEFAULT_WORKERS: Final = (Worker("default", 10),)
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_CONCURRENCY: Final = 10
 UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait for the end of their leases"
 
 
@@ -40,18 +41,24 @@ UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait f
 def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> int:
     """Run a service: the HTTP API, and the jobs of its queues.
 
-    Without WORKERS_JSON it serves one queue, "default", ten jobs at once; with an empty list none. Without DL_DB_DSN it
-    starts a PostgreSQL of its own in the data directory, or joins the one that runs there. --pipeline-… override
-    DL_PIPELINE__… for all loads that say nothing of their own.
+    Without WORKERS_JSON it serves the queue "default" and those that its tasks name, ten jobs at once of each; with an
+    empty list none. Without DL_DB_DSN it starts a PostgreSQL of its own in the data directory, or joins the one that
+    runs there. --pipeline-… override DL_PIPELINE__… for all loads that say nothing of their own.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
+    tasks = None if where is None else load_tasks(where)
     settings = load_settings(
         overrides=overrides | {"pipeline": as_variables(pipeline)},
-        defaults={} if where is None else {"workers": DEFAULT_WORKERS},
+        defaults={} if tasks is None else {"workers": _default_workers(tasks)},
     )
-    if settings.workers and where is None:
+    if settings.workers and tasks is None:
         raise ConfigError("--tasks: is missing; there are queues to serve, and their jobs need tasks")
-    return _serve(settings, Tasks() if where is None else load_tasks(where))
+    return _serve(settings, Tasks() if tasks is None else tasks)
+
+
+def _default_workers(tasks: Tasks) -> tuple[Worker, ...]:
+    own = {task.queue for task in tasks.values() if task.queue is not None}
+    return tuple(Worker(queue, DEFAULT_CONCURRENCY) for queue in (DEFAULT_QUEUE, *sorted(own - {DEFAULT_QUEUE})))
 
 
 def _serve(settings: Settings, tasks: Tasks) -> int:

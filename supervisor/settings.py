@@ -83,7 +83,7 @@ class Settings:
         WORKERS,
         "The queues whose jobs this process runs, and how many of each at once.",
         (),
-        optional="none; `serve --tasks`: `default`, ten jobs at once",
+        optional="none; `serve --tasks`: `default` and the tasks' own, ten jobs at once of each",
     )
     heartbeat_s: float = _setting(
         "DL_HEARTBEAT_SEC", kinds.seconds("10"), "How often the leases of running jobs are renewed.", 10

@@ -22,7 +22,7 @@ async def hello(job):
     await job.progress({"greeted": job.args.get("name")})
     return {"said": "hello"}
 
-@tasks.task("fail")
+@tasks.task("fail", queue="own")
 async def fail(job):
     raise ValueError("on purpose")
 """
@@ -65,8 +65,10 @@ def serve(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.requirement("Q13")
-@pytest.mark.parametrize(("given", "queues"), [({}, {"default": 10}), ({"WORKERS_JSON": "[]"}, {})])
-def test_without_queues_the_default_is_served_and_with_an_empty_list_none(serve, database, given, queues):
+@pytest.mark.parametrize(("given", "queues"), [({}, {"default": 10, "own": 10}), ({"WORKERS_JSON": "[]"}, {})])
+def test_without_queues_the_default_and_the_tasks_own_are_served_and_with_an_empty_list_none(
+    serve, database, given, queues
+):
     service = serve(DL_DB_DSN=database.dsn, **given)
     assert service.line("serving")["queues"] == queues
     service.process.send_signal(signal.SIGTERM)
@@ -174,6 +176,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
     assert [(q["queue"], q["paused"]) for q in asked("queues")] == [
         ("a/b ü", True),
         ("default", False),
+        ("own", False),
         ("q", False),
     ]
     done("resume", "a/b ü")
