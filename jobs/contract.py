@@ -16,6 +16,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.job import A
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
@@ -147,9 +148,9 @@ class Jobs(abc.ABC):
     async def cancel(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
         """Cancel a job, or all that a filter finds: at once if it is queued; if it runs, ask it to stop.
 
-        A job that has ended is left as it is. Of a filter, `limit` (1 to 10,000) jobs at most are canceled, in one
-        transaction; without a limit all of them, in several. How many there were comes back, jobs that were asked to
-        stop before not counted again. Raises `JobNotFound`, `BadRequest`.
+        A job that has ended is left as it is. A filter without a criterion is refused. Of a filter, `limit` (1 to
+        10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. How many there
+        were comes back, jobs that were asked to stop before not counted again. Raises `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="cancel"), which, limit)
 
@@ -223,6 +224,12 @@ class Jobs(abc.ABC):
     async def _do(self, change: Change, which: UUID | JobFilter, limit: int | None) -> JobRecord | int:
         if isinstance(which, UUID):
             return await self._change(change, which)
+        if not isinstance(which, JobFilter):
+            raise BadRequest("which", f"must be a UUID or a JobFilter, not {which!r:.200}")
+        if which == EVERY_JOB:
+            raise BadRequest(
+                "which", "must have a criterion, such as queue or status: an empty JobFilter means every job"
+            )
         if limit is not None:
             return await self._change_many(change, which, limit)
         return await _repeated(partial(self._change_many, change, which, BATCH), change.goes_on_from)

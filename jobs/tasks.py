@@ -175,6 +175,8 @@ class Tasks(Mapping[str, Task[Any]]):
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
         range.
         """
+        if not isinstance(name, str):
+            raise BadRequest("task", f'must be a name, as in @tasks.task("load.year"), not {name!r:.60}')
         check_name("task", name, MAX_NAME)
         if name in self._tasks:
             message = f"task {name!r} is registered twice: {self._tasks[name].handler!r} has the name already"

@@ -1,7 +1,8 @@
 """Fixtures for the tests of a module of tasks: `pytest_plugins = ["dataloader.pytest"]` in `conftest.py`.
 
 `dataloader_dsn` is the address of a migrated database that is the test's own. One server, with one database from which
-the others are copied, serves the session; it needs the extra `testing`.
+the others are copied, serves the session; it needs the extra `testing`. It knows the defaults of the tasks that the
+fixture `dataloader_tasks` returns: override that one, with the scope of the session.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
+from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.testing import temporary_database
 
 
 @pytest.fixture(scope="session")
-def _dataloader_databases() -> Iterator[Callable[[], str]]:
+def dataloader_tasks() -> Tasks | None:
+    """The tasks whose queues and other defaults each test's database knows; none until a `conftest.py` overrides it."""
+    return None
+
+
+@pytest.fixture(scope="session")
+def _dataloader_databases(dataloader_tasks: Tasks | None) -> Iterator[Callable[[], str]]:
     """Makes a database by each call, and gives its address."""
     numbers = itertools.count(1)
-    with temporary_database() as template, ThreadPoolExecutor(1) as thread:
+    with temporary_database(dataloader_tasks) as template, ThreadPoolExecutor(1) as thread:
 
         def make() -> str:
             name = f"dataloader_test_{next(numbers)}"

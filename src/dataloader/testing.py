@@ -88,13 +88,13 @@ class TaskRun:
 
 
 async def run_task(
-    tasks: Tasks, name: str, args: object = None, *, attempt: int = 1, dsn: str | None = None
+    tasks: Tasks, task: str | Task[Any], args: object = None, *, attempt: int = 1, dsn: str | None = None
 ) -> TaskRun:
-    """Run the handler of task `name` once, as a worker would, with its timeout and retry policy.
+    """Run the handler of a task once, as a worker would, with its timeout and retry policy.
 
     Args:
         tasks: the registry that has it.
-        name: the task.
+        task: the task, or its name.
         args: the job's arguments, a mapping or an instance of the task's own type; they are encoded as JSON and decoded
             again.
         attempt: the run's number, from 1; without `dsn` only.
@@ -103,7 +103,7 @@ async def run_task(
     Raises `KeyError` for a task that is not registered, `BadRequest` for args that don't fit it, and `ConfigError` for
     a resource that can't be opened. What the handler raises is the `error`.
     """
-    task = tasks[name]
+    task = tasks[_name(task)]
     new = new_job(task, cast("Mapping[str, Any] | None", args))
     if dsn is None:
         async with _open_bench(tasks) as bench:
@@ -137,39 +137,53 @@ async def _ready_queues(database: Database) -> list[str]:
 
 
 async def assert_enqueued(
-    dsn: str, task: str, args: Mapping[str, Any] | None = None, *, queue: str | None = None, times: int = 1
+    dsn: str, task: str | Task[Any], args: object = None, *, queue: str | None = None, times: int = 1
 ) -> list[JobRecord]:
     """The jobs of `task` that have been added to the database at `dsn`, newest first, whatever became of them.
 
     Args:
         dsn: a migrated database.
-        task: the task's name.
-        args: fields that their arguments must have with these values; they may have others.
+        task: the task, or its name.
+        args: fields that their arguments must have with these values; they may have others. With the task itself also
+            an instance of its own type.
         queue: the queue in which they must be.
         times: how many there must be, of the newest 1,000.
 
     Raises `AssertionError`, with the jobs of that task that there are, if there is another number of them.
     """
+    name = _name(task)
+    wanted = _fields(task, args)
     async with open_database(DatabaseOptions(dsn=dsn, name="dataloader testing")) as database:
-        jobs = (await list_jobs(database, JobFilter(task=task), limit=MAX_PAGE, after=None)).jobs
-    wanted = dict(args or {})
+        jobs = (await list_jobs(database, JobFilter(task=name), limit=MAX_PAGE, after=None)).jobs
     found = [
         job
         for job in jobs
         if (queue is None or job.queue == queue) and {name: job.args.get(name) for name in wanted} == wanted
     ]
     if len(found) != times:
-        asked = f"{times} of {task!r}" + (f" in {queue!r}" if queue else "") + (f" with {wanted}" if wanted else "")
+        asked = f"{times} of {name!r}" + (f" in {queue!r}" if queue else "") + (f" with {wanted}" if wanted else "")
         there = "; ".join(f"{job.args} in {job.queue!r}" for job in jobs[:10]) or "none"
         raise AssertionError(f"jobs enqueued: {len(found)}, expected {asked}; of that task there are: {there}")
     return found
 
 
+def _name(task: str | Task[Any]) -> str:
+    return task.name if isinstance(task, Task) else task
+
+
+def _fields(task: str | Task[Any], args: object) -> dict[str, Any]:
+    """The fields that `args` gives: of a dictionary those that stand there, for no more is asked."""
+    if args is None or isinstance(args, Mapping):
+        return dict(args or {})
+    return new_job(task, cast("Mapping[str, Any]", args)).args
+
+
 @contextmanager
-def temporary_database() -> Iterator[str]:
+def temporary_database(tasks: Tasks | None = None) -> Iterator[str]:
     """The DSN of a migrated database on a server of its own, which goes with the block; best in a session's fixture.
 
-    Takes a second or two, in which it blocks. Needs the extra `embedded`. The server trades durability for speed.
+    It knows the queues, lock keys and other defaults of `tasks`, as if a process of theirs had been started. Takes a
+    second or two, in which it blocks. Needs the extra `embedded`. The server trades durability for speed.
     """
     with (
         tempfile.TemporaryDirectory(prefix="dataloader-testing-") as directory,
@@ -177,13 +191,15 @@ def temporary_database() -> Iterator[str]:
         ThreadPoolExecutor(1) as thread,
     ):
         # In a thread, since the caller may be in a Trio run already.
-        thread.submit(trio.run, _migrate, server.dsn).result()
+        thread.submit(trio.run, _prepare, server.dsn, tasks).result()
         yield server.dsn
 
 
-async def _migrate(dsn: str) -> None:
+async def _prepare(dsn: str, tasks: Tasks | None) -> None:
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
         await migrate(database)
+        if tasks is not None:
+            await database.run(aio_declare, tasks.values(), "testing")
 
 
 @attrs.frozen(kw_only=True)

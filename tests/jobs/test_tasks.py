@@ -66,6 +66,13 @@ def test_the_names_of_built_in_tasks_are_refused(name):
         Tasks().task(name)
 
 
+def test_a_decorator_without_a_name_says_what_to_write():
+    with pytest.raises(BadRequest, match=r"task: must be a name, as in @tasks.task\(\"load.year\"\), not <function"):
+
+        @Tasks().task
+        async def nameless(job): ...
+
+
 def test_a_request_of_a_task_has_its_args_as_json_and_leaves_the_defaults_to_the_database():
     new = new_job(load_year, Year(1999), priority=3)
     assert (new.task, new.args) == ("load.year", {"year": 1999, "source": "ecb"})
@@ -80,6 +87,7 @@ def test_a_request_of_a_task_has_its_args_as_json_and_leaves_the_defaults_to_the
 
 async def test_a_handler_with_a_type_of_args_finds_an_instance():
     assert (await run_task(tasks, "load.year", {"year": 1999})).result == 1999
+    assert (await run_task(tasks, load_year, Year(1999))).result == 1999
     assert (await run_task(tasks, "plain", {"year": 1999})).result == 1999
     with pytest.raises(BadRequest, match=r"^args\.year: must be an integer"):
         await run_task(tasks, "load.year", {"year": "x"})

@@ -157,18 +157,42 @@ async def test_it_is_told_whether_a_job_was_added(database):
     assert job.args == {"to": 2, "by": 1}
     await assert_enqueued(database.dsn, "count", times=2)
     await assert_enqueued(database.dsn, "count", {"to": 3}, times=0)
+    await assert_enqueued(database.dsn, count, {"to": 1}, queue="a")
     with pytest.raises(AssertionError, match=r"enqueued: 0, expected 1 of 'count' in 'b' with {'to': 2}; .*'by': 1"):
         await assert_enqueued(database.dsn, "count", {"to": 2}, queue="b")
 
 
 @pytest.mark.slow
 def test_the_fixture_for_pytest_gives_each_test_a_database_of_its_own(tmp_path):
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["dataloader.pytest"]\n')
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n"
+        "import my_tasks\n"
+        "pytest_plugins = ['dataloader.pytest']\n"
+        "@pytest.fixture(scope='session')\n"
+        "def dataloader_tasks():\n"
+        "    return my_tasks.tasks\n"
+    )
+    (tmp_path / "my_tasks.py").write_text(
+        "import attrs\n"
+        "from dataloader import Job, Tasks\n"
+        "tasks = Tasks()\n"
+        "@attrs.frozen\n"
+        "class Year:\n"
+        "    year: int\n"
+        "@tasks.task('load', args=Year, queue='own', lock_key='{year}')\n"
+        "async def load(job: Job[Year]) -> int:\n"
+        "    return job.args.year\n"
+    )
     (tmp_path / "test_it.py").write_text(
         "import pytest, trio\n"
-        "from dataloader import Job, Tasks\n"
-        "from dataloader.testing import assert_enqueued, run_task\n"
-        "tasks = Tasks()\n"
+        "from my_tasks import Year, load, tasks\n"
+        "from dataloader import Job, open_jobs\n"
+        "from dataloader.testing import assert_enqueued, drain_queue, run_task\n"
+        "async def test_a_task_has_its_defaults(dataloader_dsn):\n"
+        "    async with open_jobs(dataloader_dsn) as jobs:\n"
+        "        await load.enqueue(jobs, Year(1999))\n"
+        "    await assert_enqueued(dataloader_dsn, load, Year(1999), queue='own')\n"
+        "    assert [run.result for run in await drain_queue(dataloader_dsn, tasks)] == [1999]\n"
         "@tasks.task('write')\n"
         "async def write(job: Job) -> None:\n"
         "    async with job.transaction() as transaction:\n"
@@ -180,4 +204,4 @@ def test_the_fixture_for_pytest_gives_each_test_a_database_of_its_own(tmp_path):
     )
     command = [sys.executable, "-m", "pytest", "-q", "-o", "trio_mode=true", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "2 passed" in done.stdout, done.stdout
+    assert "3 passed" in done.stdout, done.stdout
