@@ -89,7 +89,7 @@ class ServiceConnection:
                 headers=None if body is None else {"Content-Type": "application/json"},
                 timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
             )
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, UnicodeError) as error:  # the latter for a name that can be no host's
             raise StoreUnavailable(f"no answer from {self.shown_url}: {mask_text(_reason(error))}") from error
         if not answer.is_success:
             raise self._error(answer, missing)
@@ -192,10 +192,13 @@ async def open_service(url: str, token: str | None) -> AsyncIterator[ServiceConn
         address = httpx2.URL(url.rstrip("/"))
     except httpx2.InvalidURL:
         address = httpx2.URL("")
-    if address.scheme not in {"http", "https"} or not address.host:
+    is_base = address.scheme in {"http", "https"} and address.host and not address.query and not address.fragment
+    if not is_base:
         raise ConfigError(f"url: must be an address such as http://127.0.0.1:8080, not {mask_text(url)!r}")
-    if token and not token.isascii():
-        raise ConfigError("token: must be letters, digits and signs of ASCII only")
+    if token and not (token.isascii() and token.isprintable()):
+        raise ConfigError("token: must be letters, digits and signs of ASCII only, without a line's end")
+    if token and address.userinfo:
+        raise ConfigError("token: goes with an address that has no user; a request names one of them only")
     async with httpx2.AsyncClient(
         base_url=f"{address}/api/v1",
         headers={"Authorization": f"Bearer {token}"} if token else {},

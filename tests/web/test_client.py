@@ -71,11 +71,21 @@ DSN, URL = "postgresql://localhost/jobs", "http://localhost"
         {"url": "localhost:8080"},
         {"url": URL, "operator": "me"},
         {"url": URL, "token": "ü"},
+        {"url": URL, "token": "x\n"},
+        {"url": "http://me:secret@localhost", "token": "x"},
+        {"url": f"{URL}/?token=x"},
+        {"url": f"{URL}#x"},
     ],
 )
 def test_open_jobs_takes_an_address_of_either_kind_and_what_goes_with_it(wrong):
     with pytest.raises(ConfigError):
         trio.run(_open, wrong)
+
+
+async def test_a_name_that_can_be_no_hosts_gives_no_answer():
+    async with open_jobs(url=f"http://{'a' * 64}") as jobs:
+        with pytest.raises(StoreUnavailable, match="no answer from"):
+            await jobs.queues()
 
 
 def test_the_database_is_not_asked_from_asyncio():
