@@ -117,6 +117,26 @@ async def test_a_query_that_gives_no_row_closes_no_version_unless_it_may_be_empt
 
 
 @pytest.mark.requirement("E8")
+@pytest.mark.parametrize(
+    ("query", "lacking"),
+    [
+        ("SELECT country FROM city", "cities that is tracked"),
+        ("SELECT 1 AS cities FROM city", "country of its key"),
+    ],
+)
+async def test_a_query_that_lacks_a_column_of_the_key_or_of_the_history_is_refused(
+    database, raw, cities, query, lacking
+):
+    tasks = Tasks()
+    add_dimensions(tasks, Dimensions(name="dwd", tables=(attrs.evolve(COUNTRIES, query=query),)))
+    await raw.execute("INSERT INTO city VALUES ('Paris', 'fr', 20)")
+    outcome = await run_task(tasks, "dwd", {"as_of": "2026-03-01"}, dsn=database.dsn)
+    assert outcome.status == "failed"
+    assert f"the query does not give the column {lacking}" in outcome.error
+    assert await raw.fetchval("SELECT count(*) FROM dim_country") == 0
+
+
+@pytest.mark.requirement("E8")
 async def test_a_table_that_fails_stops_no_other_and_is_named(run, raw, cities):
     await raw.execute("INSERT INTO city VALUES ('Tokyo', 'jp', 5000)")
     flow = Flow(name="nightly", layers={"ods": [cities], "dwd": [STARS]})
