@@ -119,7 +119,10 @@ def _line(row: Mapping[str, Any]) -> LogLine:
 
 
 def _said(kind: str, payload: Mapping[str, Any]) -> str:
-    """What an event says of an attempt, without why; other services may write none of its fields."""
+    """What an event says of an attempt; other services may write none of its fields, and `error` has why it failed."""
+    if kind == "canceled" and (others := payload.get("failed")) and isinstance(others, dict):
+        shown = [f"{job_id} {'failed' if end == 'failed' else f'was {end}'}" for job_id, end in others.items()]
+        return f"the job was canceled: of those that it runs after, {', '.join([*shown[:3], '…'][: len(shown)])}"
     attempt = f"attempt {payload['attempt']}" if isinstance(payload.get("attempt"), int) else "the attempt"
     event = f"{kind}: {payload.get('reason')}" if kind == "requeue" else kind
     return _SAID.get(event, "the job was queued again").format(attempt=attempt)

@@ -384,6 +384,10 @@ def test_a_log_marks_where_attempts_begin_and_how_they_ended(on_database, add, d
         ("requeue", {"delay_s": 1e300}),
         ("requeue", [1]),
         ("failed", {"attempt": 3, "reason": "fail", "error": "boom"}),
+        ("canceled", {"reason": "after", "failed": {"a": "failed", "b": "lost", "c": "failed", "d": "failed"}}),
+        ("canceled", {"reason": "after", "failed": {"a": "canceled"}}),
+        ("canceled", {"reason": "after", "failed": {}}),
+        ("canceled", {"reason": "after", "failed": 1}),
     ):
         happen(database, job_id, kind, payload)
     lines = on_database("logs", job_id).stdout.splitlines()
@@ -395,6 +399,10 @@ def test_a_log_marks_where_attempts_begin_and_how_they_ended(on_database, add, d
         "info     — the job was queued again —",
         "info     — the job was queued again; next at 2026-01-02 00:00:00Z —",
         "error    — attempt 3 failed for good: boom —",
+        "info     — the job was canceled: of those that it runs after, a failed, b was lost, c failed, … —",
+        "info     — the job was canceled: of those that it runs after, a was canceled —",
+        "info     — the job was canceled —",
+        "info     — the job was canceled —",
     ]
     assert on_database("logs", job_id, "--level", "error").stdout.splitlines() == [lines[1], lines[3], lines[6]]
     page = json.loads(on_database("logs", job_id, "--json").stdout)
