@@ -85,6 +85,50 @@ async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_an
     assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 8
 
 
+BEGUN_TOO_EARLY = """
+SELECT * FROM ledger v JOIN dl_job_after a USING (job_id) JOIN dl_jobs p ON p.job_id = a.after_id
+WHERE p.finished_at > v.began_at OR p.finished_at IS NULL
+"""
+
+
+@pytest.mark.requirement("Q8", "Q10")
+async def test_a_graph_whose_worker_is_killed_runs_on_in_its_order_and_one_that_is_lost_cancels_what_runs_after_it(
+    serve, raw, ledger, kill, row_when
+):
+    async def add(*after, s=0, when_failed="cancel", max_attempts=20):
+        return await raw.fetchval(
+            "SELECT dl_enqueue('visit', jsonb_build_object('s', $1::float8), 'q', after => $2::uuid[],"
+            " when_failed => $3, max_attempts => $4, lease_ttl_sec => $5)",
+            s,
+            after,
+            when_failed,
+            max_attempts,
+            LEASE_S,
+        )
+
+    parts = [await add() for _ in range(3)]
+    survives, dies = await add(*parts, s=3_600), await add(*parts, s=3_600, max_attempts=1)
+    report, canceled = await add(survives), await add(dies)
+    anyway = await add(survives, dies, when_failed="run")
+    last, never = await add(report, anyway), await add(report, canceled)
+    victim = await serve(**FAST)
+    await until(ledger.visits, lambda visits: {survives, dies} <= {visit["job_id"] for visit in visits})
+    await raw.execute("UPDATE dl_jobs SET args = '{\"s\": 0}'")
+    await kill(victim)
+    survivor = await serve(**FAST)
+    await row_when(last, "succeeded")
+    await row_when(never, "canceled")
+    found = {row["job_id"]: row["status"] for row in await raw.fetch("SELECT job_id, status::text FROM dl_jobs")}
+    ended_otherwise = {dies: "lost", canceled: "canceled", never: "canceled"}
+    assert found == dict.fromkeys([*parts, survives, report, anyway, last], "succeeded") | ended_otherwise
+    assert await raw.fetch(BEGUN_TOO_EARLY) == []
+    assert await ledger.overlaps() == []
+    visits = Counter(visit["job_id"] for visit in await ledger.visits())
+    assert visits == dict.fromkeys([*parts, dies, report, anyway, last], 1) | {survives: 2}
+    survivor.signal(signal.SIGTERM)
+    assert await survivor.exit_code(within_s=20) == 0
+
+
 @pytest.mark.requirement("Q12")
 async def test_of_a_process_killed_at_any_moment_rows_and_success_are_there_or_neither(serve, add, raw):
     await raw.execute("CREATE TABLE target (job_id uuid, n int)")

@@ -82,7 +82,7 @@ BEGIN
       ) AS a
       WHERE u.next IS NULL
     ), verdicts AS (
-      SELECT w.*, w.left_over IS NULL AND (w.failed IS NULL OR w.when_failed = 'run') AS is_ready FROM whole w
+      SELECT w.*, w.left_over IS NULL AND (w.failed IS NULL OR w.when_failed IS NOT DISTINCT FROM 'run') AS is_ready FROM whole w
     )
     SELECT array_agg(v.id) FILTER (WHERE is_ready),
            array_agg(v.id) FILTER (WHERE left_over IS NULL AND NOT is_ready),

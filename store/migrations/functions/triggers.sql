@@ -14,7 +14,9 @@ BEGIN
         WHEN ((NEW.status = 'queued' AND NEW.waits_for IS NULL AND NEW.available_at > now())
            OR (NEW.status = 'running' AND NEW.token = 0)
            OR (NEW.status = 'queued' AND NEW.waits_on IS NOT NULL
-               AND (NEW.waits_for IS DISTINCT FROM 'after' OR NEW.available_at <> 'infinity'))
+               AND (NEW.waits_for IS DISTINCT FROM 'after' OR NEW.available_at <> 'infinity'
+                    -- A row that is restored: what it waited for may not be there.
+                    OR NEW.waits_on <> '00000000-0000-0000-0000-000000000000'))
            OR (NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
            OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),

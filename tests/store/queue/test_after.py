@@ -164,6 +164,36 @@ async def test_a_reaped_job_that_is_lost_and_one_that_is_canceled_while_it_waits
     assert (await stands(lost), await stands(after_lost), await stands(after_waiting)) == (LOST, CANCELED, CANCELED)
 
 
+async def test_a_job_that_was_restored_without_the_one_that_it_waited_for_waits_for_the_others(
+    raw, add, judge, stands, end
+):
+    first, second = sorted([await add(), await add()])
+    last = await add(after=[first, second])
+    await judge()
+    await raw.execute("CREATE TABLE copy AS SELECT * FROM dl_jobs; CREATE TABLE edges AS SELECT * FROM dl_job_after")
+    await raw.execute("DELETE FROM copy WHERE job_id = (SELECT waits_on FROM copy WHERE waits_on IS NOT NULL)")
+    await raw.execute("UPDATE edges SET was = 'succeeded'")
+    await raw.execute(
+        "BEGIN; TRUNCATE dl_jobs CASCADE; INSERT INTO dl_jobs SELECT * FROM copy;"
+        "INSERT INTO dl_job_after SELECT * FROM edges; COMMIT"
+    )
+    await judge()
+    assert await stands(last) == "after"
+    await end(first)
+    await judge()
+    assert await stands(last) is None
+
+
+async def test_a_job_that_does_not_say_what_becomes_of_it_is_canceled(raw, add, judge, stands, end):
+    """Who has written its row by hand left out `when_failed`."""
+    first = await add()
+    last = await add(after=[first])
+    await raw.execute("UPDATE dl_jobs SET when_failed = NULL WHERE job_id = $1", last)
+    await end(first, FAILED)
+    await judge()
+    assert await stands(last) is CANCELED
+
+
 # Every order of the insert's commit, the ending's and the look.
 
 
