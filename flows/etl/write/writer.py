@@ -2,8 +2,7 @@
 
 A batch is one statement. If the database refuses it, it is taken apart: the rows it was refused for are failures, the
 others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
-the load's watermark moves; segments end in their order. It must never move a watermark over a segment that lacks more
-than rows that are on record as failures.
+the load's watermark moves, as `SegmentOrder` has decided; segments end in their order.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from dataloader.flows.etl.plan.segment import Part
 from dataloader.flows.etl.run.etl_run import CLEAN_UP_S
 from dataloader.flows.etl.run.pipeline_state import PipelineState, Rows
 from dataloader.flows.etl.sources.source import Request
+from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
-from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
+from dataloader.store.etl.run_journal import Failure, SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl.staging import Lines, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
@@ -63,7 +63,7 @@ class Writer:
     _batches: dict[Part, Batch] = attrs.field(init=False, factory=dict)
     _unkept: set[Part] = attrs.field(init=False, factory=set)
     _oldest: float = attrs.field(init=False, default=math.inf)
-    _is_whole_so_far: bool = attrs.field(init=False, default=True)
+    _order: SegmentOrder = attrs.field(init=False, factory=SegmentOrder)
 
     async def run(self) -> None:
         """Write until no more rows come, then what is left: of a run that was stopped half a segment."""
@@ -270,57 +270,35 @@ class Writer:
     async def _commit(self, part: Part, *, is_done: bool) -> None:
         segment, began = part.segment, trio.current_time()
         part.count_sent()
-        # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
-        has_history = part.table.target.history is not None and segment.window.start is not None
-        waits = has_history and not self._is_whole_so_far
-        segment.is_whole &= part.is_whole and not waits
-        ends_segment = is_done and part.ends_segment
-        if ends_segment:
-            self._is_whole_so_far &= segment.is_whole
-        # What is not whole is asked for again when the run goes on: else the watermark would go over it then. Of
-        # failures that are tried again, what fails once more is a failure of its own.
-        is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
-        merges = part.merges(self.shared.token, is_complete=is_done and part.is_whole and not part.lacks_records)
-        if merges and (waits or (not part.table.target.key and not is_noted)):
+        end = self._order.end(part, is_done=is_done)
+        merges = part.merges(self.shared.token, is_complete=end.is_complete)
+        if merges and end.left_out is not None:
             merges = []
-            why = "an older one has to be whole before" if waits else "without a key its rows would come twice"
-            self.shared.log.warning(
-                "a segment is left out", phase="writing", segment=segment.name, rows=part.staged, why=why
-            )
-        done = segment.counts + part.counts
-        if not segment.is_whole:
-            done["segments_failed"] = 1
+            told = {"segment": segment.name, "rows": part.staged, "why": end.left_out}
+            self.shared.log.warning("a segment is left out", phase="writing", **told)
         failures = self.shared.progress.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
-            segment=segment.name if is_noted else None,
+            segment=segment.name if end.is_noted else None,
             merges=merges,
             resolves=segment.retries if segment.is_retry else None,
             again_until=self.shared.last_failure,
             window=segment.span,
             failures=failures,
-            counts=done if is_noted else part.counts,
+            counts=end.counts,
             details_of=segment.name if part.table.detail is not None else None,
             details=part.completed.take() if part.keeps_details else (),
-            watermark=segment.window.end
-            if ends_segment and self._is_whole_so_far and segment.moves_watermark
-            else None,
+            watermark=end.watermark,
         )
         try:
             counts = await self.transactions.run(aio_commit_segment, commit)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
-            segment.is_refused, segment.is_whole, self._is_whole_so_far = True, False, False
-            self.shared.log.warning(
-                "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
-            )
-            self.shared.progress.put_back(failures)
-            refused = self.shared.failure(part, "segment", segment.name, str(error))
-            # The failures that were tried again are open still, with what is needed to try them once more.
-            self.shared.progress.failed(refused, is_on_record=segment.is_retry)
+            self._order.refused(part)
+            self._tell_of_refusal(part, error, failures)
         else:
             self._note(part, counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
@@ -328,8 +306,19 @@ class Writer:
             self.shared.progress.phases["writing"].add(trio.current_time() - began)
             part.committed.set()
             self.shared.retry_queue.stir()
-        if ends_segment:
+        if end.ends_segment:
             self.shared.progress.count(**{"segments" if segment.is_whole else "segments_failed": 1})
+
+    def _tell_of_refusal(self, part: Part, error: StoreError, failures: list[Failure]) -> None:
+        """A segment was refused and is rolled back, and with it the record of `failures`."""
+        segment = part.segment
+        self.shared.log.warning(
+            "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
+        )
+        self.shared.progress.put_back(failures)
+        refused = self.shared.failure(part, "segment", segment.name, str(error))
+        # The failures that were tried again are open still, with what is needed to try them once more.
+        self.shared.progress.failed(refused, is_on_record=segment.is_retry)
 
     async def _save_if_many(self) -> None:
         if self.shared.progress.are_many_unsaved:

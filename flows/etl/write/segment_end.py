@@ -1,0 +1,76 @@
+"""Decides at a segment's end what is merged and what goes on record, by what has failed of it and of those before it.
+
+Segments end in their order. A watermark never moves over a segment that lacks more than rows that are on record as
+failures, and no snapshot is merged behind one that is not whole. Nothing here is written; the writer does that.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+
+import attrs
+
+from dataloader.flows.etl.plan.segment import Part
+
+
+@attrs.frozen(kw_only=True)
+class SegmentEnd:
+    """What becomes of a part, and of its segment if the part ends that.
+
+    `is_noted` when the segment goes on record as done. `is_complete` when what is not among the part's rows is gone
+    from the source. `left_out` is why the rows are not merged, None if they are. `watermark` is None where it stays.
+    """
+
+    ends_segment: bool
+    is_noted: bool
+    is_complete: bool
+    left_out: str | None
+    counts: Mapping[str, int]
+    watermark: dt.datetime | None
+
+
+@attrs.define
+class SegmentOrder:
+    """The segments of a run in the order in which they end; `is_whole_so_far` until one of them is not whole."""
+
+    is_whole_so_far: bool = True
+
+    def end(self, part: Part, *, is_done: bool) -> SegmentEnd:
+        """Judge a part and its segment; `is_done` unless the run was stopped before all of it had come."""
+        segment = part.segment
+        # Once a snapshot is in, none that is older can be: the window that is not whole would be missing for ever.
+        has_history = part.table.target.history is not None and segment.window.start is not None
+        waits = has_history and not self.is_whole_so_far
+        segment.is_whole &= part.is_whole and not waits
+        ends_segment = is_done and part.ends_segment
+        if ends_segment:
+            self.is_whole_so_far &= segment.is_whole
+        # What is not whole is asked for again when the run goes on: else the watermark would go over it then. Of
+        # failures that are tried again, what fails once more is a failure of its own.
+        is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
+        left_out = None
+        if waits:
+            left_out = "an older one has to be whole before"
+        elif not part.table.target.key and not is_noted:
+            left_out = "without a key its rows would come twice"
+        moves_watermark = ends_segment and self.is_whole_so_far and segment.moves_watermark
+        return SegmentEnd(
+            ends_segment=ends_segment,
+            is_noted=is_noted,
+            is_complete=is_done and part.is_whole and not part.lacks_records,
+            left_out=left_out,
+            counts=_counts_of_all(part) if is_noted else part.counts,
+            watermark=segment.window.end if moves_watermark else None,
+        )
+
+    def refused(self, part: Part) -> None:
+        """The database has refused the segment, as a whole."""
+        part.segment.is_refused, part.segment.is_whole, self.is_whole_so_far = True, False, False
+
+
+def _counts_of_all(part: Part) -> Mapping[str, int]:
+    done = part.segment.counts + part.counts
+    if not part.segment.is_whole:
+        done["segments_failed"] = 1
+    return done
