@@ -85,7 +85,7 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def get(self, job_id: UUID) -> JobRecord:
-        """The job as it stands. Raises `JobNotFound`."""
+        """The job as it stands. Raises `JobNotFound`, `BadRequest`."""
 
     @abc.abstractmethod
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
@@ -241,6 +241,12 @@ class Jobs(abc.ABC):
     @abc.abstractmethod
     async def _change_many(self, change: Change, wanted: JobFilter, limit: int) -> int:
         """Do it to at most `limit` jobs in one transaction; how many there were."""
+
+
+def check_id(job_id: UUID) -> None:
+    """Raise `BadRequest` for an id that is text, as JSON has it: the ways to the queue would take it differently."""
+    if not isinstance(job_id, UUID):
+        raise BadRequest("job_id", f"must be a UUID, not {job_id!r:.200}")
 
 
 def told_of_changes(on_change: Callable[[JobRecord], object] | None) -> Callable[[JobRecord], None]:

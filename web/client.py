@@ -16,7 +16,7 @@ import anyio
 import attrs
 import msgspec
 
-from dataloader.jobs.contract import Change, Jobs, told_of_changes
+from dataloader.jobs.contract import Change, Jobs, check_id, told_of_changes
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.listings import (
     EVERY_JOB,
@@ -61,6 +61,7 @@ class HttpJobs(Jobs):
 
     async def get(self, job_id: UUID) -> JobRecord:
         """As in `Jobs`."""
+        check_id(job_id)
         return await self.service.ask(JobRecord, "GET", f"/jobs/{job_id}")
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
@@ -70,6 +71,7 @@ class HttpJobs(Jobs):
 
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
         """As in `Jobs`."""
+        check_id(job_id)
         return await self.service.ask(
             EventPage, "GET", f"/jobs/{job_id}/events", params={"limit": limit, "after": after}
         )
@@ -84,6 +86,7 @@ class HttpJobs(Jobs):
         load: str | None = None,
     ) -> LogPage:
         """As in `Jobs`."""
+        check_id(job_id)
         wanted = {"limit": limit, "after": after, "level": level, "load": load}
         return await self.service.ask(LogPage, "GET", f"/jobs/{job_id}/logs", params=wanted)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.contract import Change, Jobs, Operator, told_of_changes
+from dataloader.jobs.contract import Change, Jobs, Operator, check_id, told_of_changes
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
@@ -49,6 +49,7 @@ class DatabaseJobs(Jobs):
 
     async def get(self, job_id: UUID) -> JobRecord:
         """As in `Jobs`."""
+        check_id(job_id)
         return await reads.get_job(self.database, job_id)
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
@@ -57,6 +58,7 @@ class DatabaseJobs(Jobs):
 
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
         """As in `Jobs`."""
+        check_id(job_id)
         return await reads.list_events(self.database, job_id, after=after, limit=limit)
 
     async def logs(
@@ -69,6 +71,7 @@ class DatabaseJobs(Jobs):
         load: str | None = None,
     ) -> LogPage:
         """As in `Jobs`."""
+        check_id(job_id)
         return await list_log(self.database, job_id, after=after, limit=limit, level=level, load=load)
 
     async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:

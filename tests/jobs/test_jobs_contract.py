@@ -147,6 +147,13 @@ async def test_an_id_that_no_job_has_is_told_in_the_same_words(way):
             await ask(job_id)
 
 
+async def test_an_id_that_is_text_is_refused_by_every_way(way):
+    text = str(await _add(way))
+    for ask in (way.jobs.get, way.jobs.events, way.jobs.logs, way.jobs.wait):
+        with pytest.raises(BadRequest, match=f"^job_id: must be a UUID, not '{text}'$"):
+            await ask(text)
+
+
 async def test_a_status_that_does_not_allow_it_is_a_conflict_that_names_the_job_and_its_status(way):
     queued, ended = [await _add(way) for _ in range(2)]
     await _end(way, ended)
