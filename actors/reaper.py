@@ -91,7 +91,7 @@ class Reaper:
         if found - self._said and now >= self._say_again_at:
             self._said, self._say_again_at = found, now + SAY_ENDLESS_EVERY_S
             log.warning(
-                "running jobs have a lease that never ends, and nobody renews it: cancel them, or retry them by force",
+                "running jobs have a lease that never ends and is not renewed: cancel them, or retry them by force",
                 jobs=len(found),
                 job_ids=[str(job_id) for job_id in sorted(found)[:5]],
             )

@@ -136,7 +136,7 @@ class Recorder:
         batch = self._pass_over(batch, [*finished.locked, *logging])
         if finished.void:
             self.telemetry.fenced(len(finished.void))
-            log.warning("late outcomes were void: the jobs belong to somebody else now", jobs=len(finished.void))
+            log.warning("late outcomes changed nothing: the jobs belong to another worker now", jobs=len(finished.void))
         slots: dict[str, int] = {}
         for message in batch:
             job = message.run.job

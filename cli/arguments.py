@@ -88,7 +88,7 @@ def json_object(text: str) -> dict[str, Any]:
     except OSError as error:
         raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise click.BadParameter(f"is no JSON object: {error}") from error
+        raise click.BadParameter(f"is not a JSON object: {error}") from error
     except RecursionError as error:
         raise click.BadParameter("is nested too deeply") from error
 

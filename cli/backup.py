@@ -46,7 +46,7 @@ def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--replace", is_flag=True, help="Even if the database holds something, which goes then.")
+@click.option("--replace", is_flag=True, help="Replace a database that is not empty.")
 @data_dir_option
 @json_option
 def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:

@@ -96,9 +96,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 @click.option(
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=100, show_default=True, help="Failures at most."
 )
-@click.option(
-    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the failure with this number."
-)
+@click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only failures after this number.")
 @asks_queue
 def failures(
     target: AskedQueue, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool

@@ -185,7 +185,7 @@ def _print(found: Plan) -> None:
             (*_ends(window), len(requests), requests and _described(requests[0]))
             for window, requests in found.windows[:MAX_SHOWN]
         ),
-        nothing="nothing is new",
+        nothing="no new data to load",
     )
     if len(found.windows) > MAX_SHOWN:
         click.echo(f"and {len(found.windows) - MAX_SHOWN:,} more windows (all by --json)", err=True)

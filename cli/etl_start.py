@@ -87,14 +87,14 @@ def windows_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, windows=windows, **options)
 
     until = click.option(
-        "--to", "until", type=day_or_instant, metavar="DATE", help="Up to this day or instant, without it."
+        "--to", "until", type=day_or_instant, metavar="DATE", help="Load data before this day or instant."
     )
     since = click.option(
         "--from",
         "since",
         type=day_or_instant,
         metavar="DATE",
-        help="From this day or instant on.  [default: the watermark]",
+        help="Load data from this day or instant on.  [default: the watermark]",
     )
     return since(until(with_windows))
 
@@ -127,7 +127,7 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
     type=click.IntRange(1, 2**63 - 1),
     multiple=True,
     metavar="ID",
-    help="Only this one; repeat it for several.",
+    help="Retry only this failure; repeat the option for several.",
 )
 @pipeline_options
 @_starts_a_job
@@ -250,7 +250,7 @@ def check_known(name: str, kind: Kind, tasks: Tasks, where: str | None) -> None:
     known = names_of(tasks, Load if kind == "load" else Flow)
     if name not in known:
         raise ConfigError(
-            f"--tasks: {name!r} is a task, but no {kind}; the {kind}s of {where} are {', '.join(known) or 'none'}"
+            f"--tasks: {name!r} is a task, but not a {kind}; the {kind}s of {where} are {', '.join(known) or 'none'}"
         )
 
 
@@ -264,5 +264,5 @@ def _show_end(how: _How, job: JobRecord) -> int:
             and job.status is Status.SUCCEEDED
             and not (job.result or {}).get("counts")
         ):
-            click.echo(f"{job.task} has no failure that can be retried by itself", err=True)
+            click.echo(f"{job.task} has no failure that can be retried alone", err=True)
     return 0 if job.status is Status.SUCCEEDED else NOT_SUCCEEDED

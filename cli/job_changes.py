@@ -34,7 +34,7 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
     for decorate in (
         asks_queue,
         click.option("--yes", is_flag=True, help="Don't ask before --all."),
-        click.option("--all", "everything", is_flag=True, help="All jobs that the filter finds."),
+        click.option("--all", "everything", is_flag=True, help="All jobs that match the filter."),
         finds_jobs,
         click.argument("job_ids", nargs=-1, type=click.UUID, metavar="[JOB_ID]..."),
     ):
@@ -57,7 +57,7 @@ def cancel(target: AskedQueue, **chosen: Any) -> int:
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Also running ones whose lease never ends and that nobody renews.")
+@click.option("--force", is_flag=True, help="Also running jobs whose lease never ends and is not renewed.")
 @_changes_jobs
 def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again.
@@ -178,7 +178,7 @@ def _about(entry: AuditRecord) -> str:
 @click.option(
     "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Entries at most."
 )
-@click.option("--before", type=row_number, metavar="NUMBER", help="Only those before the entry with this number.")
+@click.option("--before", type=row_number, metavar="NUMBER", help="Only entries before this number.")
 @asks_queue
 def audit(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
     """List what operators did, latest first."""

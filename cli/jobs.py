@@ -48,7 +48,7 @@ def _check_timeout(timeout_s: float, *, wait: bool) -> None:
 
 wait_option = click.option("--wait", is_flag=True, help="Wait until the job has ended; exit 3 unless it succeeded.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="How long to --wait at most."
+    "--timeout", "timeout_s", type=span_to_wait, metavar="SECONDS", default=math.inf, help="The longest time to --wait."
 )
 
 
@@ -62,14 +62,14 @@ timeout_option = click.option(
     metavar="JSON",
     help="A JSON object, @file, or - for stdin.",
 )
-@click.option("--lock-key", help="Jobs with one key never run at once.  [default: the task's, or none]")
+@click.option("--lock-key", help="Jobs with the same key never run at once.  [default: the task's, or none]")
 @click.option("--partition-key", default="", help="Kept with the job, for its handler.")
-@click.option("--priority", type=int, help="Lower ones run first.  [default: the task's, or 100]")
+@click.option("--priority", type=int, help="The smallest runs first.  [default: the task's, or 100]")
 @click.option(
     "--available-at",
     type=instant_after_now,
     metavar="INSTANT",
-    help="Not before then: an instant, or 15m, 2h, 7d from now.",
+    help="Do not start before: an instant, or 15m, 2h, 7d from now.",
 )
 @click.option(
     "--after",
@@ -86,7 +86,7 @@ timeout_option = click.option(
     help="If one of those did not succeed: cancel the job, or run it.",
 )
 @click.option("--root", type=click.UUID, metavar="JOB_ID", help="The job that this one belongs to.")
-@click.option("--idempotency-key", help="The same key and request again gives the first job.")
+@click.option("--idempotency-key", help="A repeated request with this key returns the first job.")
 @click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
 @click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")
 @wait_option
@@ -121,7 +121,7 @@ def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, 
 
 @click.command()
 @click.argument("job_id", type=click.UUID)
-@click.option("--all-fields", is_flag=True, help="Every field, not only how the job stands.")
+@click.option("--all-fields", is_flag=True, help="Show every field, not only the most important ones.")
 @wait_option
 @timeout_option
 @asks_queue
@@ -147,7 +147,7 @@ def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, ti
 @click.option(
     "--limit", type=click.IntRange(1, 500), metavar="NUMBER", default=50, show_default=True, help="Jobs on a page."
 )
-@click.option("--after", help="The cursor that the page before ended with.")
+@click.option("--after", help="The cursor that the page before printed.")
 @asks_queue
 def jobs(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None, as_json: bool) -> None:
     """List jobs, newest first."""
@@ -165,9 +165,7 @@ def jobs(target: AskedQueue, *, wanted: JobFilter, limit: int, after: str | None
 @click.option(
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=200, show_default=True, help="Events at most."
 )
-@click.option(
-    "--after", type=row_number, metavar="NUMBER", default=0, help="Only those behind the event with this number."
-)
+@click.option("--after", type=row_number, metavar="NUMBER", default=0, help="Only events after this number.")
 @asks_queue
 def events(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json: bool) -> None:
     """Read a job's journal, oldest first."""
@@ -184,8 +182,8 @@ def events(target: AskedQueue, *, job_id: UUID, limit: int, after: int, as_json:
 
 @click.command()
 @click.argument("job_id", type=click.UUID)
-@click.option("--follow", is_flag=True, help="Go on with what is logged from now on, until the job has ended.")
-@click.option("--level", type=click.Choice(LEVELS), help="Only lines that are as serious as that, or more.")
+@click.option("--follow", is_flag=True, help="Follow the log until the job has ended.")
+@click.option("--level", type=click.Choice(LEVELS), help="Only lines of this level or above.")
 @click.option("--load", help="Only lines about this load of a flow.")
 @click.option(
     "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", help="Lines at most, without --follow.  [default: 1000]"

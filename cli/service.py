@@ -25,7 +25,7 @@ from dataloader.supervisor.settings_layers import explain, load_settings, unknow
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_CONCURRENCY: Final = 10
-UNEXPECTED: Final = "ended by an error that nobody expected: running jobs wait for the end of their leases"
+UNEXPECTED: Final = "ended by an unexpected error: running jobs wait for the end of their leases"
 
 
 @click.command()

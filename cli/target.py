@@ -147,9 +147,9 @@ def asks_queue(command: Callable[..., Any]) -> Callable[..., Any]:
     @json_option
     @data_dir_option
     @click.option(
-        "--token", envvar=CLIENT_VARIABLE, help="The token for --url; better by the variable.  [env: DL_TOKEN]"
+        "--token", envvar=CLIENT_VARIABLE, help="The API token for --url; better set by the variable.  [env: DL_TOKEN]"
     )
-    @click.option("--url", help="Ask a running service, such as http://127.0.0.1:8080, instead of the database.")
+    @click.option("--url", help="Use a running service, such as http://127.0.0.1:8080, instead of the database.")
     @functools.wraps(command)
     def with_target(*, url: str | None, token: str | None, data_dir: Path | None, **options: Any) -> Any:
         return command(AskedQueue(url, token, data_dir), **options)

@@ -36,9 +36,9 @@ class Patience:
         minutes = f"{MOST_AWAY_S / 60:g} minutes"
         if self._gives_up_at is None:
             self._gives_up_at = trio.current_time() + MOST_AWAY_S
-            self.tell(f"{error}; waiting for it for {minutes} at most")
+            self.tell(f"{error}; waiting for up to {minutes}")
         elif trio.current_time() >= self._gives_up_at:
-            todo = f"ask for the job later by `dataloader status {self.job_id}`"
+            todo = f"read the job later with `dataloader status {self.job_id}`"
             raise StoreUnavailable(f"gave up after {minutes} without an answer: {error}; {todo}") from error
         await trio.sleep(AWAY_S)
 
@@ -88,7 +88,7 @@ async def wait_for_end(
     try:
         return await jobs.get(job_id)
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"the job {job_id} was added, but can't be asked for: {error}") from error
+        raise StoreUnavailable(f"the job {job_id} was added, but can't be read: {error}") from error
 
 
 async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:

@@ -89,7 +89,7 @@ class ArgsType(Generic[A]):
             if named[1] == "missing required":
                 return BadRequest(f"args{path}", "is missing")
             known = "" if path.count(".") > 1 else f"; {self.name} has {', '.join(self.fields)}"
-            return BadRequest(f"args{path}", f"is not known{known}")
+            return BadRequest(f"args{path}", f"is unknown{known}")
         words = in_our_words(message, _hint_at(path, self._shape.mirror))
         if (shown := _shown(path, text)) is not None:
             kind = _OF_A_KIND.fullmatch(words)
@@ -101,7 +101,7 @@ def _json(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest("args", f"is no JSON: {error}") from error
+        raise BadRequest("args", f"is not JSON: {error}") from error
 
 
 def _shown(path: str, text: str | bytes) -> str | None:

@@ -98,8 +98,8 @@ class LogLine:
 
     event_id: Annotated[int, about("The line's number; later lines have larger ones.")]
     ts: Annotated[Instant, about("When it was logged.")]
-    level: Annotated[str | None, about("How serious it is; null for a line of another service.")]
-    message: Annotated[str, about("What it says.")]
+    level: Annotated[str | None, about("Its level; null for a line of another service.")]
+    message: Annotated[str, about("Its text.")]
     fields: Annotated[dict[str, Any], about("The line's fields; for an event of the journal, its payload.")]
     kind: Annotated[str, about("`log` for what the job has logged, else the journal's kind.")] = "log"
 
@@ -118,10 +118,10 @@ class AuditRecord:
 
     audit_id: Annotated[int, about("The action's number; later actions have larger ones.")]
     ts: Annotated[Instant, about("When it was done.")]
-    actor: Annotated[str, about("Who did it: the token's or the user's name.")]
-    action: Annotated[str, about("What was done.")]
-    job_id: Annotated[UUID | None, about("To which job; null for an action on many, or on a queue.")]
-    detail: Annotated[dict[str, Any], about("What belongs to it: the filter, what the status was, what was changed.")]
+    actor: Annotated[str, about("The operator: the API token's or the user's name.")]
+    action: Annotated[str, about("The action.")]
+    job_id: Annotated[UUID | None, about("The job; null for an action on many jobs, or on a queue.")]
+    detail: Annotated[dict[str, Any], about("Its details: the filter, the former status, the changes.")]
 
 
 @attrs.frozen

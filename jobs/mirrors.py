@@ -112,7 +112,7 @@ class Shape:
         if is_typeddict(self.kind):
             others = [name for name in value if name not in {field.key for field in self.fields}]
             if others:
-                raise Misfit(f"{others[0]!r} is not known; {self.kind.__name__} has {_names(self.fields)}")
+                raise Misfit(f"{others[0]!r} is unknown; {self.kind.__name__} has {_names(self.fields)}")
             found = [(field, value[field.key]) for field in self.fields if field.key in value]
         else:
             found = [(field, getattr(value, field.attribute)) for field in self.fields]

@@ -62,7 +62,7 @@ def check_text(name: str, value: str, limit: int, *, empty: bool = False) -> Non
     if not least <= len(value) <= limit:
         raise BadRequest(name, f"must have {least} to {limit:,} characters, not {len(value):,}")
     if UNSTORABLE.search(value):
-        raise BadRequest(name, f"must have no NUL and no half of a surrogate pair, as {value!r:.60} has")
+        raise BadRequest(name, f"must not contain a NUL or half of a surrogate pair, not {value!r:.60}")
 
 
 def check_name(name: str, value: str, limit: int, *, empty: bool = False) -> None:
@@ -242,39 +242,41 @@ class JobRecord:
     queue: Annotated[str, about("The queue in which it waits.")]
     task: Annotated[str, about("The name of the task that is run.")]
     args: Annotated[Any, about("The arguments of the task; an object where we stored it.")]
-    idempotency_key: Annotated[str | None, about("The key by which the same request is known again.")]
+    idempotency_key: Annotated[str | None, about("The key by which a repeated request is recognized.")]
     lock_key: Annotated[str | None, about("Of all jobs with this key one runs at a time; null if it has none.")]
-    partition_key: Annotated[str, about("What part of the data it is about, for people; may be empty.")]
+    partition_key: Annotated[str, about("The part of the data that it processes, for people; may be empty.")]
     priority: Annotated[int, about("The smallest runs first.")]
     available_at: Annotated[
         Instant, about("It does not start before; of a job that waits for others, the instant that was asked for.")
     ]
-    status: Annotated[Status, about("Where it stands.")]
+    status: Annotated[Status, about("The job's status.")]
     waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
-    attempt: Annotated[int, about("How often it was started, those not counted that were given back.")]
-    max_attempts: Annotated[int, about("After so many attempts it is failed or lost.")]
-    crashes: Annotated[int, about("How often in a row its worker was lost.")]
+    attempt: Annotated[int, about("The number of its attempts, without refunded ones.")]
+    max_attempts: Annotated[int, about("The attempts after which it is failed or lost.")]
+    crashes: Annotated[int, about("The number of consecutive attempts that lost their worker.")]
     lease_ttl_sec: Annotated[int, about("Seconds without a heartbeat after which another worker takes over.")]
     lease_expires_at: Annotated[Instant | None, about("When the lease of its worker ends; null while it does not run.")]
-    heartbeat_at: Annotated[Instant | None, about("When its worker was heard of last.")]
-    cancel_requested: Annotated[bool, about("Whether somebody has asked it to stop.")]
-    progress: Annotated[Any, about("What the handler has shown of its work.")]
-    result: Annotated[Any, about("What the handler has returned.")]
-    error: Annotated[str | None, about("Why its last failed attempt failed.")]
-    producer: Annotated[str | None, about("Who asked for it, for people.")]
-    consumer_group: Annotated[str | None, about("For whom it is, for people.")]
+    heartbeat_at: Annotated[Instant | None, about("The time of its worker's last heartbeat.")]
+    cancel_requested: Annotated[bool, about("Whether a cancel has been requested.")]
+    progress: Annotated[Any, about("The handler's last progress.")]
+    result: Annotated[Any, about("The handler's result.")]
+    error: Annotated[str | None, about("The error of its last failed attempt.")]
+    producer: Annotated[str | None, about("The requester, for people.")]
+    consumer_group: Annotated[str | None, about("The consumer, for people.")]
     claimed_by: Annotated[str | None, about("The worker that runs it.")]
     created_at: Annotated[Instant, about("When it was added.")]
     started_at: Annotated[Instant | None, about("When its last attempt began.")]
     finished_at: Annotated[Instant | None, about("When it ended for good.")]
     queue_state: Annotated[
-        QueueState | None, about("What keeps the job's queue from taking it; null if nothing that is known does.")
+        QueueState | None, about("Why the job's queue does not start it; null if no reason is known.")
     ] = None
     after: Annotated[
         list[UUID] | None, about("The jobs that it runs after, a hundred at most; null for a job that runs after none.")
     ] = None
-    when_failed: Annotated[WhenFailed | None, about("What becomes of it if one of those does not succeed.")] = None
-    root: Annotated[UUID | None, about("The job that it belongs to.")] = None
+    when_failed: Annotated[
+        WhenFailed | None, about("Whether it is canceled or runs if one of those does not succeed.")
+    ] = None
+    root: Annotated[UUID | None, about("The first job of the group that it belongs to.")] = None
 
 
 @attrs.frozen
@@ -289,7 +291,7 @@ class JobEvent:
         str,
         about("What happened, such as `queued`, `picked`, `log`, `requeue`, `done`, `failed`."),
     ]
-    payload: Annotated[Any, about("What belongs to it, by kind.")]
+    payload: Annotated[Any, about("Its details, by kind.")]
 
 
 @attrs.frozen
@@ -304,9 +306,9 @@ class WorkerRecord:
     pid: Annotated[int, about("Its number on that machine.")]
     version: Annotated[str, about("The version of dataloader that it runs.")]
     started_at: Annotated[Instant, about("When it started.")]
-    seen_at: Annotated[Instant, about("When it was heard of last.")]
+    seen_at: Annotated[Instant, about("The time of its last heartbeat.")]
     queues: Annotated[dict[str, int], about("The queues that it serves, with their slots.")]
-    tasks: Annotated[list[str] | None, about("The tasks that it knows; null if it does not tell.")] = None
+    tasks: Annotated[list[str] | None, about("The tasks that it knows; null if unknown.")] = None
 
 
 @attrs.frozen
@@ -324,7 +326,7 @@ class QueueRecord:
     blocked: Annotated[int, about("Jobs whose lock_key is held by another job.")]
     unknown_task: Annotated[int, about("Jobs whose task no worker knows.")]
     running: Annotated[int, about("Jobs that run.")]
-    oldest_ready_at: Annotated[Instant | None, about("Since when its oldest ready job waits.")]
-    workers: Annotated[int, about("Processes that serve it and have been heard of lately.")] = 0
-    slots: Annotated[int, about("How many of its jobs those processes run at once.")] = 0
+    oldest_ready_at: Annotated[Instant | None, about("The instant since which its oldest ready job waits.")]
+    workers: Annotated[int, about("Processes that serve it and sent a heartbeat in the last minute.")] = 0
+    slots: Annotated[int, about("The number of its jobs that those processes run at once.")] = 0
     dependent: Annotated[int, about("Jobs that wait for other jobs to end.")] = 0

@@ -33,9 +33,7 @@ class Telemetry:
         self._leases_lost = Counter(
             "dataloader_leases_lost", "Running jobs stopped because their lease or key could not be held."
         )
-        self._endless = Gauge(
-            "dataloader_endless_leases", "Running jobs whose lease never ends and that nobody renews."
-        )
+        self._endless = Gauge("dataloader_endless_leases", "Running jobs whose lease never ends and is not renewed.")
         self._fenced = Counter("dataloader_writes_fenced", "Outcomes that came too late and changed nothing.")
         self.measures: tuple[Measure, ...] = (
             self._ended,

@@ -61,7 +61,7 @@ def _read_list(
                 wrong.append(Refused(f"another {name} in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
     if wrong:
-        raise ExceptionGroup("entries that are not allowed", wrong)
+        raise ExceptionGroup("invalid entries", wrong)
     return entries
 
 
@@ -121,7 +121,7 @@ def _read_token(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},1000}}", value):
         raise Refused(TOKEN.allowed)
     if value == PLACEHOLDER:
-        raise Refused("a random one, made by `openssl rand -hex 24`, and none that everybody knows", shown=value)
+        raise Refused("a random one, made by `openssl rand -hex 24`, not the published example", shown=value)
     return value
 
 

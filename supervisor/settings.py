@@ -95,7 +95,7 @@ class Settings:
         60,
     )
     reaper_period_s: float = _setting(
-        "DL_REAPER_PERIOD_SEC", kinds.seconds("10"), "How often jobs with an expired lease are looked for.", 10
+        "DL_REAPER_PERIOD_SEC", kinds.seconds("10"), "How often the reaper looks for jobs with an expired lease.", 10
     )
     claim_backoff_s: float = _setting(
         "DL_CLAIM_BACKOFF_SEC",
@@ -104,7 +104,7 @@ class Settings:
         15,
     )
     poll_s: float = _setting(
-        "DL_POLL_SEC", kinds.seconds("5"), "How often queues are looked at without a notification.", 5
+        "DL_POLL_SEC", kinds.seconds("5"), "How often queues are polled without a notification.", 5
     )
     drain_timeout_s: float = _setting(
         "DL_DRAIN_TIMEOUT_SEC",
@@ -203,13 +203,13 @@ class Settings:
     log_format: Literal["auto", "console", "json"] = _setting(
         "DL_LOG_FORMAT",
         kinds.choice("auto", "console", "json"),
-        "Lines for people or for machines; auto looks whether stderr is a terminal.",
+        "Text for people or JSON; auto writes text if stderr is a terminal.",
         "auto",
     )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = _setting(
         "DL_LOG_LEVEL",
         kinds.choice("debug", "info", "warning", "error", "critical"),
-        "The least serious lines that are logged.",
+        "The lowest level that is logged.",
         "info",
     )
     log_lines_per_job: int = _setting(
@@ -221,7 +221,7 @@ class Settings:
     job_log_level: Literal["info", "warning", "error", "off"] = _setting(
         "DL_JOB_LOG_LEVEL",
         kinds.choice("info", "warning", "error", "off"),
-        "The least serious lines of `job.log` that also go to this process's log; all are kept with the job.",
+        "The lowest level of `job.log` that also goes to this process's log; all lines are kept with the job.",
         "warning",
     )
     instance: str = _setting(
@@ -278,7 +278,7 @@ class Settings:
             )
         if not self.tokens and not is_loopback(self.host):
             found.append(
-                "DL_HOST: must be a loopback address such as 127.0.0.1 where DL_TOKENS names nobody who may connect, "
+                "DL_HOST: must be a loopback address such as 127.0.0.1 unless DL_TOKENS is set, "
                 f"not {quoted(self.host)}"
             )
         if self.lock_dsn is not None and self.db_dsn is None:

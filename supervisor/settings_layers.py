@@ -91,7 +91,7 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
             if name.startswith("DL_") and not name.startswith(PREFIX) and name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                warnings.append(f"{quoted(name)[1:-1]} ({source}) is no setting and has no effect{hint}")
+                warnings.append(f"{quoted(name)[1:-1]} ({source}) is not a setting and has no effect{hint}")
     return warnings
 
 
@@ -123,7 +123,7 @@ def _given(
         order = [*(name for name, _ in layers), "command line"]
         if order.index(lock_source) < order.index(source):
             raise ConfigError(
-                f"DL_LOCK_DSN: is of {lock_source} and DL_DB_DSN of {source}, which goes before: they might lead to "
+                f"DL_LOCK_DSN: is of {lock_source} and DL_DB_DSN of {source}, which has precedence: they might lead to "
                 "two databases; set both in the same place"
             )
     return given
@@ -144,7 +144,7 @@ def _read_file(path: Path) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path.name}: can't be read: {reason}") from None
     found: dict[str, str] = {}
     for binding in parse_stream(io.StringIO(text)):

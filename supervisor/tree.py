@@ -202,7 +202,7 @@ def _check_capacity(parts: Parts) -> None:
     slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
     if slots > parts.locks.capacity // 2:
         message = (
-            f"WORKERS_JSON: {slots} slots are not allowed; each may hold a lock, and half of the server's lock table "
+            f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
             f"has room for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
             "Use fewer, or raise those"
         )
@@ -215,4 +215,4 @@ async def _leave(parts: Parts) -> None:
         await parts.locks.release()
         await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)
     except StoreError as error:
-        log.warning("left without a word to the database", error=str(error))
+        log.warning("the process could not sign off at the database", error=str(error))

@@ -60,7 +60,7 @@ def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Ro
     if scheme.lower() != "bearer" or not secret:
         raise ProblemError(
             HTTPStatus.UNAUTHORIZED,
-            "This address needs a token: send `Authorization: Bearer …`.",
+            "This address needs an API token: send `Authorization: Bearer …`.",
             headers={"WWW-Authenticate": 'Bearer realm="dataloader"'},
         )
     digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()
@@ -71,7 +71,7 @@ def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Ro
     if found is None:
         raise ProblemError(
             HTTPStatus.UNAUTHORIZED,
-            "The token is not known here.",
+            "This API token is unknown.",
             headers={"WWW-Authenticate": 'Bearer realm="dataloader", error="invalid_token"'},
         )
     if found.role < needed:
@@ -92,7 +92,7 @@ def _refuse_foreign_pages(method: str, headers: Headers) -> None:
         )
     origin = headers.get("Origin")
     if method not in _READING and origin is not None and _host_of(origin) != host:
-        raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} may not change anything here.")
+        raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} must not change anything on this server.")
 
 
 def _host_of(origin: str) -> str | None:

@@ -176,7 +176,7 @@ def _request(job: NewJob, field: str) -> dict[str, Any]:
     try:
         args = msgspec.Raw(msgspec.json.encode(job.args))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest(field, f"is no JSON: {error}") from error
+        raise BadRequest(field, f"is not JSON: {error}") from error
     if job.after is None:
         del given["when_failed"]
     return {"lock_key": None} | given | {"args": args}

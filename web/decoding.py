@@ -110,7 +110,7 @@ def _lists(kind: type[Struct]) -> frozenset[str]:
 
 def _no_json(error: Exception) -> ProblemError:
     reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return ProblemError(HTTPStatus.BAD_REQUEST, f"The body is no JSON: {reason}.", kind="no-json")
+    return ProblemError(HTTPStatus.BAD_REQUEST, f"The body is not JSON: {reason}.", kind="no-json")
 
 
 def _faults(value: object, kind: type[Struct], first: msgspec.ValidationError, *, strict: bool) -> list[FieldError]:
@@ -130,7 +130,7 @@ def _struct_faults(value: object, kind: type[Struct], path: str, *, strict: bool
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for name in value:
         if name not in fields:
-            yield FieldError(_join(path, name[:100]), f"is not known here; allowed are {', '.join(fields)}")
+            yield FieldError(_join(path, name[:100]), f"is unknown; the allowed fields are {', '.join(fields)}")
     for name, field in fields.items():
         where = _join(path, name)
         if name in value:

@@ -112,7 +112,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "Needed when the server has tokens."}
+                "bearer": {"type": "http", "scheme": "bearer", "description": "Required if the server has API tokens."}
             },
         },
     }

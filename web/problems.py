@@ -31,11 +31,11 @@ from dataloader.jobs.secrets.masking import mask_text
 
 PROBLEMS: Final = {
     "invalid-request": "Fields of the request are wrong, missing or unknown; `errors` names each of them.",
-    "no-json": "The body is no JSON.",
+    "no-json": "The body is not JSON.",
     "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
     "not-allowed-now": "The job's status does not allow it. Read the job and decide again.",
     "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
-    "too-busy": "A bound of this server is reached. Send the request again after `Retry-After`.",
+    "too-busy": "A limit of this server is reached. Send the request again after `Retry-After`.",
     "draining": "This process is shutting down. Ask another replica.",
     "store-unavailable": "The database can't be reached, or is too slow. Send the request again after `Retry-After`.",
 }
@@ -161,7 +161,7 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 
 def _of_http(error: HTTPException, status: HTTPStatus) -> ProblemError:
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         allowed = ", ".join(sorted(error.valid_methods))
-        return ProblemError(status, f"Here one can only {allowed}.", headers={"Allow": allowed})
+        return ProblemError(status, f"This address allows only {allowed}.", headers={"Allow": allowed})
     if status is HTTPStatus.NOT_FOUND:
         return ProblemError(status, "Nothing is at this address; /docs and /openapi.json show what there is.")
     return ProblemError(status, error.description or status.description)

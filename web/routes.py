@@ -137,7 +137,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
     # Probes ask what is open to all, so there is always a connection that can give way to one.
     if not services.at_work.take(1):
         services.refusals.count(Refusal.BUSY)
-        raise too_busy("Too many requests are being worked on; send it again.")
+        raise too_busy("The server handles too many requests now; send the request again.")
     try:
         if len(data) <= NOT_COUNTED:
             return await _decode_and_view(route, call, parts, data)
@@ -189,7 +189,7 @@ def _count(response: Response, services: Services, request: Request) -> None:
         return
     if not services.sending.take(request, length):
         services.refusals.count(Refusal.ANSWERS)
-        raise too_busy("Too many long answers are on their way; ask again.")
+        raise too_busy("Too many long answers are being sent; send the request again.")
 
 
 def problem_response(error: Exception, request_id: str, path: str) -> Response:

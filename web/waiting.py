@@ -37,7 +37,7 @@ class Waiting:
             self.refusals.count(Refusal.WAITS)
             raise ProblemError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{self.most} requests wait already; ask again, or without `wait`.",
+                f"{self.most} requests wait already; send it again later, or without `wait`.",
                 kind="too-many-waits",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )

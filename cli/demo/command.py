@@ -31,7 +31,7 @@ ETL = "dataloader.flows.etl"
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Go on serving afterwards, until ^C.")
+@click.option("--keep", is_flag=True, help="Keep serving afterwards, until ^C.")
 @data_dir_option
 @json_option
 def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:

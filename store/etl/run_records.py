@@ -105,11 +105,11 @@ class RunRecord:
     run_id: Annotated[UUID, about("The run's id, which is its job's.")]
     name: Annotated[str, about("The load or the flow that ran.")]
     kind: Annotated[str, about("`load` or `flow`.")]
-    status: Annotated[str, about("How it stands; of a run that ended without a word of its own, its job's status.")]
+    status: Annotated[str, about("Its status; if the run could not record one, its job's status.")]
     started_at: Annotated[Instant, about("When it began.")]
     finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: Annotated[str | None, about("What failed in it, and how much.")]
-    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
+    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
 
 
 @attrs.frozen
@@ -131,7 +131,7 @@ class TaskRecord:
     ordinal: Annotated[int, about("Its place in the order of registration, from 1.")]
     layer: Annotated[str, about("The layer of the warehouse that it fills.")]
     task: Annotated[str, about("The load's name.")]
-    status: Annotated[str, about("How it stands; `waiting` before it begins.")]
+    status: Annotated[str, about("Its status; `waiting` before it begins.")]
     started_at: Annotated[Instant | None, about("When it began.")]
     finished_at: Annotated[Instant | None, about("When it ended.")]
     phases: Annotated[
@@ -140,8 +140,8 @@ class TaskRecord:
     tables: Annotated[
         dict[str, Any], about("The tables of a set of dimensions, with status, began_at, ended_at and counts.")
     ]
-    reason: Annotated[str | None, about("What failed in it, and how much.")]
-    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
+    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
 
 
 @attrs.frozen
@@ -158,11 +158,11 @@ class LastRun:
     """The last time that a load ran, by itself or in a flow."""
 
     run_id: Annotated[UUID, about("The run's id, which is its job's.")]
-    status: Annotated[str, about("How it stands.")]
+    status: Annotated[str, about("Its status.")]
     started_at: Annotated[Instant, about("When it began.")]
     finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: Annotated[str | None, about("What failed in it, and how much.")]
-    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
+    reason: Annotated[str | None, about("The reason for its status: its failures and their number.")]
+    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
 
 
 @attrs.frozen(kw_only=True)
@@ -173,10 +173,12 @@ class LoadRecord:
     """
 
     load: Annotated[str, about("The load's name.")]
-    watermark: Annotated[Instant | None, about("All data before it is in the table; null for a load that has none.")]
+    watermark: Annotated[
+        Instant | None, about("The instant before which all data is loaded; null for a load without one.")
+    ]
     upto: Annotated[Instant | None, about("The former name of `watermark`.")]
     moved_at: Annotated[Instant | None, about("When the watermark moved last.")]
-    unresolved: Annotated[int, about("Failures that nobody has resolved, counted up to 1,000.")]
+    unresolved: Annotated[int, about("The number of unresolved failures, counted up to 1,000.")]
     unsolved: Annotated[int, about("The former name of `unresolved`.")]
     last_run: Annotated[LastRun | None, about("Its last run, by itself or in a flow.")]
 
@@ -353,4 +355,4 @@ async def aio_read(connection: Any, sql: str, values: Sequence[object]) -> list[
                 return [dict(row) for row in await connection.fetch(sql, *values)]
     except asyncpg.ReadOnlySQLTransactionError as error:
         # Our own doing, not a server that has become a standby, which will pass.
-        raise StoreError(f"only reading is allowed here: {error}") from error
+        raise StoreError(f"a Reader can only read: {error}") from error

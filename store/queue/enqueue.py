@@ -169,7 +169,7 @@ def row_of(job: NewJob, default_lease_s: int) -> Row:
     try:
         args = msgspec.json.encode(job.args)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest("args", f"is no JSON: {error}") from error
+        raise BadRequest("args", f"is not JSON: {error}") from error
     if has_long_number(args):
         raise BadRequest("args", "must have no integer of more than 308 digits; send it as a text")
     length = len(args) + growth(args)

@@ -40,7 +40,7 @@ async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
 async def test_more_slots_than_the_server_has_locks_for_are_refused_and_nobody_is_shown_as_their_worker(
     open_worker, raw
 ):
-    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: 100000 slots are not allowed; .* has room for [0-9]+ "):
+    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: 100000 slots are too many; .* has room for [0-9]+ "):
         async with open_worker(Tasks(), {f"q{n}": 1_000 for n in range(100)}):
             pass
     assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0

@@ -73,7 +73,7 @@ def test_a_mistyped_variable_is_pointed_out_where_a_setting_is_wrong_or_missing(
         result = dataloader("jobs", DL_DB_DNS="postgresql://u:sesame@h/d", DL_TOKEN="x", **settings)
         wrong, mistyped = result.stderr.splitlines()
         assert (result.returncode, wrong.startswith(first)) == (2, True)
-        assert mistyped == "DL_DB_DNS (environment) is no setting and has no effect; did you mean DL_DB_DSN?"
+        assert mistyped == "DL_DB_DNS (environment) is not a setting and has no effect; did you mean DL_DB_DSN?"
 
 
 @pytest.mark.requirement("Q13")

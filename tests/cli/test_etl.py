@@ -240,9 +240,9 @@ def test_what_may_fail_is_set_on_the_command_line(call):
 @pytest.mark.requirement("E10")
 def test_a_failure_that_is_not_there_is_not_tried_again(call):
     code, _, stderr = call("etl", "retry", "people", *HERE)
-    assert (code, stderr.splitlines()[-1]) == (0, "people has no failure that can be retried by itself")
+    assert (code, stderr.splitlines()[-1]) == (0, "people has no failure that can be retried alone")
     code, stdout, _ = call("etl", "retry", "people", "--failure", 17, *HERE)
-    assert (code, "args.failures: the load has no open failure 17; `dataloader etl failures`" in stdout) == (
+    assert (code, "args.failures: the load has no unresolved failure 17; `dataloader etl failures`" in stdout) == (
         3,
         True,
     )

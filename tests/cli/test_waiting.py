@@ -48,10 +48,10 @@ async def test_a_wait_goes_on_when_the_database_is_back_and_says_so_and_ends_whe
             await waiting.wait_for_end(jobs, job_id, timeout_s=math.inf, on_change=lambda _job: None)
         said = str(gave_up.value)
         assert said.startswith("gave up after 0.01 minutes without an answer: ")
-        assert said.endswith(f"; ask for the job later by `dataloader status {job_id}`")
+        assert said.endswith(f"; read the job later with `dataloader status {job_id}`")
     assert [job.status for job in ended] == [Status.SUCCEEDED]
     away, back = told
-    assert away.endswith("; waiting for it for 10 minutes at most")
+    assert away.endswith("; waiting for up to 10 minutes")
     assert back == "it answers again"
 
 
@@ -66,5 +66,5 @@ async def test_a_job_that_was_added_is_not_asked_for_longer_than_one_waits():
 
         wait = get
 
-    with trio.fail_after(20), pytest.raises(StoreUnavailable, match="was added, but can't be asked for: gone"):
+    with trio.fail_after(20), pytest.raises(StoreUnavailable, match="was added, but can't be read: gone"):
         await waiting.wait_for_end(Away(), uuid7(), timeout_s=0.1, on_change=str)

@@ -279,7 +279,7 @@ async def test_an_error_that_breaks_the_event_loop_is_the_last_line_of_the_log(s
     assert await service.exit_code(within_s=30) == 1
     last = service.lines[-1]
     assert last["level"] == "critical"
-    assert last["event"].startswith("ended by an error that nobody expected")
+    assert last["event"].startswith("ended by an unexpected error")
     assert "LookupError: password=*** is unknown" in last["exception"]
     assert "no JSON" not in {line["level"] for line in service.lines}
 

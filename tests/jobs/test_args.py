@@ -139,11 +139,11 @@ EVERY = ArgsType(Everything)
         ('{"year":"x"}', 'args.year: must be an integer, not "x"'),
         ('{"year":1999.5}', "args.year: must be an integer, not 1999.5"),
         ("{}", "args.year: is missing"),
-        ('{"year":1,"yaer":2}', "args.yaer: is not known; Everything has year, kind, few, what, notes, when, key,"),
+        ('{"year":1,"yaer":2}', "args.yaer: is unknown; Everything has year, kind, few, what, notes, when, key,"),
         ('{"year":1,"kind":"half"}', 'args.kind: must be one of full, part, not "half"'),
         ('{"year":1,"few":6}', "args.few: must be an integer from 1 to 5, not 6"),
         ('{"year":1,"notes":[{"text":"","part":{"number":1}},{}]}', "args.notes[1].text: is missing"),
-        ('{"year":1,"notes":[{"text":"","part":{"_number":1}}]}', "args.notes[0].part._number: is not known"),
+        ('{"year":1,"notes":[{"text":"","part":{"_number":1}}]}', "args.notes[0].part._number: is unknown"),
         ('{"year":1,"notes":[{"text":"","part":{"number":-1}}]}', "args.notes[0].part: '_number' must be >= 0: -1"),
         ('{"year":1,"what":{"type":"Big","box":{"parts":[],"by_name":{"k":{"number":null}}}}}', "args.what.box.by"),
         ('{"year":1,"when":"now"}', "args.when: must be an instant with a time zone"),
@@ -195,7 +195,7 @@ def test_an_instance_that_json_would_change_is_not_enqueued():
         EVERY.encode(Older(1))
     with pytest.raises(BadRequest, match=r"^args\.weight: must be a number, not null"):
         ArgsType(Small).encode(Small("x", float("nan")))
-    with pytest.raises(BadRequest, match=r"^args: .*'c' is not known; Plain has a, b"):
+    with pytest.raises(BadRequest, match=r"^args: .*'c' is unknown; Plain has a, b"):
         ArgsType(Plain).encode({"a": 1, "c": 2})
 
 

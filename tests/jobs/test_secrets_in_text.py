@@ -286,7 +286,7 @@ HARMLESS = """
     DL_DB_DSN: is missing; the address of a database
     --token: is not allowed; a token has letters only
     password: must have 12 characters
-    This address needs a token: send `Authorization: Bearer …`.
+    This address needs an API token: send `Authorization: Bearer …`.
     WWW-Authenticate: Bearer realm="dataloader", error="invalid_token"
     token: … key: ...
     {'rate': 1.1, 'currency': 'USD', 'at': '2026-11-20'}

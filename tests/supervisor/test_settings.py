@@ -83,7 +83,7 @@ def test_a_broken_line_of_a_file_is_named_without_its_content(tmp_path: Path) ->
     (tmp_path / ".env").write_text("DL_PORT=1\n\nDL_DB_DSN='postgresql://u:s3cr3t@h/d\n")
     assert refusals({}, tmp_path) == [".env: line 3 must be NAME=value, with quotes that are closed"]
     (tmp_path / ".env").write_bytes(b"DL_INSTANCE=\xff\n")
-    assert refusals({}, tmp_path) == [".env: can't be read: it is no UTF-8 text"]
+    assert refusals({}, tmp_path) == [".env: can't be read: it is not UTF-8 text"]
 
 
 def test_a_directory_called_env_is_one_clear_line(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ BAD = [
         "DL_TOKENS",
         '[{"name":"ci","role":"operate","token":"replace-me-by-a-random-one"}]',
         (
-            "[0].token must be a random one, made by `openssl rand -hex 24`, and none that everybody knows, "
+            "[0].token must be a random one, made by `openssl rand -hex 24`, not the published example, "
             "not 'replace-me-by-a-random-one'"
         ),
     ),
@@ -278,7 +278,7 @@ def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_envi
     other = DSN.replace("db:", "test:")
     (line,) = refusals({"DL_DB_DSN": other}, tmp_path)
     assert line == (
-        "DL_LOCK_DSN: is of .env and DL_DB_DSN of environment, which goes before: they might lead to two databases; "
+        "DL_LOCK_DSN: is of .env and DL_DB_DSN of environment, which has precedence: they might lead to two databases; "
         "set both in the same place"
     )
     assert load_settings({"DL_DB_DSN": other, "DL_LOCK_DSN": other}, directory=tmp_path).lock_dsn == other
@@ -287,7 +287,7 @@ def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_envi
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "dataloader.example"])
 def test_another_than_a_loopback_address_needs_tokens(host: str, tmp_path: Path) -> None:
     (line,) = refusals({"DL_HOST": host}, tmp_path)
-    assert line.startswith("DL_HOST: must be a loopback address such as 127.0.0.1 where DL_TOKENS names nobody")
+    assert line.startswith("DL_HOST: must be a loopback address such as 127.0.0.1 unless DL_TOKENS is set")
     assert load_settings({"DL_HOST": host, "DL_TOKENS": TOKENS}, directory=tmp_path).host == host
 
 
@@ -329,8 +329,8 @@ def test_a_misspelt_variable_is_pointed_out_with_the_nearest_name(tmp_path: Path
     (tmp_path / ".env").write_text("DL_HEARTBEAT=5\nOTHER=1\n")
     env = {"DL_XYZZY_PLUGH": "1", "DL_TOKEN": "1", "DL_PIPELINE__RATE_MIN": "1", "DL_PORT": "1", "HOME": "/"}
     assert unknown_variables(env, directory=tmp_path) == [
-        "DL_HEARTBEAT (.env) is no setting and has no effect; did you mean DL_HEARTBEAT_SEC?",
-        "DL_XYZZY_PLUGH (environment) is no setting and has no effect",
+        "DL_HEARTBEAT (.env) is not a setting and has no effect; did you mean DL_HEARTBEAT_SEC?",
+        "DL_XYZZY_PLUGH (environment) is not a setting and has no effect",
     ]
 
 

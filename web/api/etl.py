@@ -73,13 +73,18 @@ class RunTimeline(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="`running`, then `succeeded`, `succeeded_with_failures`, `failed`, `canceled` or "
-            "`interrupted`; of a run that ended without a word of its own, the job's status."
+            "`interrupted`; if the run could not record one, its job's status."
         ),
     ]
     started_at: Annotated[Instant, about("When it began.")]
     finished_at: Annotated[Instant | None, about("When it ended.")]
-    reason: Annotated[str, Meta(description="What failed in it, and how much; of a flow its tasks say so.")] | None
-    counts: Annotated[dict[str, Any], about("What it has done: requests, rows and more, by name.")]
+    reason: (
+        Annotated[
+            str, Meta(description="The reason for its status: its failures and their number; for a flow see its tasks.")
+        ]
+        | None
+    )
+    counts: Annotated[dict[str, Any], about("Its counts: requests, rows and more, by name.")]
     tasks: Annotated[list[TaskRecord], about("Its tasks, in the order of their registration.")]
     next: Next
 

@@ -26,7 +26,7 @@ class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
     force: Annotated[
         bool,
-        Meta(description="Also a running job whose lease never ends and that nobody renews."),
+        Meta(description="Also a running job whose lease never ends and is not renewed."),
     ] = False
 
 
@@ -77,9 +77,7 @@ async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """
     job = await call.jobs.cancel(job_id)
     if job.status.is_final and job.status is not Status.CANCELED:
-        return Answer(
-            value=await status_of(call.services, job, f"the job had ended before: it is {job.status} and stays so")
-        )
+        return Answer(value=await status_of(call.services, job, f"the job had ended before: it stays {job.status}"))
     return Answer(value=await status_of(call.services, job))
 
 

@@ -43,7 +43,7 @@ QueueStateNow = Annotated[
     QueueState | None,
     Meta(
         description=(
-            "What keeps the job's queue from taking it. paused: an operator paused it. no_worker: no dataloader worker "
+            "Why the job's queue does not start it. paused: an operator paused it. no_worker: no dataloader worker "
             "serves it (another service may). full: all slots of its workers are taken. unknown_task, in the answer to "
             "a trigger: none of its workers knows the task. null: none of these is known, or the job does not wait."
         )

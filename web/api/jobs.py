@@ -55,18 +55,18 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     }  # fmt: skip
 
     job_id: Annotated[UUID, about("The job's id.")]
-    status: Annotated[Status, about("Where it stands.")]
-    attempt: Annotated[int, about("How often it was started, those not counted that were given back.")]
+    status: Annotated[Status, about("The job's status.")]
+    attempt: Annotated[int, about("The number of its attempts, without refunded ones.")]
     started_at: Annotated[Instant | None, about("When its last attempt began.")]
     finished_at: Annotated[Instant | None, about("When it ended for good.")]
-    heartbeat_at: Annotated[Instant | None, about("When its worker was heard of last.")]
-    error: Annotated[str | None, about("Why its last failed attempt failed.")]
-    progress: Annotated[Any, about("What the handler has shown of its work.")]
-    result: Annotated[Any, about("What the handler has returned.")]
-    cancel_requested: Annotated[bool, about("Whether somebody has asked it to stop.")]
+    heartbeat_at: Annotated[Instant | None, about("The time of its worker's last heartbeat.")]
+    error: Annotated[str | None, about("The error of its last failed attempt.")]
+    progress: Annotated[Any, about("The handler's last progress.")]
+    result: Annotated[Any, about("The handler's result.")]
+    cancel_requested: Annotated[bool, about("Whether a cancel has been requested.")]
     waits_for: Annotated[WaitsFor | None, about("What a queued job waits for; null if it is ready, or not queued.")]
     queue_state: QueueStateNow
-    available_at: Annotated[Instant, about("It does not start before.")]
+    available_at: Annotated[Instant, about("The job does not start before this instant.")]
     note: Annotated[str | UnsetType, about("Why a cancel changed nothing.")] = UNSET
 
     @classmethod
@@ -100,7 +100,7 @@ class EventsQuery(PageQuery, kw_only=True):
 class LogQuery(EventsQuery, kw_only=True):
     """A page of a job's log, oldest line first."""
 
-    level: Annotated[Level, Meta(description="Only what is as serious, or more.")] | None = None
+    level: Annotated[Level, Meta(description="Only lines of this level or above.")] | None = None
     load: Annotated[LoadName, Meta(description="Only lines about this load of a flow.")] | None = None
 
 

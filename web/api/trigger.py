@@ -54,10 +54,13 @@ class TriggerRequest(JobFields, kw_only=True):
     job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
     args: Annotated[dict[str, Any], described("Any JSON object, handed to the task.", {"year": 2026})] | None = None
     idempotency_key: (
-        Annotated[str, described("The same key again returns the first job.", "cbr-2026-11-20", **KEY)] | None
+        Annotated[
+            str, described("A repeated request with the same key returns the first job.", "cbr-2026-11-20", **KEY)
+        ]
+        | None
     ) = None
     partition_key: (
-        Annotated[str, described("What part of the data the job is about.", "2026", maxLength=MAX_KEY)] | None
+        Annotated[str, described("The part of the data that the job processes.", "2026", maxLength=MAX_KEY)] | None
     ) = None
     priority: Priority | None = None
     available_at: (
@@ -128,7 +131,7 @@ class Triggered(Struct, frozen=True):
     }
 
     job_id: Annotated[UUID, about("The job's id.")]
-    status: Annotated[Status, about("Where it stands.")]
+    status: Annotated[Status, about("The job's status.")]
     created: Annotated[bool, about("Whether this request made it.")]
     queue_state: QueueStateNow
     queue: QueueName
@@ -170,7 +173,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     key = _key_of_header(call.headers)
     if key is not None:
         if body.idempotency_key not in {None, key}:
-            raise BadRequest("idempotency_key", "must be equal to the header Idempotency-Key, or one of them left out")
+            raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; or leave out one of them")
         body = msgspec.structs.replace(body, idempotency_key=key)
     [job] = await _enqueue(call.jobs, [body])
     return Answer(

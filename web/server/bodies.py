@@ -94,7 +94,7 @@ class Body:
     def give_way(self) -> None:
         """Refuse it, because others need the room."""
         self._refusals.count(Refusal.BODIES)
-        self._refuse(too_busy("Too many long bodies come at the same time; send it again.", headers=_CLOSE))
+        self._refuse(too_busy("Too many long bodies arrive at the same time; send the request again.", headers=_CLOSE))
 
     async def read(self, limit: int) -> bytearray:
         """All of it, as soon as it has come. Raises `ProblemError`: 413 over `limit`, 408 if it is late, 503."""
@@ -107,7 +107,7 @@ class Body:
             await self._ended.wait()
         if waiting.cancelled_caught:
             self._refusals.count(Refusal.LATE_BODY)
-            detail = f"The body has not come within {BODY_S:g} s."
+            detail = f"The body did not arrive within {BODY_S:g} s."
             self._refuse(ProblemError(HTTPStatus.REQUEST_TIMEOUT, detail, headers=_CLOSE))
         if self._refused is not None:
             raise self._refused
@@ -123,7 +123,7 @@ class Body:
 
     def _refuse_as_long(self) -> None:
         self._refusals.count(Refusal.LONG_BODY)
-        detail = f"The body may have {self._limit:,} bytes here." if self._limit else "No body is taken here."
+        detail = f"The body must have at most {self._limit:,} bytes." if self._limit else "This address takes no body."
         self._refuse(ProblemError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, headers=_CLOSE))
 
     def _refuse(self, problem: ProblemError) -> None:

@@ -51,11 +51,11 @@ _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _RECEIVE: Final = 1 << 16
 _HEADER_ALONE: Final = {h11.CLIENT: h11.SEND_BODY, h11.SERVER: h11.SEND_RESPONSE}
 _DETAILS: Final = {
-    HTTPStatus.BAD_REQUEST: "This is no request of HTTP/1.1, or its body may end in two places.",
+    HTTPStatus.BAD_REQUEST: "This is not a valid HTTP/1.1 request, or the end of its body is ambiguous.",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
         f"The header of a request may have {HEADER_FIELDS} fields and {HEADER_BYTES:,} bytes."
     ),
-    HTTPStatus.NOT_IMPLEMENTED: "The only `Transfer-Encoding` that is taken is `chunked`.",
+    HTTPStatus.NOT_IMPLEMENTED: "The `Transfer-Encoding` must be `chunked`.",
 }
 
 

@@ -70,7 +70,7 @@ class Target:
                 raise ValueError(f"key: is missing; {name} of table {self.table} needs it")
         if self.history is not None and self.delete_missing is not None:
             raise ValueError(
-                "delete_missing: is not allowed with history; a key that is gone has its last version closed"
+                "delete_missing: can't be combined with history, which closes the last version of a missing key"
             )
 
 
@@ -136,7 +136,7 @@ class Load:
                 "no more in a window are found"
             )
         if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
-            raise ValueError(f"load {self.name}: reads: is not allowed with processes, which have no connection")
+            raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
         for function in self._functions() if self.processes else ():
             try:
                 pickle.dumps(function)

@@ -139,10 +139,10 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 def check_failures(asked: Sequence[int], kept: Kept) -> None:
     """Refuse the numbers of failures that can't be tried again. Raises `BadRequest`."""
     if unknown := [number for number in asked if number not in kept]:
-        told = f"the load has no open failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
+        told = f"the load has no unresolved failure {_listed(unknown)}; `dataloader etl failures` lists those it has"
         raise BadRequest("args.failures", told)
     if whole := [number for number in asked if not kept[number]]:
-        told = f"a whole segment failed ({_listed(whole)}), which can't be tried alone; run the load again"
+        told = f"a whole segment failed ({_listed(whole)}), which can't be retried alone; run the load again"
         raise BadRequest("args.failures", told)
 
 

@@ -148,7 +148,7 @@ class Part:
         columns = [name for name in self.table.recipe.encoder.columns if name in brought]
         if not self.staged and (not is_complete or target.delete_missing is None or window.start is None):
             if is_complete and (target.delete_missing is not None or target.history is not None):
-                log.warning("the source has no record at all: no row is taken for deleted", table=target.table)
+                log.warning("the source has no record at all: no row is marked as deleted", table=target.table)
             return []
         if target.history is not None:
             return [self._history_merge(target.history, columns, token, is_complete=is_complete)]

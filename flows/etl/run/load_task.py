@@ -36,7 +36,7 @@ async def run_load(load: Load, job: Job, cancel: CancellationToken | None = None
     except ValueError as error:
         return GiveUp(str(error))
     if asked.failures is not None and load.target.history is not None:
-        return GiveUp(f"failures of {load.name} can't be tried alone: its table keeps versions; use from and to")
+        return GiveUp(f"failures of {load.name} can't be retried alone: its table keeps versions; use from and to")
     run = EtlRun(job=job, name=load.name, cancel=cancel or CancellationToken())
     state = await run.begin("load", [("", load.name)])
     try:

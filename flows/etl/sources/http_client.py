@@ -144,7 +144,7 @@ class HttpConnection:
         has_end = is_framed or self.source.format.has_end or answer.status_code in NO_CONTENT
         if not has_end and not self.source.ends_with_connection:
             what = (
-                "the answer says no length and ends with its connection, so that a part of it may be missing; "
+                "the answer has no length and ends with its connection, so that a part of it may be missing; "
                 "ends_with_connection=True takes it for whole"
             )
             raise self.source.error(request, what, is_retryable=True)

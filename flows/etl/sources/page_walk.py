@@ -74,7 +74,7 @@ def check_circle(following: Request, request: Request, max_pages: int) -> Reques
     mark = _mark(request) if request.page.bit_count() == 1 else request.mark
     if _mark(following) in {mark, _mark(request)}:
         raise SourceError(
-            f"the walk goes in a circle: page {following.page} is asked for as an earlier one was", is_retryable=False
+            f"the walk goes in a circle: page {following.page} would repeat an earlier request", is_retryable=False
         )
     return attrs.evolve(following, mark=mark)
 

@@ -149,5 +149,5 @@ async def test_a_thread_that_was_left_behind_gets_no_connection(database, raw):
 
 
 def test_processes_read_nothing():
-    with pytest.raises(ValueError, match="load items: reads: is not allowed with processes"):
+    with pytest.raises(ValueError, match="load items: reads: can't be combined with processes"):
         items_load("http://localhost", processes=True, reads=True)

@@ -78,7 +78,7 @@ async def test_lines_that_end_with_the_connection_are_no_whole_answer_and_are_as
         outcome = await outcome_of(load_of(url, form))
         assert outcome.status == "failed"
         [failure] = outcome.result["failures"]
-        assert "says no length and ends with its connection" in failure["error"]
+        assert "has no length and ends with its connection" in failure["error"]
         assert len(asked) == 3
     assert await raw.fetchval("SELECT count(*) FROM item") == 0
     with ending_with_the_connection(whole) as (url, asked):

@@ -224,7 +224,7 @@ async def test_failures_are_kept_listed_and_solved(start, begin, store, transact
     await transactions.run(aio_commit_segment, commit)
     assert [one.key for one in await list_failures(store, load="rates")] == ["2", "4", "6", "7", "8"]
     assert list(await store.run(aio_open_failures, "rates", [first, second, third])) == [second]
-    # A whole segment that failed can't be tried alone.
+    # A whole segment that failed can't be retried alone.
     assert eighth not in await store.run(aio_next_failures, "rates", uuid4(), 0, 10)
 
 
