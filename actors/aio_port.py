@@ -1,4 +1,4 @@
-"""The way out of an asyncio handler's `AioJob`: what waits is done by the Trio port, in Trio tasks of the run's own.
+"""The port of an asyncio handler's `AioJob`: the Trio port does what waits, in Trio tasks of the run's own.
 
 A Trio task begins and ends an operation as a whole: a transaction is one, in which the block of the handler only takes
 part. The tasks are in a nursery of the run, inside of its scope, so they are stopped with it and have ended before it.
@@ -85,7 +85,7 @@ class AioRunPort:
         operation.result()
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
         return await self.run(self._port.after)
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:

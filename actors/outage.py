@@ -1,4 +1,4 @@
-"""The troubles of all parts with the database, told in one place: when they begin, once a minute, when they are over.
+"""Logs the outages of all parts in one place: when one begins, once a minute, and when it is over.
 
 A part that tries again and again reports under a name of its own: `failed` after a try that came to nothing, `worked`
 after one that did not, `left` when it has ended. Each try alone is a line at level debug: thirty seconds without a

@@ -60,7 +60,7 @@ def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: Stop
 
 
 def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
-    """What is said of a failure: with the traceback, unless the error is one of ours, which says all by itself."""
+    """The fields of a failure's log line: with the traceback, unless the error is one of ours, whose text suffices."""
     # The outcome mostly has the error's text already; its making takes long.
     text = (None if outcome is None else outcome.error) or ("" if error is None else error_text(error))
     said, _, trace = (text, "", "") if error is None else text.partition("\n\n")

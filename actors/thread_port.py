@@ -1,4 +1,4 @@
-"""The way out of a thread's `ThreadJob`: everything is done by the Trio port, in Trio's thread.
+"""The port of a thread's `ThreadJob`: the Trio port does everything, in Trio's thread.
 
 What takes time runs in the very task that waits for the handler's thread, inside of the run's scope: so it is stopped
 as an async handler would be, and the thread hears of that by `trio.Cancelled`.
@@ -55,7 +55,7 @@ class ThreadRunPort:
             from_thread.run(opened.__aexit__, None, None, None)
 
     def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
         return from_thread.run(self._port.after)
 
     def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:

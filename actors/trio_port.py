@@ -1,4 +1,4 @@
-"""The way out of a Trio handler's `Job`; the other flavours' ports end in this one."""
+"""The port of a Trio handler's `Job`; the other flavours' ports call this one."""
 
 from __future__ import annotations
 

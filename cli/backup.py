@@ -24,9 +24,9 @@ MIB = 2**20
 @data_dir_option
 @json_option
 def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
-    """Write all that the embedded database holds to FILE.
+    """Write the whole embedded database to FILE.
 
-    It is what the database holds at one moment; services go on meanwhile. FILE appears when it is whole.
+    FILE holds the database as of one moment; services go on meanwhile. FILE appears when it is complete.
     `dataloader restore FILE` reads it.
     """
     directory = _directory(data_dir)
@@ -50,9 +50,9 @@ def backup(*, file: Path, data_dir: Path | None, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def restore(*, file: Path, replace: bool, data_dir: Path | None, as_json: bool) -> None:
-    """Make the embedded database what it was at a backup.
+    """Restore the embedded database from a backup.
 
-    FILE is what `dataloader backup` wrote; all of it is read first. The data directory is made if it is missing. No
+    `dataloader backup` wrote FILE; all of it is read first. The data directory is created if it is missing. No
     process may use its database meanwhile.
     """
     directory = _directory(data_dir)

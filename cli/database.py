@@ -32,7 +32,7 @@ MIGRATION_WAIT_S: Final = 600.0
 @data_dir_option
 @json_option
 def migrate(*, sql: bool, data_dir: Path | None, as_json: bool) -> None:
-    """Bring the database's schema up to date. Safe while services run, and to repeat."""
+    """Migrate the database's schema. Safe while services run, and safe to repeat."""
     if sql:
         click.echo(migrations.render(), nl=False)
         return
@@ -57,10 +57,10 @@ async def _migrate(settings: Settings) -> list[str]:
 @data_dir_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[PSQL_ARGUMENT]...")
 def psql(*, data_dir: Path | None, arguments: tuple[str, ...]) -> int:
-    """Open a shell on the database.
+    """Open psql on the database.
 
-    What follows goes to psql, as in: dataloader psql -c 'select now()'. The password goes to psql by its
-    environment and is seen in no list of processes.
+    Further arguments are passed to psql, as in: dataloader psql -c 'select now()'. psql gets the password by its
+    environment, so that no list of processes shows it.
     """
     settings = load_settings(overrides={"data_dir": data_dir})
     if settings.db_dsn is not None:

@@ -109,7 +109,7 @@ class _Commands(Group):
 def cli() -> None:
     """Durable jobs and ETL from a queue in PostgreSQL, in one process.
 
-    Commands ask the database of DL_DB_DSN, the embedded one of the data directory, or a running service (--url).
+    Commands use the database of DL_DB_DSN, the embedded one of the data directory, or a running service (--url).
     """
 
 

@@ -21,14 +21,14 @@ from dataloader.store.etl.run_records import MAX_COUNTED, MAX_LOADS, FailureLine
 
 @click.group(cls=Group)
 def etl() -> None:
-    """Run loads and flows, and see what they have done."""
+    """Run loads and flows, and show their runs and failures."""
 
 
 @etl.command()
 @click.argument("load", required=False)
 @asks_queue
 def status(target: AskedQueue, *, load: str | None, as_json: bool) -> None:
-    """Show how far LOAD has come, or all loads."""
+    """Show the watermark and the last run of LOAD, or of all loads."""
     if load is not None:
         found = target.ask_loads(lambda loads: loads.load(load))
         if as_json:
@@ -101,7 +101,7 @@ def _fields(load: LoadRecord) -> dict[str, object]:
 def failures(
     target: AskedQueue, *, load: str | None, run_id: UUID | None, limit: int, after: int, as_json: bool
 ) -> None:
-    """List the unresolved failures of LOAD, or all of a run.
+    """List the unresolved failures of LOAD, or all failures of a run.
 
     `dataloader etl retry` retries them.
     """

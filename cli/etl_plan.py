@@ -54,7 +54,7 @@ def plan(
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what a run of LOAD would ask for, without asking.
+    """Show the requests that a run of LOAD would send, without sending them.
 
     The windows and their first requests, and how long the pauses alone will take. From the load's watermark in
     the database of DL_DB_DSN or the embedded one, if there is one, else as a first run. A bucket or a folder is listed.

@@ -114,7 +114,7 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
     """Run LOAD incrementally, or backfill from --from to --to.
 
     Adds a job to a queue of a running service, and waits for it; ^C ends the wait and not the job. With --tasks it runs
-    here, in this process, and ^C cancels it: what has come in is still written.
+    here, in this process, and ^C cancels it: records already received are still written.
     """
     return _start(how, "load", load, _args(windows, pipeline))
 
@@ -134,7 +134,7 @@ def run(how: _How, *, load: str, windows: Mapping[str, str], pipeline: Mapping[s
 def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[str, Any]) -> int:
     """Retry the unresolved failures of LOAD.
 
-    All of them, or single ones by --failure; else as `dataloader etl run`.
+    All of them, or single ones by --failure; otherwise like `dataloader etl run`.
     """
     return _start(how, "load", load, {"failures": list(numbers) or "all"} | _args({}, pipeline))
 
@@ -147,7 +147,7 @@ def retry(how: _How, *, load: str, numbers: tuple[int, ...], pipeline: Mapping[s
 def flow(how: _How, *, name: str, windows: Mapping[str, str], pipeline: Mapping[str, Any]) -> int:
     """Run the flow NAME.
 
-    Its loads run in order, layer after layer, as one run; else as `dataloader etl run`.
+    Its loads run in order, layer after layer, as one run; otherwise like `dataloader etl run`.
     """
     return _start(how, "flow", name, _args(windows, pipeline))
 

@@ -47,7 +47,7 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 def cancel(target: AskedQueue, **chosen: Any) -> int:
     """Cancel jobs by their ids, or with --all and a filter.
 
-    Queued ones end at once, running ones at their next checkpoint. Jobs that have ended are left as they are.
+    Queued jobs end at once, running jobs at their next checkpoint. Ended jobs stay as they are.
     """
     return _change(
         target,
@@ -62,7 +62,7 @@ def cancel(target: AskedQueue, **chosen: Any) -> int:
 def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -> int:
     """Queue failed, canceled or lost jobs again.
 
-    Either by their ids, or with --all and a filter. They have all their attempts again.
+    Either by their ids, or with --all and a filter. They start again from attempt 0.
     """
     if force and everything:
         raise click.UsageError("--force goes with JOB_IDs, not with --all")
@@ -75,9 +75,9 @@ def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -
 @click.command()
 @_changes_jobs
 def run_now(target: AskedQueue, **chosen: Any) -> int:
-    """Make queued jobs due that wait for their time.
+    """Make delayed jobs due now.
 
-    Either by their ids, or with --all and a filter. A job whose lock_key is held goes on waiting for that.
+    Either by their ids, or with --all and a filter. A job whose lock_key is held still waits for the key.
     """
     change = _Change(lambda jobs, job_id: jobs.run_now(job_id), lambda jobs, wanted: jobs.run_now(wanted), "run {} now")
     return _change(target, change, **chosen)
@@ -181,7 +181,7 @@ def _about(entry: AuditRecord) -> str:
 @click.option("--before", type=row_number, metavar="NUMBER", help="Only entries before this number.")
 @asks_queue
 def audit(target: AskedQueue, *, limit: int, before: int | None, as_json: bool) -> None:
-    """List what operators did, latest first."""
+    """List operators' actions, latest first."""
     entries = target.ask(lambda jobs: jobs.audit(limit=limit, after=before)).audit
     if as_json:
         print_json(entries)

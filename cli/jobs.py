@@ -93,7 +93,7 @@ timeout_option = click.option(
 @timeout_option
 @asks_queue
 def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, **request: Any) -> int:
-    """Add a job for TASK to QUEUE, or to the queue that the task has declared."""
+    """Add a job for TASK to QUEUE, or to the task's own queue."""
     _check_timeout(timeout_s, wait=wait)
     if request["task"] is None:
         request["queue"], request["task"] = None, request["queue"]
@@ -126,7 +126,7 @@ def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, 
 @timeout_option
 @asks_queue
 def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Show how a job stands."""
+    """Show a job's status, progress and result."""
     _check_timeout(timeout_s, wait=wait)
 
     async def question(jobs: Jobs) -> JobRecord:
@@ -204,9 +204,9 @@ def logs(
     after: str | None,
     as_json: bool,
 ) -> None:
-    """Read what a job has logged, oldest line first.
+    """Read a job's log lines, oldest first.
 
-    These are the lines of `job.log`, those that a load logs by itself, and where each attempt began and how it ended.
+    These are the lines of `job.log`, the lines of a load itself, and the begin and the end of each attempt.
     """
     if follow and (as_json or limit is not None):
         raise click.UsageError("--follow goes without --json and --limit")

@@ -77,7 +77,7 @@ def _slots(queues: Mapping[str, int]) -> str:
 @click.argument("queue")
 @asks_queue
 def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
-    """Let no process start jobs of QUEUE; running ones go on."""
+    """Pause QUEUE: no process starts its jobs; running jobs go on."""
 
     async def question(jobs: Jobs) -> list[str] | None:
         await jobs.pause(queue)
@@ -93,7 +93,7 @@ def pause(target: AskedQueue, *, queue: str, as_json: bool) -> None:
 @click.argument("queue")
 @asks_queue
 def resume(target: AskedQueue, *, queue: str, as_json: bool) -> None:
-    """End a pause of QUEUE."""
+    """Resume QUEUE: end its pause."""
     target.ask(lambda jobs: jobs.resume(queue))
     _say(queue, as_json=as_json, paused=False)
 
@@ -110,7 +110,7 @@ def _say(queue: str, *, as_json: bool, paused: bool) -> None:
 def workers(target: AskedQueue, *, as_json: bool) -> None:
     """List the processes that serve queues.
 
-    These are the processes that have been heard of in the last minute.
+    These are the processes that sent a heartbeat in the last minute.
     """
     found = target.ask(lambda jobs: jobs.workers())
     if as_json:

@@ -43,7 +43,7 @@ def serve(where: str | None, *, pipeline: dict[str, Any], **overrides: Any) -> i
 
     Without WORKERS_JSON it serves the queue "default" and those that its tasks name, ten jobs at once of each; with an
     empty list none. Without DL_DB_DSN it starts a PostgreSQL of its own in the data directory, or joins the one that
-    runs there. --pipeline-… override DL_PIPELINE__… for all loads that say nothing of their own.
+    runs there. --pipeline-… override DL_PIPELINE__… for all loads that do not set their own.
     SIGTERM or SIGINT drains it; a second one stops its jobs now.
     """
     tasks = None if where is None else load_tasks(where)
@@ -103,7 +103,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
 @json_option
 def tasks(*, where: str, as_json: bool) -> None:
-    """List the tasks of a module, and how each is run."""
+    """List the tasks of a module, with their options."""
     rows = [
         {
             "name": task.name,
@@ -147,9 +147,9 @@ def _described(retry: RetryPolicy) -> str:
 @data_dir_option
 @json_option
 def config(*, data_dir: Path | None, as_json: bool) -> None:
-    """Show every setting, its value and where that came from.
+    """Show every setting, its value and its origin.
 
-    Secrets are masked. Without DL_DB_DSN its value is the address of the embedded database, while that runs.
+    Secrets are masked. If DL_DB_DSN is not set, its value is the address of the embedded database while that runs.
     """
     overrides = {"data_dir": data_dir}
     rows = explain(overrides=overrides)

@@ -1,9 +1,9 @@
-"""What can be done with the queue: `Jobs`, the one object that programs, commands, handlers and HTTP views use.
+"""The operations on the queue: `Jobs`, the one object that programs, commands, handlers and HTTP views use.
 
 `store.queue.jobs.DatabaseJobs` does it over the database, `web.client.HttpJobs` through a running service; one suite of
-tests holds both to this. Errors are the same: `BadRequest` names a field that is not allowed, `JobNotFound` an id that
-no job has, `Conflict` a status that does not allow what was asked, `StoreUnavailable` says that no answer came (a write
-may have happened or not), `AccessDenied` that the address, the password or the token lets nobody in.
+tests runs on both. Both raise the same errors: `BadRequest` names an invalid field, `JobNotFound` an id that
+no job has, `Conflict` a status that does not allow the change, `StoreUnavailable` says that no answer came (a write
+may have happened or not), `AccessDenied` that the address, the password or the API token is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCH: Final = 1_000
 
 @attrs.frozen
 class Operator:
-    """Who acts, for the audit: the token's or the user's name, and the id of the request if there was one."""
+    """The operator in the audit: the API token's or the user's name, and the request's id if there is one."""
 
     name: str
     request_id: str | None = None
@@ -40,7 +40,7 @@ class Operator:
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """Something that is done to jobs. `force` belongs to `retry`, `priority` to `set_priority`."""
+    """A change of jobs. `force` belongs to `retry`, `priority` to `set_priority`."""
 
     action: Literal["cancel", "retry", "run_now", "set_priority"]
     force: bool = False
@@ -71,8 +71,8 @@ class Jobs(abc.ABC):
 
         Raises:
             BadRequest: a value is not allowed.
-            IdempotencyConflict: the idempotency key, or the job's id, stands for another request.
-            Draining: the process that was asked is shutting down.
+            IdempotencyConflict: the idempotency key, or the job's id, belongs to another request.
+            Draining: this process, or the service, is shutting down.
             StoreUnavailable: whether the job was added is unknown; the same request again, with the same
                 `idempotency_key` or `job_id`, adds it once.
         """
@@ -85,18 +85,18 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def get(self, job_id: UUID) -> JobRecord:
-        """The job as it stands. Raises `JobNotFound`, `BadRequest`."""
+        """Return the job. Raises `JobNotFound`, `BadRequest`."""
 
     @abc.abstractmethod
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
-        """A page of at most `limit` (1 to 1,000) jobs, newest first, behind `after`, the `next` of the page before.
+        """A page of at most `limit` (1 to 1,000) jobs, newest first, from `after`, the `next` of the page before.
 
         A page of jobs with megabytes of args or results has fewer. Raises `BadRequest`.
         """
 
     @abc.abstractmethod
     async def events(self, job_id: UUID, *, limit: int = 200, after: After = None) -> EventPage:
-        """The job's journal, oldest line first: at most `limit` (1 to 1,000) lines.
+        """Return the job's journal, oldest line first: at most `limit` (1 to 1,000) lines.
 
         They begin behind `after`, the `next` of the page before, or the `event_id` of any line of the job.
 
@@ -113,13 +113,13 @@ class Jobs(abc.ABC):
         level: Level | None = None,
         load: str | None = None,
     ) -> LogPage:
-        """What the job has logged, oldest line first: at most `limit` (1 to 1,000) lines.
+        """Return the job's log, oldest line first: at most `limit` (1 to 1,000) lines.
 
         Args:
             job_id: which job.
             limit: lines at most.
             after: the `next` of the page before, or the `event_id` of the last line that was seen.
-            level: leaves out lines that are less serious.
+            level: the lowest level; leaves out lines below it.
             load: leaves out lines about other loads of a flow.
 
         Raises `JobNotFound`, `BadRequest`.
@@ -127,12 +127,12 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def wait(self, job_id: UUID, *, on_change: Callable[[JobRecord], object] | None = None) -> JobRecord:
-        """The job, as soon as it has ended. The caller's cancel scope says how long to wait at most.
+        """Return the job as soon as it has ended. Limit the wait by a cancel scope of your own.
 
         Args:
             job_id: which job.
-            on_change: is called with the job as it stands when the wait begins, and with each change that is seen of
-                its status, attempt, progress, or of what it waits for; with its end, too.
+            on_change: called with the job when the wait begins, and with each change that is seen of
+                its status, attempt, progress or `waits_for`, its end included.
 
         Raises:
             JobNotFound: there is no such job, or no longer.
@@ -146,11 +146,11 @@ class Jobs(abc.ABC):
     async def cancel(self, which: JobFilter, *, limit: int | None = None) -> int: ...
 
     async def cancel(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
-        """Cancel a job, or all that a filter finds: at once if it is queued; if it runs, ask it to stop.
+        """Cancel a job, or all that match a filter: a queued job at once; a running job is asked to stop.
 
-        A job that has ended is left as it is. A filter without a criterion is refused. Of a filter, `limit` (1 to
-        10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. How many there
-        were comes back, jobs that were asked to stop before not counted again. Raises `JobNotFound`, `BadRequest`.
+        An ended job stays as it is. A filter without a criterion is refused. With a filter, `limit` (1 to
+        10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. Returns how many
+        there were, without jobs that were asked to stop before. Raises `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="cancel"), which, limit)
 
@@ -161,9 +161,9 @@ class Jobs(abc.ABC):
     async def retry(self, which: JobFilter, *, limit: int | None = None) -> int: ...
 
     async def retry(self, which: UUID | JobFilter, *, force: bool = False, limit: int | None = None) -> JobRecord | int:
-        """Queue a failed, canceled or lost job again, from attempt 0, or all such jobs that a filter finds.
+        """Queue a failed, canceled or lost job again, from attempt 0, or all such jobs that match a filter.
 
-        With `force` also one running job whose lease never ends and that nobody renews. `limit` as for `cancel`.
+        With `force` also one running job whose lease never ends and is not renewed. `limit` as for `cancel`.
         Raises `Conflict` for one job with another status, `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="retry", force=force), which, limit)
@@ -175,9 +175,9 @@ class Jobs(abc.ABC):
     async def run_now(self, which: JobFilter, *, limit: int | None = None) -> int: ...
 
     async def run_now(self, which: UUID | JobFilter, *, limit: int | None = None) -> JobRecord | int:
-        """Make a queued job due at once, or all that a filter finds which wait for their time.
+        """Make a delayed job due at once, or all delayed jobs that match a filter.
 
-        One whose lock_key is held goes on waiting for that. `limit` as for `cancel`. Raises `Conflict` for one job that
+        If its lock_key is held, it still waits for the key. `limit` as for `cancel`. Raises `Conflict` for one job that
         is not queued, `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="run_now"), which, limit)
@@ -191,20 +191,20 @@ class Jobs(abc.ABC):
     async def set_priority(
         self, which: UUID | JobFilter, priority: int, *, limit: int | None = None
     ) -> JobRecord | int:
-        """Give a queued job, or all queued jobs that a filter finds, another priority; the smallest runs first.
+        """Give a queued job, or all queued jobs that match a filter, another priority; the smallest runs first.
 
-        `limit` as for `cancel`; jobs that have the priority are not counted. Raises `Conflict` for one job that is not
+        `limit` as for `cancel`; jobs that already have it are not counted. Raises `Conflict` for one job that is not
         queued, `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="set_priority", priority=priority), which, limit)
 
     @abc.abstractmethod
     async def queues(self) -> list[QueueRecord]:
-        """Every queue that has jobs that have not ended, is served, or is paused, by name."""
+        """Return every queue that has jobs that have not ended, is served, or is paused, by name."""
 
     @abc.abstractmethod
     async def pause(self, queue: str) -> None:
-        """Let no process start jobs of the queue until it is resumed; what runs goes on. Raises `BadRequest`."""
+        """Pause a queue: no process starts its jobs; running jobs go on. Raises `BadRequest`."""
 
     @abc.abstractmethod
     async def resume(self, queue: str) -> None:
@@ -212,11 +212,11 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def workers(self) -> list[WorkerRecord]:
-        """The processes that have been heard of in the last minute, by name."""
+        """Return the processes that sent a heartbeat in the last minute, by name."""
 
     @abc.abstractmethod
     async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
-        """What operators did, latest first: at most `limit` (1 to 1,000) actions, from behind `after`.
+        """Return operators' actions, latest first: at most `limit` (1 to 1,000), from `after`.
 
         Raises `BadRequest`.
         """
@@ -236,11 +236,11 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def _change(self, change: Change, job_id: UUID) -> JobRecord:
-        """Do it to one job."""
+        """Change one job."""
 
     @abc.abstractmethod
     async def _change_many(self, change: Change, wanted: JobFilter, limit: int) -> int:
-        """Do it to at most `limit` jobs in one transaction; how many there were."""
+        """Change at most `limit` jobs in one transaction; return how many there were."""
 
 
 def check_id(job_id: UUID) -> None:

@@ -1,6 +1,6 @@
-"""Every error the product raises, in one place, so that a reader can catch what he means to catch.
+"""Every error that the product raises, in one place.
 
-Each class says who raises it and what to do about it. Errors are for what went wrong; outcomes that are not failures
+Each class says when it is raised and what to do about it. Errors are failures; outcomes that are not failures
 (`Retry`, `Snooze`, `GiveUp`) are values a handler returns and live in outcomes.py.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 
 class DataloaderError(Exception):
-    """The root: `except DataloaderError` catches all that is ours and nothing else."""
+    """The base class of all errors of the product."""
 
 
 class ConfigError(DataloaderError):
-    """A setting is wrong. The text has one line for each: the variable, its value and what is allowed. Exit code 2."""
+    """A setting is invalid. The text has a line for each: the variable, its value and what is allowed. Exit code 2."""
 
 
 class AddressError(DataloaderError, OSError):
-    """The HTTP server can't listen at the address of the settings: it is taken, or is none of this machine."""
+    """The HTTP server can't listen at the address of the settings: it is in use, or not this machine's."""
 
 
 class StoreError(DataloaderError):
-    """The database refused a statement in a way that trying again will not mend."""
+    """The database refused a statement, and would refuse it again."""
 
 
 class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that passes, not a defect
@@ -28,22 +28,22 @@ class StoreUnavailable(StoreError):  # noqa: N818 - a state of the world that pa
 
 
 class NotificationFlood(StoreError):  # noqa: N818 - a state of the world that passes, not a defect
-    """More notifications come than may be read beside heartbeats and claims. Polling finds what they told of."""
+    """Notifications arrive faster than they can be read beside heartbeats and claims. Polling finds the jobs."""
 
 
 class AccessDenied(StoreUnavailable):
-    """Nobody gets in by this address: no such database or role, a wrong password, a parameter or file that is wrong.
+    """The address does not let us connect: no such database or role, a wrong password, parameter or file.
 
-    The text names the setting. A process that runs waits for it as for a database that is away; none starts.
+    The text names the setting. A running process waits, as for an unavailable database; a new process does not start.
     """
 
 
 class Unstorable(StoreError):  # noqa: N818 - says what the value is
-    """A value can't be stored: it is out of range, too large, or no text for PostgreSQL. The value is at fault."""
+    """A value can't be stored: it is out of range, too large, or not a text that PostgreSQL accepts."""
 
 
 class SchemaError(StoreError):
-    """The tables are missing, too new, or belong to somebody else. The text says which, and what to run."""
+    """The tables are missing, too new, or belong to another role. The text says which, and what to run."""
 
 
 class TargetError(StoreError):
@@ -55,7 +55,7 @@ class EmbeddedDatabaseError(DataloaderError):
 
 
 class BadRequest(DataloaderError, ValueError):  # noqa: N818 - reads as what it is at the edge
-    """What the caller asks for can't be done as asked: the field, its value and what is allowed."""
+    """A request is invalid: the text names the field, its value and what is allowed."""
 
     def __init__(self, field: str, message: str) -> None:
         """`field` is the path of the bad field (`jobs[3].priority`), `message` what is allowed there."""
@@ -65,7 +65,7 @@ class BadRequest(DataloaderError, ValueError):  # noqa: N818 - reads as what it 
 
 
 class NotFound(DataloaderError, LookupError):  # noqa: N818
-    """Nothing has this id or name; the text says what was looked for. A 404, exit code 4."""
+    """Nothing has this id or name; the text names it. A 404, exit code 4."""
 
 
 class JobNotFound(NotFound):
@@ -83,7 +83,7 @@ class IdempotencyConflict(DataloaderError):  # noqa: N818
 
 
 class Conflict(DataloaderError):  # noqa: N818
-    """The job's status does not allow what was asked. The text says which does; read the job and decide again."""
+    """The job's status does not allow the change. The text says which status does; read the job and decide again."""
 
     def __init__(self, job_id: object, status: str, message: str) -> None:
         """`status` is the job's status now, `message` what is allowed."""
@@ -97,7 +97,7 @@ class Draining(DataloaderError):  # noqa: N818
 
 
 class LeaseLost(DataloaderError):  # noqa: N818
-    """The job is no longer this worker's: its lease ended or the row was changed by another. Its writes are void."""
+    """This worker has lost the job: its lease ended, or another process changed the row. Its writes are void."""
 
 
 class ActorGaveUp(DataloaderError):  # noqa: N818

@@ -1,7 +1,7 @@
-"""What a handler sees of its job: one job from three sides.
+"""The handles of a job: what a handler can read and do.
 
 `Job` is for Trio's async functions, `AioJob` for asyncio's, `ThreadJob` for plain functions, which run in a thread.
-Their names are the same; what waits is awaited in the first two. All they do goes through a port of their flavour,
+They have the same names; methods that wait are awaited in the first two. Each calls a port of its flavour,
 which the runner makes; so the domain needs no event loop, and `dataloader.testing` can hand a handler a real job.
 """
 
@@ -42,24 +42,24 @@ class Transaction(Protocol):
     result: object
 
     async def execute(self, sql: str, *args: object) -> str:
-        """Run one statement; the command's tag, `INSERT 0 3`, comes back."""
+        """Run one statement; return the command's tag, such as `INSERT 0 3`."""
 
     async def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments."""
 
     async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
-        """Run one query; its rows come back as dictionaries."""
+        """Run one query; return its rows as dictionaries."""
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; their number comes back."""
+        """COPY rows into `table` in binary form; return their number."""
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job as `Jobs.enqueue` does: it is there when the transaction's success is, or not at all."""
+        """Add a job as `Jobs.enqueue` does, in this transaction: its commit adds the job, a rollback does not."""
 
     async def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, all or none: they are there when the transaction's success is, or not at all."""
+        """Add jobs, all or none, in this transaction: its commit adds them, a rollback does not."""
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:
@@ -72,16 +72,16 @@ class ThreadTransaction(Protocol):
     result: object
 
     def execute(self, sql: str, *args: object) -> str:
-        """Run one statement; the command's tag, `INSERT 0 3`, comes back."""
+        """Run one statement; return the command's tag, such as `INSERT 0 3`."""
 
     def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments."""
 
     def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
-        """Run one query; its rows come back as dictionaries."""
+        """Run one query; return its rows as dictionaries."""
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; their number comes back."""
+        """COPY rows into `table` in binary form; return their number."""
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
@@ -112,10 +112,10 @@ class Port(Protocol):
         """Why the run was stopped, None while it goes on."""
 
     def keep(self, result: object) -> None:
-        """Make `result` the job's, unless the handler returns another."""
+        """Store `result` as the job's, unless the handler returns another."""
 
     def resource(self, kind: Callable[..., Any]) -> Any:
-        """The process's resource of this kind."""
+        """Return the process's resource of this kind."""
 
 
 class AsyncPort(Port, Protocol):
@@ -128,7 +128,7 @@ class AsyncPort(Port, Protocol):
         """A transaction that ends with the job's success."""
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
 
     async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
@@ -144,7 +144,7 @@ class ThreadPort(Port, Protocol):
         """A transaction that ends with the job's success."""
 
     def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after."""
+        """Return the outcomes of the jobs that this one runs after."""
 
     def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
@@ -160,15 +160,15 @@ class JobLog:
     _write: Callable[[str, str, Mapping[str, Any]], None]
 
     def info(self, message: str, **fields: object) -> None:
-        """What happened, for whoever looks at the job."""
+        """Log an event of the run."""
         self._write("info", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """What a reader should know but nobody need act on."""
+        """Log an event that a reader should know but need not act on."""
         self._write("warning", message, fields)
 
     def error(self, message: str, **fields: object) -> None:
-        """What went wrong while the job goes on."""
+        """Log an error while the job goes on."""
         self._write("error", message, fields)
 
 
@@ -185,7 +185,7 @@ class _Handle(Generic[A]):
     args: A
     """Its arguments: a dictionary, or what the task's `args=` names."""
     lock_key: str | None
-    """Of all jobs with this key one runs at a time; None for a job that nothing excludes."""
+    """Of all jobs with this key one runs at a time; None for a job without a key."""
     partition_key: str
     """A text that the requester gave; it excludes nothing."""
     attempt: int
@@ -217,15 +217,15 @@ class _Handle(Generic[A]):
         return JobLog(partial(self._facts.log, load=load))
 
     def progress_nowait(self, progress: Mapping[str, Any]) -> None:
-        """As `progress`, but no checkpoint: for the last words of a run that was stopped."""
+        """Like `progress`, but without a checkpoint: for the cleanup of a run that was stopped."""
         self._facts.progress(progress)
 
     def keep(self, result: object) -> None:
-        """Make `result` the job's, also if this run fails or is stopped; what the handler returns replaces it."""
+        """Store `result` as the job's, even if this run fails or is stopped; a returned value replaces it."""
         self._facts.keep(result)
 
     def resource(self, kind: Callable[..., T]) -> T:
-        """The process's resource of this kind.
+        """Return the process's resource of this kind.
 
         Args:
             kind: the class of what a `@tasks.resource` yields, or the decorated function itself.
@@ -248,7 +248,7 @@ class _AsyncHandle(_Handle[A]):
     _port: AsyncPort
 
     async def progress(self, progress: Mapping[str, Any]) -> None:
-        """Show `progress`, a JSON object, as the job's; written at most once a second, the last one always.
+        """Show `progress`, a JSON object, with the job; written at most once a second, the last one always.
 
         A checkpoint: it raises the flavour's cancellation if the job was stopped.
         """
@@ -263,27 +263,27 @@ class _AsyncHandle(_Handle[A]):
         """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
 
         When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
-        handler does later can change that. When it raises, nothing was written, and another may be opened.
+        handler does later can change that. When it raises, nothing is written, and another may be opened.
 
-        Raises `LeaseLost` at the end of the block if the job was no longer this worker's, and `RuntimeError` at its
+        Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its
         beginning while another one is open, or after one that has committed.
         """
         return self._port.transaction()
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after (`after=`), by their ids; read from the database at each call.
+        """Return the outcomes of the jobs that this one runs after (`after=`), by id; each call reads the database.
 
-        Raises `StoreUnavailable` when the database can't be read now, `LookupError` where there is none.
+        Raises `StoreUnavailable` when the database can't be read now, `LookupError` if there is no database.
         """
         return await self._port.after()
 
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job at once, whatever becomes of this one; `job.transaction()` has one for all or nothing.
+        """Add a job at once, even if this run fails later; to add it with the job's success use `job.transaction()`.
 
         Arguments and errors are those of `Jobs.enqueue`. A run that is repeated adds the job again, unless an
-        `idempotency_key` tells that it is the same.
+        `idempotency_key` shows that it is the same.
         """
         return await self._port.enqueue(task, args, options)
 
@@ -312,7 +312,7 @@ class ThreadJob(_Handle[A]):
     _port: ThreadPort
 
     def progress(self, progress: Mapping[str, Any]) -> None:
-        """Show `progress`, a JSON object, as the job's, and stop here if the job was stopped.
+        """Show `progress`, a JSON object, with the job, and stop here if the job was stopped.
 
         It is written at most once a second, the last one always.
         """
@@ -328,13 +328,13 @@ class ThreadJob(_Handle[A]):
         return self._port.transaction()
 
     def after(self) -> dict[UUID, AfterResult]:
-        """What the jobs came to that this one runs after, by their ids: see `Job`."""
+        """Return the outcomes of the jobs that this one runs after, by id: see `Job`."""
         return self._port.after()
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
-        """Add a job at once, whatever becomes of this one: see `Job`."""
+        """Add a job at once, even if this run fails later: see `Job`."""
         return self._port.enqueue(task, args, options)
 
 

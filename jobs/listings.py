@@ -35,10 +35,10 @@ LEVELS: Final[tuple[Level, ...]] = ("info", "warning", "error")
 
 @attrs.frozen(kw_only=True)
 class JobFilter:
-    """Which jobs are meant; what is None does not matter. `…_from` is included, `…_to` is not.
+    """A filter of jobs; a field that is None matches all. `…_from` is included, `…_to` is not.
 
-    `finished_…` is when a job ended: those that have not are not meant. `root` means that job and
-    all that belong to it.
+    `finished_…` is when a job ended: jobs that have not ended do not match. `root` matches that job and
+    all jobs of its group.
 
     Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
     """
@@ -114,7 +114,7 @@ class LogPage:
 
 @attrs.frozen
 class AuditRecord:
-    """What an operator did: `actor` did `action`, to one job (`job_id`) or to what `detail` names."""
+    """An operator's action: `actor` did `action`, to one job (`job_id`) or to those that `detail` names."""
 
     audit_id: Annotated[int, about("The action's number; later actions have larger ones.")]
     ts: Annotated[Instant, about("When it was done.")]
@@ -126,7 +126,7 @@ class AuditRecord:
 
 @attrs.frozen
 class AuditPage:
-    """A page of what operators did, latest first."""
+    """A page of operators' actions, latest first."""
 
     audit: Annotated[list[AuditRecord], about("The actions.")]
     next: Next
@@ -142,7 +142,7 @@ class QueuePage:
 
 @attrs.frozen
 class WorkerPage:
-    """A page of the processes that have been heard of in the last minute, by name."""
+    """A page of the processes that sent a heartbeat in the last minute, by name."""
 
     workers: Annotated[list[WorkerRecord], about("The processes.")]
     next: Next

@@ -159,7 +159,7 @@ class NewJob:
 
 @attrs.frozen
 class AfterResult:
-    """What a job came to that another one runs after: its status, and its result if it has succeeded with one.
+    """The outcome of a job that another one runs after: its status, and its result if it has succeeded with one.
 
     `status` is None for a job that was deleted before it had succeeded.
     """
@@ -169,7 +169,7 @@ class AfterResult:
 
 
 class JobOptions(TypedDict, total=False):
-    """What a request for a job may say besides its task and arguments; see `NewJob` for each."""
+    """The options of a request for a job, besides its task and arguments; see `NewJob` for each."""
 
     queue: str | None
     priority: int | None
@@ -189,7 +189,7 @@ class JobOptions(TypedDict, total=False):
 
 @attrs.frozen
 class Enqueued:
-    """The answer to a request: the job that stands for it, and whether this request made it.
+    """The answer to a request: its job, and whether this request added it.
 
     `queue` is the job's: the request's or the task's own. `queue_state`, what keeps that queue from taking a queued
     job, is filled in by a supervisor, the HTTP API and the command line; where `store.enqueue` alone has added the job
@@ -296,7 +296,7 @@ class JobEvent:
 
 @attrs.frozen
 class WorkerRecord:
-    """A process that has beaten lately: `claimed_by` of its jobs is `worker`.
+    """A process that sent a heartbeat lately: `claimed_by` of its jobs is `worker`.
 
     `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell.
     """

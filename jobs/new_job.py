@@ -14,8 +14,8 @@ from dataloader.jobs.tasks import Task
 def new_job(task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]) -> NewJob:
     """A request for a job of `task` with `args`: an instance of the task's own type, or a JSON object.
 
-    A task that has a type is asked whether the object fits; of a task given by its name nothing is known.
-    Raises `BadRequest`, which names the field that is not allowed.
+    A task with a type checks the object; for a task given by its name nothing is checked.
+    Raises `BadRequest`, which names the invalid field.
     """
     if isinstance(task, Task) and task.args is not None:
         return NewJob(task=task.name, args=task.args.encode({} if args is None else args), **options)

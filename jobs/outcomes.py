@@ -1,4 +1,4 @@
-"""How a run can end.
+"""The outcomes of a run.
 
 A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
 The runner turns what happened into one `Outcome`, which the recorder writes and the store fences by its token. Values
@@ -36,7 +36,7 @@ class Retry:
 
 @attrs.frozen
 class Snooze:
-    """Not yet: run again `for_s` seconds from now. Uses up no attempt (Q9)."""
+    """Run again `for_s` seconds from now, without using up an attempt (Q9)."""
 
     for_s: float = attrs.field(validator=_not_negative)
     reason: str = attrs.field(default="", converter=str)

@@ -28,7 +28,7 @@ class RetryPolicy:
     final: tuple[type[BaseException], ...] = attrs.field(default=(), converter=tuple)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what can't be meant."""
+        """Raise `ValueError` for invalid values."""
         for name, value, low, high in (
             ("base_s", self.base_s, 0, 31_622_400),
             ("factor", 1.0 if self.factor is None else self.factor, 1, 1_000),

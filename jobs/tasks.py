@@ -166,7 +166,7 @@ class Tasks(Mapping[str, Task[Any]]):
         lease_ttl_sec: int | None = None,
         asyncio: bool = False,
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
-        """Register the decorated function as `name`; a `Task` comes back, which can be called as the function can.
+        """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
         An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
         one with a `ThreadJob`, in a thread of its own. What the arguments mean is said at `Task`; `args` is a class: an
@@ -220,7 +220,7 @@ class Tasks(Mapping[str, Task[Any]]):
     def resource(
         self, function: Callable[[], AbstractAsyncContextManager[Any]] | None = None, /, *, asyncio: bool = False
     ) -> Any:
-        """Declare what a process opens once for its jobs, such as a pool of connections.
+        """Declare a resource, such as a pool of connections, which a process opens once for its jobs.
 
         The decorated function takes nothing and makes an async context manager (`@contextlib.asynccontextmanager`),
         Trio's, or with `asyncio=True` asyncio's. It is entered before the first job is claimed, after those declared
@@ -238,7 +238,7 @@ class Tasks(Mapping[str, Task[Any]]):
         return register if function is None else register(function)
 
     def around(self, function: W) -> W:
-        """Wrap every run by the decorated function, and give it back unchanged.
+        """Wrap every run in the decorated function, and return it unchanged.
 
         It is called with the job and makes a context manager (`@contextlib.contextmanager`), in which the handler runs,
         whatever its flavour is: in the same task or thread, with the same context variables. An error of the handler

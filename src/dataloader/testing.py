@@ -1,7 +1,7 @@
-"""For the tests of a module of tasks: run one without a server, make a database for a test, run all that is queued.
+"""Helpers for testing your tasks: run one without a server, make a database for a test, run all queued jobs.
 
 `run_task` is the first choice: it needs no database unless the handler opens `job.transaction()`. What runs is the very
-code that a worker runs, with the registry's resources and what wraps its runs; only the clockwork around it is left out
+code that a worker runs, with the registry's resources and wrappers; only the parts around it are left out
 (no heartbeats, no listener, no web). `dataloader.pytest` has fixtures.
 
     async def test_a_year_is_loaded():
@@ -117,9 +117,9 @@ async def run_task(
 
 
 async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
-    """Run every job that is ready in the database at `dsn`, one after the other, and what becomes ready by that.
+    """Run every job that is ready in the database at `dsn`, one after the other, and jobs that become ready by that.
 
-    What stays: jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
+    It leaves jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
     """
     runs: list[TaskRun] = []
     async with _open_worker(dsn, tasks) as worker:
@@ -139,7 +139,7 @@ async def _ready_queues(database: Database) -> list[str]:
 async def assert_enqueued(
     dsn: str, task: str | Task[Any], args: object = None, *, queue: str | None = None, times: int = 1
 ) -> list[JobRecord]:
-    """The jobs of `task` that have been added to the database at `dsn`, newest first, whatever became of them.
+    """Return the jobs of `task` that were added to the database at `dsn`, newest first, whatever their status.
 
     Args:
         dsn: a migrated database.
@@ -180,7 +180,7 @@ def _fields(task: str | Task[Any], args: object) -> dict[str, Any]:
 
 @contextmanager
 def temporary_database(tasks: Tasks | None = None) -> Iterator[str]:
-    """The DSN of a migrated database on a server of its own, which goes with the block; best in a session's fixture.
+    """Yield the DSN of a migrated database on a server of its own, which ends with the block; use a session fixture.
 
     It knows the queues, lock keys and other defaults of `tasks`, as if a process of theirs had been started. Takes a
     second or two, in which it blocks. Needs the extra `embedded`. The server trades durability for speed.

@@ -84,11 +84,11 @@ class JobTransaction:
         await self._run(self._connection.executemany, sql, rows)
 
     async def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
-        """Run one query; its rows come back as dictionaries."""
+        """Run one query; return its rows as dictionaries."""
         return [dict(record) for record in await self._run(self._connection.fetch, sql, *args)]
 
     async def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
-        """COPY rows into `table` in binary form; their number comes back."""
+        """COPY rows into `table` in binary form; return their number."""
         tag: str = await self._run(self._connection.copy_records_to_table, table, columns=columns, records=rows)
         return row_count(tag)
 

@@ -99,7 +99,7 @@ class Criteria(JobFields, kw_only=True):
     created_to: Instant | None = None
     finished_from: Instant | None = None
     finished_to: Instant | None = None
-    root: Annotated[UUID, Meta(description="That job and all that belong to it.")] | None = None
+    root: Annotated[UUID, Meta(description="That job and all jobs of its group.")] | None = None
 
     @classmethod
     def _try(cls, fields: dict[str, Any]) -> None:

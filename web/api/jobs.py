@@ -167,7 +167,7 @@ async def list_events(call: Call, job_id: UUID, query: EventsQuery) -> Answer:
     "GET", "/api/v1/jobs/<uuid:job_id>/logs", role=Role.READ, query=LogQuery, answers={200: LogPage}, pages=True
 )
 async def list_log(call: Call, job_id: UUID, query: LogQuery) -> Answer:
-    """Read what a job has logged, oldest line first. To follow it, send the last `event_id` as `after`.
+    """Read a job's log lines, oldest first. To follow it, send the last `event_id` as `after`.
 
     Where an attempt begins or ends is a line, too: its `kind` is not `log` but the journal's. A page that a filter
     leaves empty can have a `next`.

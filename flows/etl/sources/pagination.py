@@ -33,7 +33,7 @@ class Pages(Protocol):
         `secrets` are names of parameters that are added when a request is sent. A service may put them into its links
         again; they must not be kept.
 
-        Raises `SourceError`, not passing, if the answer does not say what it must, or the walk goes in a circle.
+        Raises `SourceError`, not retryable, if the answer lacks what the walk needs, or the walk goes in a circle.
         """
 
     def after_failure(self, request: Request) -> Request | None:
