@@ -96,7 +96,12 @@ class AioLoop:
             nursery.start_soon(pass_on)
             ended = await outcome.acapture(self.run, _aio_hold, make, opened, leave)
             nursery.cancel_scope.cancel()
-        ended.unwrap()
+        try:
+            ended.unwrap()
+        except asyncio.CancelledError as error:
+            # Nobody here asked for it (that would be trio.Cancelled): it has cancelled itself.
+            message = f"asyncio.CancelledError: {error}"
+            raise RuntimeError(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import outcome
 import trio
 
 from dataloader.actors.aio_loop import AioLoop, serve_aio_loop
+from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import ConfigError, Draining
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.logger import get_logger
@@ -130,10 +131,17 @@ class _Held:
         except Exception as error:
             if not self._scope.shield:
                 raise
-            event = "a resource could not be closed" if self._closing.is_set() else "a resource has failed"
-            log.error(event, resource=self._resource.name, error=_said(error))  # noqa: TRY400 - the user's
+            self._tell(error)
+        except SystemExit as error:  # it is one of the user's parts that wants to end, not the process
+            if not self._scope.shield:
+                raise RuntimeError(_said(error)) from error
+            self._tell(error)
         finally:
             self._closed.set()
+
+    def _tell(self, error: BaseException) -> None:
+        event = "a resource could not be closed" if self._closing.is_set() else "a resource has failed"
+        log.error(event, resource=self._resource.name, error=_said(error))
 
     async def close(self) -> None:
         """Close it within the deadline, or cancel it then."""
@@ -146,4 +154,5 @@ class _Held:
 
 
 def _said(error: BaseException) -> str:
+    error = only_error(error)
     return mask_text(f"{type(error).__name__}: {error}")

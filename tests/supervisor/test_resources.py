@@ -127,6 +127,57 @@ async def test_one_that_fails_to_close_is_told_and_the_others_close(is_asyncio):
     assert "OSError: already gone" in line["error"]
 
 
+@pytest.mark.parametrize(
+    ("is_asyncio", "raised"),
+    [(False, SystemExit(3)), (True, SystemExit(3)), (True, asyncio.CancelledError("its own"))],
+)
+async def test_one_that_leaves_or_is_cancelled_ends_nothing_else(is_asyncio, raised):
+    for opening in (False, True):
+        tasks, told = tasks_with_resources()
+
+        @tasks.resource(asyncio=is_asyncio)
+        @asynccontextmanager
+        async def leaving(opening=opening):
+            if opening:
+                raise raised
+            yield 1
+            raise raised
+
+        with capture_logs() as lines:
+            if opening:
+                with pytest.raises(ConfigError, match=r"leaving: could not be opened: .*(SystemExit: 3|its own)"):
+                    await run_task(tasks, "trio")
+            else:
+                assert (await run_task(tasks, "trio")).status == "succeeded"
+        assert told[-2:] == CLOSED
+        assert [line["event"] for line in lines] == [] if opening else ["a resource could not be closed"]
+
+
+async def test_one_that_fails_in_its_nursery_is_told_of_by_the_cause():
+    tasks, failed = Tasks(), trio.Event()
+
+    @tasks.resource
+    @asynccontextmanager
+    async def failing():
+        async def fail():
+            try:
+                raise OSError("no route")
+            finally:
+                failed.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            yield 1
+
+    @tasks.task("it")
+    async def it(job: Job) -> None:
+        await failed.wait()
+
+    with capture_logs() as lines:
+        assert (await run_task(tasks, "it")).status == "succeeded"
+    assert [line["error"] for line in lines] == ["OSError: no route"]
+
+
 @pytest.mark.parametrize("is_asyncio", [False, True])
 async def test_one_that_hangs_is_given_up_when_it_opens_and_cancelled_when_it_closes(
     autojump_clock, monkeypatch, is_asyncio
