@@ -36,6 +36,7 @@ class Run:
     claimed_at: float
     scope: trio.CancelScope = attrs.field(init=False)
     _stop_reason: StopReason | None = attrs.field(default=None, init=False)
+    _deadline_reason: StopReason = attrs.field(init=False)
     stopped_at: float = math.inf
     overdue_since: float = math.inf
     committed: bool = False
@@ -89,8 +90,11 @@ class Run:
         self._move_deadline()
 
     def stopped_by(self) -> StopReason:
-        """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed."""
-        return self._stop_reason or self._note(self.lease.body_ends(committed=self.committed)[1])
+        """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed.
+
+        That is the one that was set last: a commit that waits has none of its own, and moves it only when it is over.
+        """
+        return self._stop_reason or self._note(self._deadline_reason)
 
     def _note(self, reason: StopReason) -> StopReason:
         """The one who sets the reason: the first one counts, but for a lost lease."""
@@ -100,7 +104,8 @@ class Run:
 
     def open_scope(self) -> None:
         """A new scope that has its deadline; to move one is some ten times as dear."""
-        self.scope = trio.CancelScope(deadline=self.lease.body_ends(committed=self.committed)[0])
+        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
+        self.scope = trio.CancelScope(deadline=deadline)
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat that was sent at `sent_at` has renewed the lease."""
@@ -113,7 +118,7 @@ class Run:
         self._move_deadline()
 
     def _move_deadline(self) -> None:
-        self.scope.deadline, _ = self.lease.body_ends(committed=self.committed)
+        self.scope.deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
         if self.commit is not None:
             self.commit.deadline = self.lease.commit_ends()
 
