@@ -122,7 +122,7 @@ async def open_aio_loop() -> AsyncIterator[AioLoop]:
             try:
                 result: T = await super().submit(function, *args)
             finally:
-                await trio.lowlevel.checkpoint_if_cancelled()
+                await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC102 - to be cut off is its purpose
             return result
 
     async with trio_asyncio.open_loop() as loop:
