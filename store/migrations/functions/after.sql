@@ -9,13 +9,14 @@
 -- Looks at up to p_limit jobs that wait for others and makes those ready, or cancels those, whose predecessors have all ended.
 -- Rows that somebody has locked are passed over. The plans are pinned as the claim's, whatever the statistics say: with
 -- BETWEEN for = no other index than that of jobs that wait has the order by `waits_on`.
+-- A table that somebody has locked is given up soon: the stager has others to make ready, which wait for no job.
 --   judged   jobs that were made ready, canceled, or wait for another one now
 --   more     others are left, more than p_limit or locked at the moment
 CREATE OR REPLACE FUNCTION {schema}.dl_ready_after(p_limit int, OUT judged int, OUT more boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
-SET enable_sort = off SET jit = off
+SET enable_sort = off SET jit = off SET lock_timeout = '1s'
 AS $$
 DECLARE
   c_unchosen CONSTANT uuid := '00000000-0000-0000-0000-000000000000';

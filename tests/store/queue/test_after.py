@@ -11,7 +11,7 @@ from databases import raw_connection
 from foreign import BACK_OFF, CLAIM, FINISH
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.errors import BadRequest, Conflict, IdempotencyConflict
+from dataloader.jobs.errors import BadRequest, Conflict, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import MAX_AFTER, NewJob
@@ -325,6 +325,20 @@ async def test_a_row_that_somebody_has_locked_holds_up_no_other_and_is_looked_at
     await end(first)
     await judge()
     assert await stands(last) is None
+
+
+async def test_a_table_of_edges_that_is_locked_is_given_up_soon_for_the_sake_of_the_jobs_that_wait_for_none(
+    database, store, add, judge, stands
+):
+    """The stager makes those ready that wait for their time as well."""
+    last = await add(after=[await add()])
+    async with raw_connection(database.dsn) as psql:
+        await psql.execute("BEGIN; LOCK TABLE dl_job_after IN ACCESS EXCLUSIVE MODE")
+        with trio.fail_after(5), pytest.raises(StoreUnavailable):
+            await ready_after(store)
+        await psql.execute("ROLLBACK")
+    await judge()
+    assert await stands(last) == "after"
 
 
 # Retry.
