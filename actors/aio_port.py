@@ -78,7 +78,7 @@ class AioRunPort:
         except BaseException:
             failed = True
             left.set()
-            await operation.wait()
+            await operation.wait()  # noqa: ASYNC102 - Trio's side has the deadlines of a commit and a rollback
             raise
         left.set()
         await operation.wait()
@@ -148,7 +148,7 @@ class _Operation(Generic[T]):
         while not any(future.done() for future in waited_for):
             try:
                 await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError as error:
+            except asyncio.CancelledError as error:  # noqa: ASYNC103 - raised below, once the operation has ended
                 cancelled, waited_for = error, {self._ended}
                 self._scope.cancel()
         if cancelled is not None:

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 import attrs
-from trio import from_thread
+import trio
 
 from dataloader.actors.trio_port import TrioPort
 from dataloader.jobs.job import A, ThreadTransaction, Transaction
@@ -31,36 +31,36 @@ class ThreadRunPort:
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Keep the newest progress."""
-        from_thread.run_sync(self._port.progress, progress)
+        trio.from_thread.run_sync(self._port.progress, progress)
 
     def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
         """Keep a line."""
-        from_thread.run_sync(self._port.log, level, message, fields, load)
+        trio.from_thread.run_sync(self._port.log, level, message, fields, load)
 
     def checkpoint(self) -> None:
         """Raise `trio.Cancelled` if the run was stopped."""
-        from_thread.check_cancelled()
+        trio.from_thread.check_cancelled()
 
     @contextmanager
     def transaction(self) -> Iterator[ThreadTransaction]:
         """See `dataloader.jobs.job.Job.transaction`."""
         opened = self._port.transaction()
-        transaction = _Transaction(from_thread.run(opened.__aenter__))
+        transaction = _Transaction(trio.from_thread.run(opened.__aenter__))
         try:
             yield transaction
-        except BaseException as error:
-            if not from_thread.run(opened.__aexit__, type(error), error, error.__traceback__):
+        except BaseException as error:  # noqa: ASYNC103 - the transaction's own end says whether it is swallowed: never
+            if not trio.from_thread.run(opened.__aexit__, type(error), error, error.__traceback__):
                 raise
         else:
-            from_thread.run(opened.__aexit__, None, None, None)
+            trio.from_thread.run(opened.__aexit__, None, None, None)
 
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
-        return from_thread.run(self._port.after)
+        return trio.from_thread.run(self._port.after)
 
     def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
-        return from_thread.run(self._port.enqueue, task, args, options)
+        return trio.from_thread.run(self._port.enqueue, task, args, options)
 
     def deadline(self) -> float:
         """The deadline of the run's scope."""
@@ -68,11 +68,11 @@ class ThreadRunPort:
 
     def stopped_by(self) -> StopReason | None:
         """Why the run was stopped."""
-        return from_thread.run_sync(self._port.stopped_by)
+        return trio.from_thread.run_sync(self._port.stopped_by)
 
     def keep(self, result: object) -> None:
         """Keep a result for whatever outcome comes."""
-        from_thread.run_sync(self._port.keep, result)
+        trio.from_thread.run_sync(self._port.keep, result)
 
     def resource(self, kind: object) -> Any:
         """What the process has for all."""
@@ -96,29 +96,29 @@ class _Transaction:
 
     def execute(self, sql: str, *args: object) -> str:
         """Run one statement."""
-        return from_thread.run(partial(self._transaction.execute, sql, *args))
+        return trio.from_thread.run(partial(self._transaction.execute, sql, *args))
 
     def executemany(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run one statement for each row of arguments."""
-        from_thread.run(self._transaction.executemany, sql, rows)
+        trio.from_thread.run(self._transaction.executemany, sql, rows)
 
     def fetch(self, sql: str, *args: object) -> list[dict[str, Any]]:
         """Run one query."""
-        return from_thread.run(partial(self._transaction.fetch, sql, *args))
+        return trio.from_thread.run(partial(self._transaction.fetch, sql, *args))
 
     def copy(self, table: str, columns: list[str], rows: list[tuple[object, ...]]) -> int:
         """COPY rows into `table`."""
-        return from_thread.run(self._transaction.copy, table, columns, rows)
+        return trio.from_thread.run(self._transaction.copy, table, columns, rows)
 
     def enqueue(
         self, task: str | Task[A], args: A | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
         """Add a job."""
-        return from_thread.run(partial(self._transaction.enqueue, task, args, **options))
+        return trio.from_thread.run(partial(self._transaction.enqueue, task, args, **options))
 
     def enqueue_many(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Add jobs, all or none."""
-        return from_thread.run(self._transaction.enqueue_many, jobs)
+        return trio.from_thread.run(self._transaction.enqueue_many, jobs)
 
     @property
     def enqueued(self) -> tuple[UUID, ...]:

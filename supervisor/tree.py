@@ -100,7 +100,7 @@ async def _work_with_resources(
             await _work(parts, keep, cutting, task_status)
             await _leave(parts)
     except (Draining, ConfigError) as error:
-        await _leave(parts)
+        await _leave(parts)  # noqa: ASYNC120 - nobody cancels the root of the tree
         if isinstance(error, ConfigError):
             raise
         task_status.started()

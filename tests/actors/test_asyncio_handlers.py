@@ -221,8 +221,8 @@ async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_i
         try:
             await asyncio.sleep(3_600)
         finally:
-            asyncio.create_task(begun_by_the_end())  # noqa: RUF006 - the run's, as all are
-            await release.wait()
+            asyncio.create_task(begun_by_the_end())  # noqa: ASYNC300, RUF006 - the run's, as all are
+            await release.wait()  # noqa: ASYNC102 - stubborn
             ended.append("stubborn")
 
     async def begun_by_the_end():
@@ -277,7 +277,7 @@ async def test_an_error_or_an_exit_in_one_of_its_tasks_ends_nothing_else(open_wo
 
         asyncio.get_running_loop().call_soon(fail)
         with pytest.raises(RuntimeError, match=r"sys.exit\(3\)"):
-            await asyncio.create_task(leave())
+            await asyncio.create_task(leave())  # noqa: ASYNC300 - awaited
         forgotten = asyncio.create_task(leave())
         await asyncio.sleep(0.01)
         del forgotten
@@ -301,7 +301,7 @@ async def test_a_handler_that_swallows_its_cancellation_hears_of_it_at_each_chec
             try:
                 await asyncio.sleep(3_600 if not heard else 0)
                 await job.checkpoint()
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # noqa: ASYNC103 - swallowed, that is the point
                 heard.append(job.stopped_by)
 
     assert (await run_task(tasks, "it")).status == "succeeded"

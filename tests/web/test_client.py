@@ -89,10 +89,12 @@ async def test_a_name_that_can_be_no_hosts_gives_no_answer():
 
 
 def test_the_database_is_not_asked_from_asyncio():
-    with pytest.raises(ConfigError, match="from Trio alone"):
-        # Not asyncio.run: where trio-asyncio was imported before, that runs on Trio.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            runner.run(_open({"dsn": DSN}))
+    # Not asyncio.run: where trio-asyncio was imported before, that runs on Trio.
+    with (
+        asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+        pytest.raises(ConfigError, match="from Trio alone"),
+    ):
+        runner.run(_open({"dsn": DSN}))
 
 
 async def _open(arguments):
