@@ -7,7 +7,9 @@
 -- Why it is linear: `waits_on` goes down the list of a job's predecessors, over those that have ended, each of them once.
 
 -- Looks at up to p_limit jobs that wait for others and makes those ready, or cancels those, whose predecessors have all ended.
--- Rows that somebody has locked are passed over. The plans are pinned as the claim's, whatever the statistics say: with
+-- Rows that somebody has locked are passed over. It begins with few and goes on with twice as many, for about a second: where each
+-- runs after thousands, to judge all of them would take longer than a statement may, again and again, and nobody would get on.
+-- The plans are pinned as the claim's, whatever the statistics say: with
 -- BETWEEN for = no other index than that of jobs that wait has the order by `waits_on`.
 -- A table that somebody has locked is given up soon: the stager has others to make ready, which wait for no job.
 --   judged   jobs that were made ready, canceled, or wait for another one now
@@ -29,6 +31,9 @@ DECLARE
   v_errors text[];
   v_failed jsonb[];
   v_now int;
+  v_picked int;
+  v_batch int := least(p_limit, 20);
+  v_until timestamptz := clock_timestamp() + interval '1 s';
 BEGIN
   judged := 0;
   LOOP
@@ -46,10 +51,10 @@ BEGIN
         SELECT j.job_id, j.waits_on FROM {schema}.dl_jobs j
         WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN looked.id AND looked.id
         ORDER BY j.waits_on, j.created_at, j.job_id
-        LIMIT p_limit
+        LIMIT v_batch
         FOR NO KEY UPDATE SKIP LOCKED
       ) AS j
-      LIMIT p_limit
+      LIMIT v_batch
     ) AS w
     LEFT JOIN LATERAL (
       SELECT a.after_id FROM {schema}.dl_job_after a
@@ -61,6 +66,7 @@ BEGIN
       ORDER BY a.after_id DESC LIMIT 1
     ) AS n ON true;
     EXIT WHEN v_jobs IS NULL AND v_ended = '{}';
+    v_picked := coalesce(cardinality(v_jobs), 0);
 
     -- Those who have come to the end of their list are judged by the whole of it: a predecessor may have been revived since.
     WITH whole AS MATERIALIZED (
@@ -143,7 +149,8 @@ BEGIN
              WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN u.id AND u.id
              ORDER BY j.waits_on, j.created_at, j.job_id LIMIT 1) IS NULL));
     judged := judged + v_now;
-    EXIT WHEN v_now = 0 OR judged >= p_limit;
+    EXIT WHEN (v_now = 0 AND (v_picked < v_batch OR v_batch = p_limit)) OR judged >= p_limit OR clock_timestamp() > v_until;
+    v_batch := least(2 * v_batch, p_limit);
   END LOOP;
   more := (
     SELECT e.job_id FROM {schema}.dl_jobs e

@@ -720,6 +720,20 @@ async def test_retention_keeps_what_others_wait_for(store, raw, add, judge, end)
 # As much work as there are jobs and edges.
 
 
+async def test_jobs_that_take_long_to_judge_are_left_for_the_next_look(store, raw, add):
+    first = await add()
+    for _ in range(25):
+        await add(after=[first])
+    await raw.execute(
+        "CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN PERFORM pg_sleep(0.06); RETURN NEW; END $$;"
+        "CREATE TRIGGER take_long BEFORE UPDATE ON dl_jobs FOR EACH ROW"
+        " WHEN (OLD.waits_for = 'after') EXECUTE FUNCTION take_long()"
+    )
+    looks = [await ready_after(store), await ready_after(store)]
+    assert [(look.jobs, look.more) for look in looks] == [(20, True), (5, False)]
+
+
 @pytest.mark.parametrize("number", [1_200])
 async def test_a_failure_ends_a_long_chain_in_batches(store, raw, add, end, monkeypatch, number):
     jobs = [a_job()]
