@@ -13,7 +13,7 @@ from uuid import UUID
 
 import attrs
 
-from dataloader.jobs.pauses import Pauses
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.store.queue.lock_session import Claim
 
 MAX_CLAIM: Final = 64

@@ -23,8 +23,8 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.pauses import jittered
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.lock_session import Claim, LockSession

@@ -23,12 +23,12 @@ import trio
 
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
-from dataloader.actors.to_record import Ended, Shown, ToRecord
+from dataloader.actors.recorder_messages import Ended, Shown, ToRecord
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome
-from dataloader.jobs.pauses import Pauses
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session

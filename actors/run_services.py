@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import trio
 
-from dataloader.actors.to_record import ToRecord
+from dataloader.actors.recorder_messages import ToRecord
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.queue.enqueuer import Enqueuer

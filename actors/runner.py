@@ -13,9 +13,9 @@ import trio
 from dataloader.actors.failure_text import MAX_SUMMARY, error_text
 from dataloader.actors.handler_call import call_handler
 from dataloader.actors.job_runs import Run
+from dataloader.actors.recorder_messages import Ended
 from dataloader.actors.run_outcome import outcome_of
 from dataloader.actors.run_services import RunServices
-from dataloader.actors.to_record import Ended
 from dataloader.jobs.errors import DataloaderError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome, StopReason

@@ -11,8 +11,8 @@ from uuid import UUID
 import trio
 
 from dataloader.actors.job_runs import Run
+from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
-from dataloader.actors.to_record import Shown
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level

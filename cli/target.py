@@ -53,7 +53,7 @@ class AskedQueue:
     def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
         """Open the queue, run `question` with it, close it."""
         if self.url is not None:
-            from dataloader.web.client import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+            from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
             return run_trio(_ask_service, open_http_jobs(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
@@ -70,7 +70,7 @@ class AskedQueue:
 @asynccontextmanager
 async def open_jobs_of(settings: Settings) -> AsyncIterator[Jobs]:
     """The queue of the settings' database, for the length of a block. What is done to it is signed by the account."""
-    from dataloader.supervisor.database_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.supervisor.listening_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
 
     options, operator = command_options(settings), Operator(account())
     async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:

@@ -1,6 +1,6 @@
 """What a task's `args=` says: JSON becomes an instance of the user's class before the body runs, and JSON again.
 
-What can't come back from JSON as it went is refused when the task is declared (mirrors.py), or when an instance is
+What can't come back from JSON as it went is refused when the task is declared (args_mirrors.py), or when an instance is
 enqueued: it is decoded again, and must be equal. Where JSON does not fit, `BadRequest` names the path and the value.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeVar, get_args, get_origin, is_typedd
 
 import msgspec
 
+from dataloader.jobs.args_mirrors import COLLECTIONS, Misfit, Reading, is_shape
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.fault_texts import in_our_words, parts_of
-from dataloader.jobs.mirrors import COLLECTIONS, Misfit, Reading, is_shape
 from dataloader.jobs.secrets.secret_names import names_a_secret
 from dataloader.jobs.text import read_json
 

@@ -18,7 +18,7 @@ import trio
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.job_runs import Runs
-from dataloader.actors.keeper import Keeper
+from dataloader.actors.lock_session_keeper import Keeper
 from dataloader.actors.recorder import Recorder
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason

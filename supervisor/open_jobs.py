@@ -48,7 +48,7 @@ def open_jobs(
     if url is not None:
         if operator is not None:
             raise ConfigError("operator: goes with dsn; through a service the token says who acts")
-        from dataloader.web.client import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+        from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
         return open_http_jobs(url, token)
     if token is not None:
@@ -58,7 +58,7 @@ def open_jobs(
 
 @asynccontextmanager
 async def _open_database_jobs(settings: Settings, operator: Operator) -> AsyncIterator[Jobs]:
-    from dataloader.supervisor.database_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.supervisor.listening_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
 
     if not trio.lowlevel.in_trio_task():
         raise ConfigError("dsn: the database is asked from Trio alone; on asyncio use open_jobs(url=…), or dl_enqueue")

@@ -22,16 +22,16 @@ import trio
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.keeper import Keeper
 from dataloader.actors.listener import Listener
+from dataloader.actors.lock_session_keeper import Keeper
 from dataloader.actors.outage import Outage
 from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
+from dataloader.actors.recorder_messages import ToRecord
 from dataloader.actors.releaser import Releaser
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.stager import Stager
-from dataloader.actors.to_record import ToRecord
 from dataloader.flows.libraries import libraries_of
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
@@ -42,8 +42,8 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
-from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.leases import aio_rehearse
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.queue_states import ServedQueues

@@ -16,8 +16,8 @@ import trio
 
 from dataloader.jobs.error_groups import first_error
 from dataloader.jobs.errors import ActorGaveUp, EmbeddedDatabaseError, StoreUnavailable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.pauses import Pauses
 
 log = get_logger(__name__)
 

@@ -21,7 +21,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
-from dataloader.store.queue.jobs import DatabaseJobs
+from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.settings import Settings

@@ -27,8 +27,8 @@ from typing import Final
 import trio
 
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, StoreError, StoreUnavailable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.pauses import Pauses
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.queue.task_rows import aio_declare

@@ -17,7 +17,7 @@ import trio
 from dataloader.jobs.measures import Measure
 from dataloader.jobs.model import about
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.jobs import DatabaseJobs
+from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies

@@ -26,8 +26,8 @@ import trio
 from dataloader.actors import runner
 from dataloader.actors.job_runs import Run
 from dataloader.actors.lease import Lease
+from dataloader.actors.recorder_messages import Ended, ToRecord
 from dataloader.actors.run_services import RunServices
-from dataloader.actors.to_record import Ended, ToRecord
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.libraries import libraries_of
 from dataloader.jobs.errors import ConfigError

@@ -12,7 +12,7 @@ from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import Recorder, open_channel
-from dataloader.actors.to_record import Ended, Shown
+from dataloader.actors.recorder_messages import Ended, Shown
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7

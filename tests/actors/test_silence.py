@@ -12,7 +12,7 @@ from proxy import open_proxy
 
 from dataloader import Tasks
 from dataloader.actors.job_runs import Runs
-from dataloader.actors.keeper import Keeper
+from dataloader.actors.lock_session_keeper import Keeper
 from dataloader.actors.outage import Outage
 
 LOCK = "BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE"

@@ -16,7 +16,7 @@ from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import DatabaseOptions
-from dataloader.supervisor.database_jobs import open_database_jobs
+from dataloader.supervisor.listening_jobs import open_database_jobs
 
 
 @pytest.mark.requirement("Q12")

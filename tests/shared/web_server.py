@@ -15,8 +15,8 @@ import trio
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
-from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.web.app import App, create_app

@@ -10,11 +10,11 @@ import trio
 
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import StoreError, StoreUnavailable
+from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.pauses import Pauses
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
+from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
-from dataloader.store.queue.jobs import DatabaseJobs
 from dataloader.store.queue.notifications import OF_WAITING, JobChanged, Notification, open_listener
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
