@@ -153,8 +153,18 @@ async def test_outcomes_wait_for_a_database_that_is_away_for_a_moment(open_worke
 
 
 @pytest.mark.requirement("Q15")
-@pytest.mark.parametrize("part", ["reaper.Reaper", "stager.Stager", "keeper.Keeper", "heartbeat.Heartbeat"])
-async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(open_worker, monkeypatch, part, row_of):
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("reaper", "reaper.Reaper"),
+        ("stager", "stager.Stager"),
+        ("keeper", "lock_session_keeper.Keeper"),
+        ("heartbeat", "heartbeat.Heartbeat"),
+    ],
+)
+async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(
+    open_worker, monkeypatch, name, part, row_of
+):
     async def broken(*_args, **_kwargs):
         raise LookupError("a bug")
 
@@ -167,7 +177,6 @@ async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(op
     async def wait(job):
         await trio.sleep_forever()
 
-    name = part.partition(".")[0]
     with (  # noqa: PT012
         capture_logs(),
         trio.fail_after(60),

@@ -70,7 +70,7 @@ def test_arguments_come_from_the_command_line_a_file_or_standard_input(on_databa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--args", "[1]"), "no JSON object"),
+        (("--args", "[1]"), "not a JSON object"),
         (("--args", "@none.json"), "none.json"),
         (("--args", '{"a": "\\u0000"}'), "args: "),
         (("--priority", "-1"), "priority: must be an integer from 0 to 2,147,483,647, not -1"),

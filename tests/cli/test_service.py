@@ -250,5 +250,5 @@ def test_config_shows_each_setting_where_it_came_from_and_no_secret(dataloader, 
 def test_config_warns_of_a_variable_that_nothing_reads(dataloader):
     result = dataloader("config", DL_PROT="8080", DL_TOKEN="x")
     assert result.returncode == 0
-    assert "DL_PROT (environment) is no setting" in result.stderr
+    assert "DL_PROT (environment) is not a setting" in result.stderr
     assert "DL_TOKEN " not in result.stderr
