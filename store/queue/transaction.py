@@ -10,6 +10,7 @@ begin: then the connection is ended, and the fence decides what a commit that wa
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
 RESOLVE_TRIES: Final = 5
+COMMIT_S: Final = 2.0
+"""How long who is cancelled waits for the answer to a COMMIT."""
 ABANDON_S: Final = 0.25
 """What the end of a connection may take when the lease ends: it fits into the margin before that, the shortest too."""
 
@@ -115,7 +118,7 @@ class Transactions:
         """Run an operation in a transaction of its own, for what takes longer than the store's other operations may.
 
         Raises `StoreUnavailable` when the database could not be asked, or its answer was lost: it may be committed
-        then.
+        then. Raises `Cancelled` before its COMMIT is sent, and no more when that is answered within `COMMIT_S`.
         """
         async with self._limiter:
             return await self._database.crossing.run(
@@ -159,7 +162,7 @@ class Transactions:
         connection = await self._aio_begin()
         try:
             result = await operation(connection)
-            await _aio_commit(connection)
+            await _aio_commit_whole(connection)
         except BaseException:
             # With a word to the server: a statement that goes on there keeps its locks.
             await aio_close(connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
@@ -278,6 +281,19 @@ async def _aio_commit(connection: Any) -> None:
     # What is deferred until now are constraints and triggers of users' tables.
     with told_of_users(connection):
         await connection.execute("COMMIT")
+
+
+async def _aio_commit_whole(connection: Any) -> None:
+    """Commit. Who is cancelled meanwhile waits for the answer: a COMMIT that is on its way can't be called back."""
+    commit = asyncio.ensure_future(_aio_commit(connection))
+    try:
+        await asyncio.shield(commit)
+    except asyncio.CancelledError:
+        await asyncio.wait({commit}, timeout=COMMIT_S)  # noqa: ASYNC102 - asyncio's, and it has its own bound
+        if not commit.done():
+            commit.cancel()
+            raise
+        commit.result()
 
 
 async def _aio_committed(connection: Any, outcome: Outcome) -> bool:

@@ -83,7 +83,7 @@ class EtlRun:
             status = self.status = _worst(statuses) if is_over else self.status_of_stop()
             summary = self.summary()
             self.job.keep(summary)
-            if self.job.stopped_by not in LOST:
+            if not self.is_lost:
                 with trio.move_on_after(CLEAN_UP_S, shield=True):
                     await self.transactions.run(aio_end_run, self.claimed.job_id, self.claimed.token, status, summary)
 
@@ -102,7 +102,7 @@ class EtlRun:
             yield end
         finally:
             end.status = end.status or self.status_of_stop()
-            if self.job.stopped_by not in LOST:
+            if not self.is_lost:
                 with trio.move_on_after(CLEAN_UP_S, shield=True):
                     await self._note(name, end.status, end.summary)
 
@@ -115,6 +115,11 @@ class EtlRun:
                 return "canceled"
             case _:
                 return "interrupted"
+
+    @property
+    def is_lost(self) -> bool:
+        """Nothing of it may be written any more: the job is another worker's, or soon will be."""
+        return self.job.stopped_by in LOST
 
     def drain_s(self, most_s: float) -> float:
         """For how many seconds what has come in may be written now that the job was stopped."""

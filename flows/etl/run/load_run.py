@@ -129,6 +129,7 @@ class _Loading:
             transactions=run.transactions,
             cancel=run.cancel,
             drain_s=partial(run.drain_s, config.drain_timeout),
+            is_lost=lambda: run.is_lost,
             in_processes=self.load.processes,
         )
 

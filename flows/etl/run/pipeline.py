@@ -31,7 +31,8 @@ PipelineEnd = Literal["through", "failed", "canceled"]
 class Pipeline:
     """One run of a load.
 
-    `drain_s` tells, when the job was stopped, for how many seconds what has come in may still be written.
+    `drain_s` tells, when the job was stopped, for how many seconds what has come in may still be written; `is_lost`,
+    that nothing may.
     """
 
     shared: PipelineState
@@ -40,6 +41,7 @@ class Pipeline:
     transactions: Transactions
     cancel: CancellationToken
     drain_s: Callable[[], float]
+    is_lost: Callable[[], bool]
     in_processes: bool
     _end: PipelineEnd = attrs.field(init=False, default="through")
     _all: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
@@ -57,19 +59,24 @@ class Pipeline:
         shared.progress.too_many = self._give_up
         parsers = Parsers(shared, self.database, self.in_processes)
         writer = Writer(shared, self.transactions)
-        with self._all:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._process_and_write, parsers, writer)
-                try:
-                    async with shared.to_workers:
-                        with self.cancel.scope() as scope:
-                            await Fetcher(shared, self.sender).run(segments)
-                        if scope.cancelled_caught:
-                            self._stop_soon(shared.config.drain_timeout)
-                    await self._is_written.wait()
-                except trio.Cancelled:
-                    self._stop_soon(self.drain_s())
-                    raise
+        try:
+            with self._all:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._process_and_write, parsers, writer)
+                    try:
+                        async with shared.to_workers:
+                            with self.cancel.scope() as scope:
+                                await Fetcher(shared, self.sender).run(segments)
+                            if scope.cancelled_caught:
+                                self._stop_soon(shared.config.drain_timeout)
+                        await self._is_written.wait()
+                    except trio.Cancelled:
+                        self._stop_soon(self.drain_s())
+                        raise
+        finally:
+            # Now that nobody is left who counts any, whatever has ended them.
+            if not self.is_lost():
+                await writer.save_failures()
         return self._end
 
     async def _process_and_write(self, parsers: Parsers, writer: Writer) -> None:
@@ -78,8 +85,6 @@ class Pipeline:
                 nursery.start_soon(writer.run)
                 async with self.shared.to_writer:
                     await parsers.run()
-        if self._end == "failed":
-            await writer.save_failures()
         self._is_written.set()
 
     def _stop_soon(self, seconds: float) -> None:

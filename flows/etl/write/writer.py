@@ -21,7 +21,7 @@ from dataloader.flows.etl.sources.source import Request
 from dataloader.flows.etl.write.segment_end import SegmentOrder
 from dataloader.jobs.errors import LeaseLost, StoreError, StoreUnavailable, Unstorable
 from dataloader.store.etl.refused_rows import RefusedSearch
-from dataloader.store.etl.run_journal import Failure, SegmentCommit, aio_commit_segment, aio_note_failures
+from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl.staging import Lines, aio_stage
 from dataloader.store.queue.transaction import Transactions
 
@@ -84,7 +84,6 @@ class Writer:
             await self._save_if_many()
         await self._flush_all()
         await self._commit_rest()
-        await self.save_failures()
 
     async def _add(self, rows: Rows) -> None:
         size, left = self.shared.config.batch_size, rows.number
@@ -217,26 +216,24 @@ class Writer:
         segment, began = part.segment, trio.current_time()
         part.kept_at = began
         part.count_sent()
-        failures = self.shared.progress.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
             task=self.shared.load,
             segment=None,
             merges=part.merges(self.shared.token, is_complete=False),
-            failures=failures,
+            failures=self.shared.progress.take_unsaved(),
             counts=part.counts,
             details_of=segment.name,
             details=part.completed.take(),
         )
         try:
-            counts = await self.transactions.run(aio_commit_segment, commit)
+            counts = await self._committed(commit)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError:
             # They stay staged, and what is wrong is told of when the segment ends.
             part.keeps_details = False
-            self.shared.progress.put_back(failures)
         else:
             self._note(part, counts)
         finally:
@@ -276,7 +273,6 @@ class Writer:
             merges = []
             told = {"segment": segment.name, "rows": part.staged, "why": end.left_out}
             self.shared.log.warning("a segment is left out", phase="writing", **told)
-        failures = self.shared.progress.take_unsaved()
         commit = SegmentCommit(
             run_id=self.shared.run_id,
             token=self.shared.token,
@@ -286,19 +282,19 @@ class Writer:
             resolves=segment.retries if segment.is_retry else None,
             again_until=self.shared.last_failure,
             window=segment.span,
-            failures=failures,
+            failures=self.shared.progress.take_unsaved(),
             counts=end.counts,
             details_of=segment.name if part.table.detail is not None else None,
             details=part.completed.take() if part.keeps_details else (),
             watermark=end.watermark,
         )
         try:
-            counts = await self.transactions.run(aio_commit_segment, commit)
+            counts = await self._committed(commit)
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError as error:
             self._order.refused(part)
-            self._tell_of_refusal(part, error, failures)
+            self._tell_of_refusal(part, error)
         else:
             self._note(part, counts)
             self.shared.log.info("committed", phase="writing", segment=segment.name, table=part.table.name, **counts)
@@ -309,13 +305,20 @@ class Writer:
         if end.ends_segment:
             self.shared.progress.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
-    def _tell_of_refusal(self, part: Part, error: StoreError, failures: list[Failure]) -> None:
-        """A segment was refused and is rolled back, and with it the record of `failures`."""
+    async def _committed(self, commit: SegmentCommit) -> Mapping[str, int]:
+        """Commit; the counts come back. Failures are left to be saved if they are not on record by it."""
+        try:
+            return await self.transactions.run(aio_commit_segment, commit)
+        except BaseException:
+            self.shared.progress.put_back(commit.failures)
+            raise
+
+    def _tell_of_refusal(self, part: Part, error: StoreError) -> None:
+        """A segment was refused and is rolled back."""
         segment = part.segment
         self.shared.log.warning(
             "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
         )
-        self.shared.progress.put_back(failures)
         refused = self.shared.failure(part, "segment", segment.name, str(error))
         # The failures that were tried again are open still, with what is needed to try them once more.
         self.shared.progress.failed(refused, is_on_record=segment.is_retry)
@@ -325,7 +328,7 @@ class Writer:
             await self.save_failures()
 
     async def save_failures(self) -> None:
-        """Put what has failed since the last segment's end on record, also of a run that has been given up."""
+        """Put what has failed since the last segment's end on record, also of a run that was stopped."""
         failures = self.shared.progress.take_unsaved()
         if failures:
             with trio.move_on_after(CLEAN_UP_S, shield=True):

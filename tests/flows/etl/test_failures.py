@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import attrs
 import pytest
+import trio
+from conditions import until
+from databases import raw_connection
 from etl_tasks import BEARS_ALL, detailed_load, item, items_load
 
 from dataloader import Tasks
-from dataloader.flows.etl import Csv, Detail, Files, Load, Request, Target, add_loads
+from dataloader.flows.etl import (
+    CancellationToken,
+    Csv,
+    Detail,
+    Files,
+    Load,
+    Request,
+    Target,
+    add_loads,
+    run_load,
+)
 from dataloader.flows.etl.run import load_run
 from dataloader.flows.etl.run.load_progress import PhaseTimes
 from dataloader.flows.etl.write import writer
@@ -353,6 +367,39 @@ async def test_ten_requests_that_fail_in_a_row_are_gone_on_after_and_eleven_end_
         assert len(items.service.requests) == 11
         assert await raw.fetchval("SELECT status FROM dl_etl_runs") == "failed"
         assert await raw.fetchval("SELECT status FROM dl_etl_tasks") == "failed"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_failures_whose_commit_is_broken_off_by_the_run_s_end_are_on_record(
+    items, outcome_of, failures, database, raw, soon, monkeypatch, is_cancelled
+):
+    monkeypatch.setattr(writer, "CLEAN_UP_S", 60)
+    if is_cancelled:
+        items.service.misbehave("from=2026-01-03", times=None, delay_s=3_600)
+    items.service.misbehave(times=None, status=404)
+    tasks, token, outcomes = Tasks(), CancellationToken(), []
+    load = items_load(items.service.url, pipeline=BEARS_ALL | {"drain_timeout": 0.01})
+    tasks.task(load.name)(partial(run_load, load, cancel=token))
+    waiting = (
+        "SELECT array_agg(DISTINCT pid) FROM pg_locks WHERE NOT granted AND relation = 'dl_etl_failures'::regclass"
+    )
+
+    async def run():
+        outcomes.append(await outcome_of(tasks, to="2026-01-15"))
+
+    async with raw_connection(database.dsn) as locking, trio.open_nursery() as nursery:
+        await locking.execute("BEGIN; LOCK TABLE dl_etl_failures IN EXCLUSIVE MODE")
+        nursery.start_soon(run)
+        [first] = await until(lambda: raw.fetchval(waiting))
+        if is_cancelled:
+            await until(lambda: trio.to_thread.run_sync(items.asked), lambda asked: "2026-01-03" in asked)
+            token.cancel()
+        # The commit of the first day, with its failure, is ended by the eleventh, or when the time to write is over.
+        await until(lambda: raw.fetchval(waiting), lambda pids: pids and first not in pids)
+        await locking.execute("COMMIT")
+    [outcome] = outcomes
+    assert outcome.status == ("canceled" if is_cancelled else "failed")
+    assert len(await failures()) == outcome.result["counts"]["requests_failed"] == (2 if is_cancelled else 11)
 
 
 async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
+from conditions import until
 from proxy import open_proxy
 from queue_workers import LossyConnection
 
@@ -60,6 +62,37 @@ async def test_connections_that_the_network_has_forgotten_meanwhile_are_replaced
             await transactions.run(_add, 4)
         transactions.close()
     assert await raw.fetchval(ROWS) == 5
+
+
+@pytest.mark.requirement("E3")
+async def test_what_is_cancelled_while_its_commit_is_on_its_way_has_its_result(transactions, raw, monkeypatch):
+    monkeypatch.setattr(module, "COMMIT_S", 60)
+    await raw.execute(
+        "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END';"
+        " CREATE CONSTRAINT TRIGGER late AFTER INSERT ON target DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION late()"
+    )
+    await raw.execute("SELECT pg_advisory_lock(4711)")
+    is_waited_for = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    tags = []
+
+    async def add(scope):
+        with scope:
+            tags.append(await transactions.run(_insert, 1))
+
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+        nursery.start_soon(add, scope)
+        await until(lambda: raw.fetchval(is_waited_for))
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await raw.execute("SELECT pg_advisory_unlock(4711)")
+    assert (tags, await raw.fetchval(ROWS)) == (["INSERT 0 1"], 1)
+
+
+async def _insert(connection, n):
+    return await connection.execute("INSERT INTO target VALUES ($1)", n)
 
 
 async def _add(connection, n):
