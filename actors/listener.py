@@ -43,11 +43,12 @@ MAX_REST_S: Final = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class Listener:
-    """Listens for this process: `queues` by name, the stager's and the heartbeat's flags, the runs, those who wait."""
+    """Listens for this process: `queues` by name, the stager's flags, the heartbeat's, the runs, those who wait."""
 
     database: Database
     queues: Mapping[str, Wake]
     stager: Wake
+    added: Wake
     heartbeat: Wake
     runs: Runs
     outage: Outage
@@ -89,7 +90,7 @@ class Listener:
             self.connected = False
 
     def _wake_all(self) -> None:
-        for wake in (*self.queues.values(), self.stager, self.heartbeat):
+        for wake in (*self.queues.values(), self.added, self.stager, self.heartbeat):
             wake.set()
         self.waits.all_changed()
 
@@ -99,7 +100,11 @@ class Listener:
                 wake = self.queues.get(queue)
                 if wake is not None:
                     wake.set()
-            case JobDue() | JobToJudge():
+            case JobDue():
+                self.stager.set()
+            case JobToJudge(ended):
+                if not ended:
+                    self.added.set()
                 self.stager.set()
             case CancelRequested(token):
                 self.runs.cancel(token)

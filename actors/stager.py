@@ -1,9 +1,10 @@
 """Makes waiting jobs ready: their time has come, their key is free, their task is known, what they run after has ended.
 
 Sleeps until the next job falls due, and is told by notification of an earlier one, and of an end that others wait for.
-Every backoff period it sweeps the parked keys, which is the net below the wake-ups of those who hold them. When more
-has fallen due than one batch it rests between batches, as a share of the time they take, so that claims and outcomes go
-on.
+At such an end it looks only at those who wait for it; at jobs that were added and run after others when it is told of
+one, when nothing has woken it, and at each sweep. Every backoff period it sweeps the parked keys, which is the net
+below the wake-ups of those who hold them. When more has fallen due than one batch it rests between batches, as a share
+of the time they take, so that claims and outcomes go on.
 """
 
 from __future__ import annotations
@@ -43,20 +44,28 @@ class Stager:
     sweep_s: float
     poll_s: float
     wake: Wake = attrs.field(factory=Wake)
+    added: Wake = attrs.field(factory=Wake)
+    """Set before `wake` when a job was added that runs after others."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stage until cancelled."""
         task_status.started()
         sweep_at = trio.current_time()
+        added = True
         while True:
             try:
                 if trio.current_time() >= sweep_at:
                     sweep_at = trio.current_time() + self.sweep_s
                     await ready_known(self.database, self.queues, list(self.tasks))
                     await ready_free(self.database)
+                    added = True
+                if self.added.is_set:
+                    self.added.lower()
+                    added = True
                 began = trio.current_time()
                 staged = await ready_due(self.database)
-                judged = await ready_after(self.database)
+                judged = await ready_after(self.database, added=added)
+                added = added and judged.more
                 self.outage.worked("stager")
             except StoreError as error:
                 self.outage.failed("stager", error)
@@ -72,4 +81,5 @@ class Stager:
                 pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)
             if judged.more:
                 pause_s = min(pause_s, LOCKED_S)
-            await self.wake.wait(max(pause_s, 0.001))
+            if not await self.wake.wait(max(pause_s, 0.001)):
+                added = True

@@ -294,6 +294,7 @@ def _make(
         database=database,
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
         stager=stager.wake,
+        added=stager.added,
         heartbeat=heartbeat.wake,
         runs=runs,
         outage=outage,

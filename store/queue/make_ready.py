@@ -85,13 +85,17 @@ class Judged:
     more: bool
 
 
-async def ready_after(database: Database) -> Judged:
-    """Make jobs ready, or cancel them, whose predecessors have all ended; at most a batch."""
-    return await database.write(_aio_ready_after)
+async def ready_after(database: Database, *, added: bool = True) -> Judged:
+    """Make jobs ready, or cancel them, whose predecessors have all ended; at most a batch.
+
+    With `added` also jobs that were added since (or queued again): a look at those costs more, until a vacuum, the more
+    were added together.
+    """
+    return await database.write(_aio_ready_after, JUDGED, added)
 
 
-async def _aio_ready_after(connection: Any) -> Judged:
-    record = await connection.fetchrow("SELECT judged, more FROM dl_ready_after($1)", JUDGED)
+async def _aio_ready_after(connection: Any, *limit_and_added: object) -> Judged:
+    record = await connection.fetchrow("SELECT judged, more FROM dl_judge_after($1, $2)", *limit_and_added)
     return Judged(record["judged"], record["more"])
 
 

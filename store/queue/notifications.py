@@ -51,7 +51,9 @@ class JobChanged:
 
 @attrs.frozen
 class JobToJudge:
-    """A job that runs after others is to be looked at: it was added, or one that it waits for has ended."""
+    """A job that runs after others is to be looked at: one that it waits for has `ended`, or else it was added."""
+
+    ended: bool
 
 
 Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged
@@ -63,7 +65,7 @@ FLOOD_S: Final = 0.5
 _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_jobs": QueueReady,
     "dl_due": lambda payload: JobDue(float(payload)),
-    "dl_after": lambda _payload: JobToJudge(),
+    "dl_after": lambda payload: JobToJudge(ended=payload == "ended"),
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
 }

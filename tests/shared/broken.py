@@ -96,7 +96,7 @@ def _never(*_args: object) -> bool:
     return False
 
 
-async def _none_judged(*_args: object) -> Judged:
+async def _none_judged(*_args: object, **_named: object) -> Judged:
     """In the place of one that judges jobs."""
     return Judged(0, more=False)
 

@@ -12,9 +12,11 @@
 -- The plans are pinned as the claim's, whatever the statistics say: with
 -- BETWEEN for = no other index than that of jobs that wait has the order by `waits_on`.
 -- A table that somebody has locked is given up soon: the stager has others to make ready, which wait for no job.
+--   p_unchosen   whether to look also at those whose `waits_on` is still to be chosen. All enter the index at that one id, and
+--                until a vacuum a look passes over the dead entries of all that have left: too much for the end of each job
 --   judged   jobs that were made ready, canceled, or wait for another one now
 --   more     others are left, more than p_limit or locked at the moment
-CREATE OR REPLACE FUNCTION {schema}.dl_ready_after(p_limit int, OUT judged int, OUT more boolean)
+CREATE OR REPLACE FUNCTION {schema}.dl_judge_after(p_limit int, p_unchosen boolean, OUT judged int, OUT more boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -22,6 +24,7 @@ SET enable_sort = off SET jit = off SET lock_timeout = '1s'
 AS $$
 DECLARE
   c_unchosen CONSTANT uuid := '00000000-0000-0000-0000-000000000000';
+  v_unchosen uuid[] := CASE WHEN p_unchosen THEN ARRAY[c_unchosen] END;
   v_ended uuid[];
   v_jobs uuid[];
   v_next uuid[];
@@ -46,7 +49,7 @@ BEGIN
     SELECT array_agg(w.job_id), array_agg(n.after_id) INTO v_jobs, v_next
     FROM (
       SELECT j.job_id, coalesce(nullif(j.waits_on, c_unchosen), 'ffffffff-ffff-ffff-ffff-ffffffffffff') AS below
-      FROM unnest(v_ended || c_unchosen) AS looked (id)
+      FROM unnest(v_ended || v_unchosen) AS looked (id)
       CROSS JOIN LATERAL (
         SELECT j.job_id, j.waits_on FROM {schema}.dl_jobs j
         WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN looked.id AND looked.id
@@ -156,13 +159,13 @@ BEGIN
     SELECT e.job_id FROM {schema}.dl_jobs e
     WHERE e.awaited AND e.status IN ('succeeded', 'failed', 'canceled', 'lost')
     ORDER BY e.job_id LIMIT 1
-  ) IS NOT NULL OR (
+  ) IS NOT NULL OR p_unchosen AND (
     SELECT j.job_id FROM {schema}.dl_jobs j
     WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN c_unchosen AND c_unchosen
     ORDER BY j.waits_on, j.created_at, j.job_id LIMIT 1
   ) IS NOT NULL;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_ready_after(int) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_judge_after(int, boolean) FROM PUBLIC;
 
 -- A job is deleted, by whomever: those that run after it learn what it was, and one that waits for it is looked at again.
 -- With its owner's rights, for that table alone: who may delete jobs needs no right on ours.

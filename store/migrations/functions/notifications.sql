@@ -1,6 +1,7 @@
 -- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due and dl_after to the stager, dl_stop to the worker that
 -- runs it (by the token of that run), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen to
--- dl_cancel, which tells the job's id: it goes with a later set.
+-- dl_cancel, which tells the job's id: it goes with a later set. dl_after tells `ended` of a job that others wait for, and nothing
+-- of one that waits itself and whose `waits_on` is to be chosen.
 -- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
 CREATE OR REPLACE FUNCTION {schema}.dl_jobs_inserted() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -36,8 +37,9 @@ BEGIN
     PERFORM pg_notify('dl_stop', NEW.token::text);
     PERFORM pg_notify('dl_cancel', NEW.job_id::text);
   END IF;
-  IF (OLD.awaited AND NEW.status NOT IN ('queued', 'running'))
-     OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued') THEN
+  IF OLD.awaited AND NEW.status NOT IN ('queued', 'running') THEN
+    PERFORM pg_notify('dl_after', 'ended');
+  ELSIF NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued' THEN
     PERFORM pg_notify('dl_after', '');
   END IF;
   IF OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress) THEN

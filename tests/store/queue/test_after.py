@@ -620,16 +620,16 @@ async def test_a_job_whose_edges_were_deleted_by_hand_does_not_wait_for_ever(raw
 
 @pytest.fixture
 async def told(database):
-    """How often the stager has been told since the last call."""
+    """What the stager has been told since the last call."""
     heard = []
     async with raw_connection(database.dsn) as listener:
-        await listener._cross(listener.asyncpg.add_listener, "dl_after", lambda *event: heard.append(event))
+        await listener._cross(listener.asyncpg.add_listener, "dl_after", lambda *event: heard.append(event[3]))
 
         async def told():
             await listener.fetchval("SELECT 1")
-            number = len(heard)
+            payloads = heard.copy()
             heard.clear()
-            return number
+            return payloads
 
         yield told
 
@@ -638,24 +638,24 @@ async def test_the_stager_is_told_of_jobs_that_wait_and_of_ends_that_somebody_wa
     store, raw, add, judge, end, told
 ):
     first, second, unrelated = await add(), await add(), await add()
-    assert await told() == 0
+    assert await told() == []
     last = await add(after=[first, second])
-    assert await told() == 1
+    assert await told() == [""]
     await judge()
     await end(unrelated, FAILED)
     await end(min(first, second))
-    assert await told() == 0
+    assert await told() == []
     await end(max(first, second), FAILED)
-    assert await told() == 1
+    assert await told() == ["ended"]
     await judge()
     await control.retry(store, last, OPERATOR)
     await raw.execute("UPDATE dl_jobs SET status = 'queued', finished_at = NULL WHERE job_id = $1", first)
     await judge()
-    assert await told() == 1
+    assert await told() == [""]
     await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", unrelated)
-    assert await told() == 0
+    assert await told() == []
     await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", first)
-    assert await told() == 1
+    assert await told() == [""]
 
 
 async def test_a_mark_goes_when_nobody_waits_any_more(store, raw, add, judge, end):

@@ -46,16 +46,16 @@ class Counting:
         self.raw = raw
         self.buffers = 0
 
-    async def judge(self):
+    async def judge(self, added):
         plan = await self.raw.fetchval(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT judged, more FROM dl_ready_after({JUDGED})"
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT judged, more FROM dl_judge_after({JUDGED}, {added})"
         )
         [explained] = json.loads(plan)
         self.buffers += explained["Plan"]["Shared Hit Blocks"] + explained["Plan"]["Shared Read Blocks"]
 
-    async def until_judged(self):
+    async def until_judged(self, *, added=False):
         while await self.raw.fetchval(LEFT):
-            await self.judge()
+            await self.judge(added)
 
 
 async def buffers_of(store, raw, jobs):
@@ -65,7 +65,7 @@ async def buffers_of(store, raw, jobs):
     await enqueue(store, jobs)
     await raw.execute("VACUUM ANALYZE dl_jobs, dl_job_after")
     counting = Counting(raw)
-    await counting.until_judged()
+    await counting.until_judged(added=True)
     # Latest first, which is the worst order: it is the earliest that is waited for last.
     while ready := [row["job_id"] for row in await raw.fetch(READY)]:
         for start in range(0, len(ready), BATCH):

@@ -18,7 +18,7 @@ from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.queue import make_ready
 from dataloader.store.queue.enqueue import enqueue
-from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_due, ready_known
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_due, ready_known
 
 SOON = "now() + interval '50 milliseconds'"
 LATER = "now() + interval '1 hour'"
@@ -142,6 +142,39 @@ async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_j
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(
+    ("sweep_s", "told"), [(0.2, False), (3600, True)], ids=["whose notification was lost", "that it was told of"]
+)
+async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, raw, until, monkeypatch, sweep_s, told):
+    """An end has it look at those alone who wait for that one."""
+    looks, narrow = [], trio.Event()
+
+    async def look(database, *, added):
+        judged = await ready_after(database, added=added)
+        looks.append((added, judged.jobs))
+        if not added:
+            narrow.set()
+        stager.wake.set()
+        return judged
+
+    monkeypatch.setattr(actor, "ready_after", look)
+    stager = Stager(database=store, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=sweep_s, poll_s=3600)
+    [first] = await enqueue(store, [NewJob(queue="q", task="t")])
+    await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stager.run)
+        with trio.fail_after(30):
+            await narrow.wait()
+        [last] = await enqueue(store, [NewJob(queue="q", task="t", after=[first.job_id])])
+        if told:
+            stager.added.set()
+        await until("waits_for IS NULL FROM dl_jobs WHERE job_id = $1", last.job_id)
+        nursery.cancel_scope.cancel()
+    assert (True, 1) in looks
+    assert (False, 1) not in looks
+
+
 @pytest.mark.requirement("Q2")
 @pytest.mark.parametrize("columns", [{}, {"waits_for": "'time'"}], ids=["foreign", "ours"])
 async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_job, columns):
@@ -180,7 +213,7 @@ def rounds_of(monkeypatch):
             await trio.sleep(took_s)
             return staged
 
-        async def none_to_judge(_store):
+        async def none_to_judge(_store, *, added):
             return Judged(0, more=False)
 
         fakes = {"ready_known": nothing, "ready_free": nothing, "ready_due": meet, "ready_after": none_to_judge}
