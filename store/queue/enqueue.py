@@ -66,7 +66,9 @@ WITH added AS (
                        available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash{columns})
   SELECT r.job_id,
          coalesce(r.queue, t.queue,
-                  dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task)))),
+                  dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
+                    || CASE WHEN t.task IS NULL THEN '; no process has declared it yet: start `dataloader serve` '
+                                                  || 'with it once, or give queue' ELSE '' END)),
          r.task, r.args::jsonb, r.idempotency_key,
          coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL
                                    THEN dl_key('lock_key', t.lock_key, r.task, r.args::jsonb) END, r.job_id::text),

@@ -130,7 +130,8 @@ BEGIN
                                     root_id, when_failed, waits_for, waits_on, wanted_at)
       SELECT v_id,
              coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
-               'must be given: the task %s has no queue of its own', to_json(r.task)))),
+               'must be given: the task %s has no queue of its own', to_json(r.task)) || CASE WHEN t.task IS NULL
+               THEN '; no process has declared it yet: start `dataloader serve` with it once, or give queue' ELSE '' END)),
              r.task, r.args, r.idempotency_key,
              coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL THEN {schema}.dl_key('lock_key', t.lock_key, r.task, r.args) END,
                       v_id::text),

@@ -194,7 +194,10 @@ async def test_a_known_task_gives_its_own_defaults(open_web, database):
         assert (answer.status_code, answer.json()["queue"]) == (201, "own")
         answer = await web.client.post(TRIGGER, json={"task": "other", "lock_key": "k"})
         assert answer.status_code == 422
-        message = 'must be given: the task "other" has no queue of its own'
+        message = (
+            'must be given: the task "other" has no queue of its own; no process has declared it yet:'
+            " start `dataloader serve` with it once, or give queue"
+        )
         assert answer.json()["errors"] == [{"path": "queue", "message": message}]
 
 
