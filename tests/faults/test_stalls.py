@@ -88,7 +88,7 @@ async def test_f06_what_a_process_writes_that_was_stopped_for_longer_than_its_le
     assert old["how"] == "Cancelled"
     [old, _new] = await until(partial(ledger.visits, ended), lambda visits: visits[0]["ended_at"])
     assert old["how"] == "returned"
-    await stopped.logged("late outcomes were void")
+    await stopped.logged("late outcomes changed nothing: the jobs belong to another worker now")
     await goes_on(stopped)
     # Two runs, each with its outcome void, or known to be lost before it had one.
     void = await metric(stopped, "dataloader_writes_fenced_total")
@@ -134,7 +134,7 @@ async def test_f07_a_handler_that_blocks_the_event_loop_for_longer_than_its_leas
     before = await story_of(job_id)
     assert (await ledger.visits(job_id))[0]["ended_at"] is None
     (tmp_path / "end").touch()
-    await blocked.logged("late outcomes were void")
+    await blocked.logged("late outcomes changed nothing: the jobs belong to another worker now")
     [old, _new] = await ledger.visits(job_id)
     assert old["how"] == "returned"
 
@@ -193,7 +193,7 @@ async def test_f17_f29_a_healthy_worker_that_is_cut_off_stops_its_bodies_before_
         before = await story_of(still_running), await story_of(ended)
         assert [row["attempt"] for row, _ in before] == [2, 2]
         proxy.thaw()
-        await cut_off.logged("late outcomes were void")
+        await cut_off.logged("late outcomes changed nothing: the jobs belong to another worker now")
         await goes_on(cut_off)
         assert await metric(cut_off, "dataloader_writes_fenced_total") == 2
         assert (await story_of(still_running), await story_of(ended)) == before
