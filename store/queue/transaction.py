@@ -288,7 +288,7 @@ async def _aio_commit_whole(connection: Any) -> None:
     commit = asyncio.ensure_future(_aio_commit(connection))
     try:
         await asyncio.shield(commit)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError:  # noqa: ASYNC103 - once it has committed, the caller's scope on Trio's side stays cancelled
         await asyncio.wait({commit}, timeout=COMMIT_S)  # noqa: ASYNC102 - asyncio's, and it has its own bound
         if not commit.done():
             commit.cancel()

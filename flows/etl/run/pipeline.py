@@ -76,7 +76,7 @@ class Pipeline:
         finally:
             # Now that nobody is left who counts any, whatever has ended them.
             if not self.is_lost():
-                await writer.save_failures()
+                await writer.save_failures()  # noqa: ASYNC102 - shields itself, with a deadline
         return self._end
 
     async def _process_and_write(self, parsers: Parsers, writer: Writer) -> None:
