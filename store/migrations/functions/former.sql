@@ -23,10 +23,3 @@ BEGIN
   END LOOP;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_claim(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
-
--- dl_ready_after looked at all that wait each time.
-CREATE OR REPLACE FUNCTION {schema}.dl_ready_after(p_limit int, OUT judged int, OUT more boolean)
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-  SELECT judged, more FROM {schema}.dl_judge_after(p_limit, true)
-$$;
-REVOKE ALL ON FUNCTION {schema}.dl_ready_after(int) FROM PUBLIC;

@@ -53,7 +53,7 @@ SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}
 SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
-SELECT public.dl_ready_after(9);
+SELECT public.dl_judge_after(9, true);
 SELECT public.dl_check_name('a', 'a', 9), public.dl_key('lock_key', '["a"]', 't', '{"a": 1}');
 SELECT public.dl_enqueue('t', '{}', 'q', 'k', idempotency_key => 'i');
 SELECT public.dl_source_take('s'::text, 1::bigint, 1::float8, '{1}'::int[], '{1}'::float8[]);
