@@ -209,7 +209,7 @@ async def test_f21_a_storm_of_claims_operators_reapers_and_deletions_meets_no_de
     assert [line for line in lines if rolled_back.search(str(line))] == []
     # Their backends have told what they counted by the time they are gone.
     await until(lambda: raw.fetchval(OTHERS), lambda count: count == 0)
-    assert await raw.fetchval(DEADLOCKS) == 0
+    assert await raw.fetchval(DEADLOCKS) == 0, database.deadlocks()
     await check_journal(raw)
     unclean = "finished_at IS NULL OR lease_expires_at IS NOT NULL OR waits_for IS NOT NULL OR claimed_by IS NOT NULL"
     assert await raw.fetch(f"SELECT * FROM dl_jobs WHERE {unclean}") == []
@@ -255,6 +255,8 @@ async def test_f21_a_deadlock_with_somebody_elses_session_is_tried_again_and_no_
     service.signal(signal.SIGTERM)
     assert await service.exit_code(within_s=20) == 0
     assert await until(lambda: raw.fetchval(DEADLOCKS)) == 1
+    assert "still waits" not in database.deadlocks()
+    assert "FOR UPDATE" in database.deadlocks()
 
 
 @pytest.fixture

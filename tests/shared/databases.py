@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -58,6 +59,11 @@ class Database:
         )
         assert result.returncode == 0, result.stderr
         return result.stdout.removesuffix("\n")
+
+    def deadlocks(self) -> str:
+        """What the server has logged of deadlocks in all its databases: who waited for whom, with which statements."""
+        log = self.server.log_path.read_text(errors="replace")
+        return "\n".join(re.findall(r"^.*deadlock detected\n(?:(?!.*(?:LOG|ERROR|FATAL): ).*\n)*", log, re.MULTILINE))
 
 
 @attrs.define
