@@ -216,7 +216,8 @@ def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_k
         " error = 'worker lost: x'"
     )
     assert waiting.stderr.readline() == "attempt 2 of 5 failed: worker lost: x; attempt 3 runs\n"
-    database.psql("update dl_jobs set status = 'queued', error = 'E: y'; insert into dl_queues values ('q', true)")
+    # Each statement by itself: between them the job runs, and nobody asks how its queue stands.
+    database.psql("insert into dl_queues values ('q', true); update dl_jobs set status = 'queued', error = 'E: y'")
     assert waiting.stderr.readline() == "attempt 3 of 5 failed: E: y; the job is queued again\n"
     assert waiting.stderr.readline() == f"the job waits: {PAUSED}\n"
     end(database, job_id, "succeeded")

@@ -10,6 +10,7 @@ from functools import partial
 from uuid import UUID
 
 import pytest
+import trio
 from conditions import until, when_ended
 from etl_tasks import item, items_load
 
@@ -78,6 +79,12 @@ def test_a_token_can_be_cancelled_from_any_thread_and_cancels_itself_after_its_t
     assert (brief.is_cancelled, long.is_cancelled) == (True, False)
 
 
+async def test_a_token_s_timeout_stops_what_is_under_way(autojump_clock):
+    with CancellationToken(timeout=NEVER_S).scope() as scope:
+        await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
 async def test_a_token_that_was_cancelled_before_the_start_sends_no_request(items, cancelled_by, outcome_of, record):
     token = CancellationToken()
     token.cancel()
@@ -127,15 +134,18 @@ async def test_another_thread_s_cancel_stops_a_run_in_its_pause(items, cancelled
     assert "waiting" not in outcome.progress[-1]
 
 
-async def test_a_token_s_timeout_stops_a_run_in_a_response_and_what_was_queued_is_written(
+async def test_a_token_stops_a_run_in_a_response_and_what_was_queued_is_written(
     items, cancelled_by, outcome_of, record, raw
 ):
     await raw.execute("ALTER TABLE item ADD deleted_at timestamptz")
     await raw.execute("INSERT INTO item VALUES (9, '2026-01-02', 'old')")
     items.records = [item(1, 1), item(2, 2), item(3, 2), item(4, 2)]
-    items.service.misbehave("from=2026-01-02.*page=2", delay_s=NEVER_S)
+    token, ended = CancellationToken(), threading.Event()
+    # There is no answer before the run has ended.
+    items.before = lambda _seen: items.asked()[-1] == "2026-01-02/2" and (token.cancel(), ended.wait(20))
     load = items_load(items.service.url, page_size=2, target=DELETING)
-    outcome = await outcome_of(cancelled_by(CancellationToken(timeout=1.5), load), to="2026-01-04")
+    outcome = await outcome_of(cancelled_by(token, load), to="2026-01-04")
+    ended.set()
     assert outcome.status == "canceled"
     assert items.asked() == ["2026-01-01/1", "2026-01-02/1", "2026-01-02/2"]
     # What has come of the second day is written; nothing of it is taken for gone, nor the day for done.
