@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,13 +16,11 @@ import attrs
 import trio
 
 from dataloader.actors.job_runs import Run, Runs
-from dataloader.actors.lease import margin_s
 from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
-from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
@@ -34,12 +31,11 @@ log = get_logger(__name__)
 JOURNAL_EVERY_S: Final = 60.0
 RETRY_S: Final = 0.5
 MIN_TIMEOUT_S: Final = 1.0
-LOOK_EVERY_S: Final = 1.0
 
 
 @attrs.define(eq=False, kw_only=True)
 class Heartbeat:
-    """Beats for all runs of this process. `unstoppable` is told of a run that goes on although its lease is gone."""
+    """Beats for all runs of this process."""
 
     session: Session
     locks: LockSession
@@ -47,25 +43,23 @@ class Heartbeat:
     worker: WorkerRow
     runs: Runs
     outage: Outage
-    telemetry: Telemetry
     period_s: float
-    cancel_grace_s: float
-    unstoppable: Callable[[Run], None]
     wake: Wake = attrs.field(factory=Wake)
+    _journalled_at: dict[int, float] = attrs.field(factory=dict, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Beat until cancelled."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            # Beside the beats: a beat may wait long for a database that is silent, and then it matters most.
-            nursery.start_soon(self._watch_for_stuck)
             nursery.start_soon(self._look_for_cancels)
             nursery.start_soon(self._show_for_ever)
             await self._beat_for_ever()
 
     async def _beat_for_ever(self) -> None:
         while True:
-            certain = await self._beat(list(self.runs))
+            runs = {run.job.token: run for run in self.runs}
+            self._journalled_at = {token: at for token, at in self._journalled_at.items() if token in runs}
+            certain = await self._beat(list(runs.values()))
             period_s = min(self.period_s, self.runs.shortest_lease_s() / 3)
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
@@ -143,9 +137,9 @@ class Heartbeat:
         return beat is not Beat.UNKNOWN
 
     def _is_to_be_journalled(self, run: Run, now: float) -> bool:
-        if now - max(run.journalled_at, run.claimed_at) < JOURNAL_EVERY_S:
+        if now - self._journalled_at.get(run.job.token, run.claimed_at) < JOURNAL_EVERY_S:
             return False
-        run.journalled_at = now
+        self._journalled_at[run.job.token] = now
         return True
 
     async def _show_for_ever(self) -> None:
@@ -157,50 +151,6 @@ class Heartbeat:
             except StoreError as error:
                 self.outage.failed("sign of life", error)
             await trio.sleep(min(self.period_s, SHOW_EVERY_S))
-
-    async def _watch_for_stuck(self) -> None:
-        while True:
-            await self.runs.wait_any()
-            await trio.sleep_until(self._next_look())
-            self._look_for_stuck()
-
-    def _next_look(self) -> float:
-        """Soon, and no later than when a body has to have ended: another worker may run its job from then on."""
-        now = trio.current_time()
-        moments = [now + min(self.period_s, LOOK_EVERY_S)]
-        for run in self.runs:
-            if not run.body_ended:
-                moments += (run.scope.deadline, run.lease.until, run.overdue_since + self.cancel_grace_s)
-        return min(moment for moment in moments if moment > now)
-
-    def _look_for_stuck(self) -> None:
-        """Report handlers that go on after they were stopped, and those that go on without a lease."""
-        now = trio.current_time()
-        for run in self.runs:
-            stopped_at = min(run.stopped_at, run.scope.deadline)
-            if run.body_ended or now < stopped_at:
-                continue
-            # Not from when it was stopped: the whole process may have stood still, and then the body ticks first.
-            run.overdue_since = min(run.overdue_since, now)
-            has_had_its_grace = now - run.overdue_since >= self.cancel_grace_s
-            if has_had_its_grace and not run.reported_stuck:
-                run.reported_stuck = True
-                log.error(
-                    "a handler does not stop: it keeps its key and lease until it returns",
-                    job_id=str(run.job.job_id),
-                    task=run.job.task,
-                    why=None if run.stop_reason is None else run.stop_reason.value,
-                    for_s=round(now - stopped_at, 1),
-                )
-            # Who could have stopped in time has no more grace when the lease is over.
-            was_in_time = run.lease.until - run.overdue_since >= margin_s(run.job.lease_s) / 2
-            lease_is_gone = now >= run.lease.until and (was_in_time or has_had_its_grace)
-            job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
-            # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
-            is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST
-            if (lease_is_gone or job_is_gone) and not is_harmless and not run.reported_unstoppable:
-                run.reported_unstoppable = True
-                self.unstoppable(run)
 
 
 async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:

@@ -28,7 +28,8 @@ REMEMBERED_CANCELS: Final = 1_000
 class Run:
     """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
-    `Runs.add` opens the scope.
+    `Runs.add` opens the scope. The runner sets `body_ended`, the run's port the result that it has `kept`; all else is
+    changed by methods.
     """
 
     job: ClaimedJob
@@ -37,15 +38,11 @@ class Run:
     scope: trio.CancelScope = attrs.field(init=False)
     _stop_reason: StopReason | None = attrs.field(default=None, init=False)
     _deadline_reason: StopReason = attrs.field(init=False)
-    stopped_at: float = math.inf
-    overdue_since: float = math.inf
-    committed: bool = False
-    commit: trio.CancelScope | None = None
-    body_ended: bool = False
-    reported_stuck: bool = False
-    reported_unstoppable: bool = False
-    journalled_at: float = -math.inf
-    kept: str | None = None
+    stopped_at: float = attrs.field(default=math.inf, init=False)
+    committed: bool = attrs.field(default=False, init=False)
+    _commit: trio.CancelScope | None = attrs.field(default=None, init=False)
+    body_ended: bool = attrs.field(default=False, init=False)
+    kept: str | None = attrs.field(default=None, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
 
     @property
@@ -67,8 +64,8 @@ class Run:
         if not self.scope.cancel_called:
             self.stopped_at = trio.current_time()
             self.scope.cancel(reason=f"{self._stop_reason}")
-        if self.commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
-            self.commit.cancel(reason=f"{reason}")
+        if self._commit is not None and reason in {StopReason.KEY_LOST, StopReason.LEASE_LOST}:
+            self._commit.cancel(reason=f"{reason}")
 
     def returned_with_tasks_left(self) -> None:
         """The handler has returned, and something of it goes on: from now on it has to end, as after a stop."""
@@ -81,12 +78,12 @@ class Run:
         no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
         """
         self.committed = True
-        self.commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends())
-        return self.commit
+        self._commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends())
+        return self._commit
 
     def commit_ended(self, *, well: bool) -> None:
         """The commit is over. A run that has committed (`well`) needs its key alone; another needs its lease again."""
-        self.commit, self.committed = None, well
+        self._commit, self.committed = None, well
         self._move_deadline()
 
     def stopped_by(self) -> StopReason:
@@ -119,8 +116,8 @@ class Run:
 
     def _move_deadline(self) -> None:
         self.scope.deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
-        if self.commit is not None:
-            self.commit.deadline = self.lease.commit_ends()
+        if self._commit is not None:
+            self._commit.deadline = self.lease.commit_ends()
 
 
 class Runs:

@@ -25,6 +25,7 @@ from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.listener import Listener
 from dataloader.actors.lock_session_keeper import Keeper
 from dataloader.actors.outage import Outage
+from dataloader.actors.overdue import OverdueWatch
 from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
@@ -88,6 +89,7 @@ class Parts:
     dispatchers: list[Dispatcher]
     recorder: Recorder
     heartbeat: Heartbeat
+    overdue: OverdueWatch
     keeper: Keeper
     releaser: Releaser
     helpers: Mapping[str, Callable[[], Awaitable[None]]]
@@ -116,14 +118,6 @@ class Parts:
             listener_connected=self.listener.connected,
             store_ready=self.ready and self.locks.connected and self.locks.writable,
         )
-
-    def loop_blocked(self, for_s: float) -> None:
-        """The loop has been blocked for so long, says another thread: no heartbeat can have kept a lease (Q8)."""
-        runs = [run for run in self.runs if not run.body_ended and not run.reported_unstoppable]
-        # As for a process that stood still: its handlers have their grace, should it go on.
-        if runs and for_s > max(run.job.lease_s for run in runs) + self.settings.cancel_grace_s:
-            runs[0].reported_unstoppable = True
-            self.heartbeat.unstoppable(runs[0])
 
     async def cut_off(self) -> None:
         """Give up on the database: whoever waits for an answer of it, or asks from now on, gets an error."""
@@ -261,10 +255,10 @@ def _make(
         worker=worker,
         runs=runs,
         outage=outage,
-        telemetry=telemetry,
         period_s=settings.heartbeat_s,
-        cancel_grace_s=settings.cancel_grace_s,
-        unstoppable=unstoppable,
+    )
+    overdue = OverdueWatch(
+        runs=runs, look_s=settings.heartbeat_s, cancel_grace_s=settings.cancel_grace_s, unstoppable=unstoppable
     )
     locks.on_termination = keeper.wake.set
 
@@ -321,6 +315,7 @@ def _make(
         dispatchers=list(dispatchers.values()),
         recorder=recorder,
         heartbeat=heartbeat,
+        overdue=overdue,
         keeper=keeper,
         releaser=releaser,
         helpers={

@@ -6,6 +6,7 @@
      ├─ service: server       the embedded PostgreSQL    5 in 60 s   where there is one; down when all others are
      ├─ service: web          own listening socket      5 in 60 s   up before the database is, and during the drain
      ├─ service: heartbeat    leases, cancel requests  10 in 60 s   down after the recorder
+     ├─ service: overdue      runs that do not stop    10 in 60 s   down after the recorder
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
@@ -70,11 +71,12 @@ async def live(
             web.start_soon(_answer_waits, parts)
         async with trio.open_nursery() as cutting:
             async with trio.open_nursery() as services:
-                services.start_soon(watch_loop, parts.telemetry, parts.loop_blocked)
+                services.start_soon(watch_loop, parts.telemetry, parts.overdue.loop_blocked)
                 if parts.server is not None:
                     services.start_soon(keep, "the embedded PostgreSQL", parts.server, SERVER)
                 if await _prepare(parts, migrate=migrate):
                     services.start_soon(keep, "heartbeat", parts.heartbeat.run, SERVICE)
+                    services.start_soon(keep, "overdue", parts.overdue.run, SERVICE)
                     services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                     services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
                     await _work_with_resources(parts, keep, cutting, task_status)

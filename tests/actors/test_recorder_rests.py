@@ -201,7 +201,8 @@ async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_n
             assert session.asked > 1
             assert not recorder.outage.lasts
             # What was shown last goes along with a success that the handler has committed itself.
-            run.committed = True
+            run.shield_commit()
+            run.commit_ended(well=True)
             send.send_nowait(Ended(run, None))
             await trio.sleep(3)
             nursery.cancel_scope.cancel()

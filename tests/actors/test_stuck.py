@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import trio
+from logged import capture_logs
 from proxy import open_proxy
 
 from dataloader import Tasks
-from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs, StopReason
 from dataloader.actors.lease import Lease
-from dataloader.actors.outage import Outage
+from dataloader.actors.overdue import OverdueWatch
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
+
+LEASE_S, GRACE_S = 60, 30
+
+
+def a_run(token: int, lease_until: float) -> Run:
+    """A run of a job with a key."""
+    job = ClaimedJob(
+        job_id=uuid7(), token=token, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
+        attempt=1, max_attempts=5, lease_s=LEASE_S,
+    )  # fmt: skip
+    return Run(job=job, lease=Lease(LEASE_S, lease_until), claimed_at=0)
 
 
 @pytest.mark.requirement("Q7", "Q8")
@@ -28,23 +37,60 @@ from dataloader.jobs.model import ClaimedJob
         (True, StopReason.KEY_LOST, True),
     ],
 )
-async def test_one_whose_job_or_key_may_be_another_s_does(committed, why, ends_the_process):
-    job = ClaimedJob(
-        job_id=uuid7(), token=1, queue="q", task="t", args="{}", lock_key="k", lock_hash=1, partition_key="",
-        attempt=1, max_attempts=5, lease_s=60,
-    )  # fmt: skip
-    runs, told = Runs(), []
-    run = Run(job=job, lease=Lease(job.lease_s, trio.current_time() - 1), claimed_at=0, committed=committed)
+async def test_one_whose_job_or_key_may_be_another_s_does(autojump_clock, committed, why, ends_the_process):
+    runs, told, run = Runs(), [], a_run(1, trio.current_time() - 1)
     runs.add(run)
+    if committed:
+        run.shield_commit()
+        run.commit_ended(well=True)
     run.stop(why)
-    run.overdue_since = -math.inf
-    heartbeat = Heartbeat(
-        session=None, locks=None, database=None, worker=None, runs=runs, outage=Outage(), telemetry=None, period_s=10,
-        cancel_grace_s=1, unstoppable=told.append,
-    )  # fmt: skip
-    heartbeat._look_for_stuck()
-    heartbeat._look_for_stuck()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(OverdueWatch(runs=runs, look_s=10, cancel_grace_s=3, unstoppable=told.append).run)
+        await trio.sleep(3)
+        assert told == []
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
     assert told == [run] * ends_the_process
+
+
+@pytest.mark.requirement("Q8")
+async def test_of_a_blocked_loop_each_run_is_told_once_when_no_lease_can_be_left(autojump_clock):
+    runs, told = Runs(), []
+    watch = OverdueWatch(runs=runs, look_s=10, cancel_grace_s=3, unstoppable=told.append)
+    first, second, ended = [a_run(token, LEASE_S) for token in (1, 2, 3)]
+    for run in (ended, first, second):
+        runs.add(run)
+    ended.body_ended = True
+    watch.loop_blocked(LEASE_S + 3)
+    assert told == []
+    for _ in range(3):
+        watch.loop_blocked(LEASE_S + 3.1)
+    assert told == [first, second]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await trio.sleep(2 * LEASE_S)
+        nursery.cancel_scope.cancel()
+    assert told == [first, second]
+
+
+@pytest.mark.requirement("Q8")
+@pytest.mark.parametrize(("seen_from", "given_up_at"), [(0, LEASE_S), (LEASE_S - 2, LEASE_S - 1 + GRACE_S)])
+async def test_who_could_have_stopped_in_time_has_no_grace_when_its_lease_is_over_and_a_process_that_stood_still_has(
+    autojump_clock, seen_from, given_up_at
+):
+    runs, told, began = Runs(), [], trio.current_time()
+    runs.add(a_run(1, began + LEASE_S))
+    watch = OverdueWatch(
+        runs=runs, look_s=10, cancel_grace_s=GRACE_S, unstoppable=lambda _run: told.append(trio.current_time() - began)
+    )
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await trio.sleep(seen_from)
+            nursery.start_soon(watch.run)
+            await trio.sleep(2 * LEASE_S)
+            nursery.cancel_scope.cancel()
+    assert told == [pytest.approx(given_up_at)]
+    assert [line["event"] for line in lines] == ["a handler does not stop: it keeps its key and lease until it returns"]
 
 
 @pytest.mark.slow

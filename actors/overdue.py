@@ -1,0 +1,109 @@
+"""Sees handlers that go on after they had to end: says so, and ends the process of one that has lost its job (Q8).
+
+Beside the heartbeat, and with nothing to ask of the database: a beat may wait long for one that is silent, and then
+this matters most. It keeps for itself what it has seen of a run, and forgets it when the run's body has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import margin_s
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outcomes import StopReason
+
+log = get_logger(__name__)
+
+LOOK_EVERY_S: Final = 1.0
+
+
+@attrs.define(eq=False)
+class _Seen:
+    """Since when a body has been seen to go on that had to end, and what has been told of it."""
+
+    since: float = math.inf
+    is_told: bool = False
+    is_given_up: bool = False
+
+
+@attrs.define(eq=False, kw_only=True)
+class OverdueWatch:
+    """Looks at all runs of this process, every `look_s` seconds and when one has to have ended.
+
+    `unstoppable` is told once of each run that goes on although its lease is gone.
+    """
+
+    runs: Runs
+    look_s: float
+    cancel_grace_s: float
+    unstoppable: Callable[[Run], None]
+    _seen: dict[Run, _Seen] = attrs.field(factory=dict, init=False)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.runs.wait_any()
+            await trio.sleep_until(self._next_look())
+            self._look()
+
+    def loop_blocked(self, for_s: float) -> None:
+        """The loop has been blocked for so long, says another thread: no heartbeat can have kept a lease."""
+        runs = [run for run in self.runs if not run.body_ended and not self._is_given_up(run)]
+        # As for a process that stood still: its handlers have their grace, should it go on.
+        if runs and for_s > max(run.job.lease_s for run in runs) + self.cancel_grace_s:
+            self._give_up(runs[0], self._seen.setdefault(runs[0], _Seen()))
+
+    def _next_look(self) -> float:
+        """Soon, and no later than when a body has to have ended: another worker may run its job from then on."""
+        now = trio.current_time()
+        moments = [now + min(self.look_s, LOOK_EVERY_S)]
+        for run in self.runs:
+            if not run.body_ended:
+                moments += (run.scope.deadline, run.lease.until)
+        moments += [seen.since + self.cancel_grace_s for seen in self._seen.values()]
+        return min(moment for moment in moments if moment > now)
+
+    def _look(self) -> None:
+        """Report handlers that go on after they were stopped, and those that go on without a lease."""
+        now = trio.current_time()
+        self._seen = {run: seen for run, seen in self._seen.items() if not run.body_ended}
+        for run in self.runs:
+            stopped_at = min(run.stopped_at, run.scope.deadline)
+            if run.body_ended or now < stopped_at:
+                continue
+            # Not from when it was stopped: the whole process may have stood still, and then the body ticks first.
+            seen = self._seen.setdefault(run, _Seen())
+            seen.since = min(seen.since, now)
+            has_had_its_grace = now - seen.since >= self.cancel_grace_s
+            if has_had_its_grace and not seen.is_told:
+                seen.is_told = True
+                log.error(
+                    "a handler does not stop: it keeps its key and lease until it returns",
+                    job_id=str(run.job.job_id),
+                    task=run.job.task,
+                    why=None if run.stop_reason is None else run.stop_reason.value,
+                    for_s=round(now - stopped_at, 1),
+                )
+            # Who could have stopped in time has no more grace when the lease is over.
+            was_in_time = run.lease.until - seen.since >= margin_s(run.job.lease_s) / 2
+            lease_is_gone = now >= run.lease.until and (was_in_time or has_had_its_grace)
+            job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
+            # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
+            is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST
+            if (lease_is_gone or job_is_gone) and not is_harmless:
+                self._give_up(run, seen)
+
+    def _is_given_up(self, run: Run) -> bool:
+        seen = self._seen.get(run)
+        return seen is not None and seen.is_given_up
+
+    def _give_up(self, run: Run, seen: _Seen) -> None:
+        if not seen.is_given_up:
+            seen.is_given_up = True
+            self.unstoppable(run)
