@@ -1,9 +1,9 @@
 """The asyncio loop in which asyncio-flavoured handlers run: trio-asyncio's, which this file alone imports.
 
-It is opened in a task of its own: who has trio-asyncio's context variable is taken for a task of that loop, and Trio's
-handlers are none. Each run's asyncio tasks are noted by the loop's task factory. What a handler leaves behind is
-cancelled and waited for; until then its run is not over, so that nothing works on for a job which another worker has.
-The database's own loop is another one (store/connection/loop.py), which takes half as much time.
+It is opened in a task of its own: trio-asyncio takes each task that has its context variable for one of that loop, and
+Trio's handlers must not be. The loop's task factory notes the asyncio tasks of each run. Tasks that a handler leaves
+behind are cancelled and awaited; until they have ended the run is not over, so that none of them works on a job that
+another worker has. The database has a loop of its own (store/connection/loop.py), which takes half as much CPU time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 CANCEL_EVERY_S: Final = 5.0
-"""How often what a handler has left behind is canceled, until it ends."""
+"""How often the tasks that a handler has left behind are cancelled, until they end."""
 MAX_THREADS: Final = 32
 
 _tasks_of_run: contextvars.ContextVar[set[asyncio.Task[Any]] | None] = contextvars.ContextVar("tasks", default=None)
@@ -57,20 +57,21 @@ class AioLoop:
         Args:
             function: what to run.
             args: its arguments.
-            left_behind: called with the number of tasks, if there are any that go on when the function has ended.
+            left_behind: called with the number of tasks that still run when the function has ended, if there are any.
 
-        A cancellation from Trio becomes one of the function's task, and `trio.Cancelled` once that has ended by it.
+        A cancellation from Trio cancels the function's asyncio task; `trio.Cancelled` is raised when that has ended.
         """
         tasks: set[asyncio.Task[Any]] = set()
         _tasks_of_run.set(tasks)
         try:
             ended = await self._loop.run_aio_coroutine(_aio_captured(function, *args))
         finally:
-            # Nobody's: or it would wait for itself.
+            # The task that ends the others must not be one of the run's: it would wait for itself.
             _tasks_of_run.set(None)
             if left := sum(not task.done() for task in tasks):
                 left_behind(left)
-            # Shielded, as a thread is: they go on, whether they are waited for or not. They are told again and again.
+            # Shielded, as the wait for a thread is: they run on, awaited or not. A task that ignores a cancellation is
+            # cancelled again.
             while running := [task for task in tasks if not task.done()]:
                 with trio.move_on_after(CANCEL_EVERY_S, shield=True):
                     await self._loop.run_aio_coroutine(_aio_end(running))
@@ -82,9 +83,9 @@ class AioLoop:
         opened: Callable[[Any], None],
         closing: trio.Event,
     ) -> None:
-        """Enter an asyncio-flavoured context manager, tell `opened` what it yields, and leave it after `closing`.
+        """Enter an asyncio-flavoured context manager, give what it yields to `opened`, and leave it after `closing`.
 
-        All that in one asyncio task.
+        It is entered and left in the same asyncio task.
         """
         leave = asyncio.Event()
 
@@ -99,7 +100,7 @@ class AioLoop:
         try:
             ended.unwrap()
         except asyncio.CancelledError as error:
-            # Nobody here asked for it (that would be trio.Cancelled): it has cancelled itself.
+            # A cancellation of ours would be trio.Cancelled: this task was cancelled by the user's code.
             message = f"asyncio.CancelledError: {error}"
             raise RuntimeError(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
 
@@ -113,9 +114,10 @@ async def open_aio_loop() -> AsyncIterator[AioLoop]:
         import trio_asyncio  # noqa: PLC0415 - it changes asyncio for the whole process: only where a task needs it
 
     class Threads(trio_asyncio.TrioExecutor):  # type: ignore[misc]
-        """The threads of `asyncio.to_thread`, so many as asyncio has at the most, apart from those of Trio's handlers.
+        """The threads of `asyncio.to_thread`, as many as asyncio has at most, apart from those of Trio's handlers.
 
-        A thread is waited for, also when who waits was told to stop. That is told once, so not by a value in its place.
+        A cancelled caller waits until its thread has ended, and is then cancelled even if the thread returned a value:
+        asyncio cancels once only, so the cancellation must not get lost.
         """
 
         async def submit(self, function: Callable[..., T], *args: object) -> T:
@@ -145,7 +147,7 @@ async def serve_aio_loop(closing: trio.Event, *, task_status: trio.TaskStatus[Ai
 
 
 async def _aio_captured(function: Callable[..., Awaitable[T]], *args: object) -> outcome.Outcome[T]:
-    """What came of it. asyncio would end the loop by a SystemExit; a cancellation is for who waits."""
+    """The function's result or error as a value: a raised SystemExit would end the loop. A cancellation is raised."""
     try:
         return outcome.Value(await function(*args))
     except asyncio.CancelledError:
@@ -170,7 +172,7 @@ async def _aio_end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _refuse_to_stop() -> NoReturn:
-    raise RuntimeError("the loop is that of all asyncio handlers: one of them can't stop it")
+    raise RuntimeError("all asyncio handlers share this loop: a handler can't stop it")
 
 
 def _report(_loop: object, context: dict[str, Any]) -> None:

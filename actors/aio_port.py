@@ -1,7 +1,8 @@
-"""The port of an asyncio handler's `AioJob`: the Trio port does what waits, in Trio tasks of the run's own.
+"""The port of an asyncio handler's `AioJob`: whatever has to wait is done by the Trio port, in Trio tasks of the run.
 
-A Trio task begins and ends an operation as a whole: a transaction is one, in which the block of the handler only takes
-part. The tasks are in a nursery of the run, inside of its scope, so they are stopped with it and have ended before it.
+One Trio task begins and ends a whole operation. A transaction is one operation: its task holds it open while the
+handler's block uses it. The tasks are in a nursery inside of the run's scope: they are stopped with the run, and have
+ended before it ends.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class AioRunPort:
         self._port.log(level, message, fields, load)
 
     async def checkpoint(self) -> None:
-        """Let others run. asyncio tells of a stop once, and a handler may not have listened: this does each time."""
+        """Let others run. Raises `CancelledError` each time once the run was stopped; asyncio itself raises it once."""
         await asyncio.sleep(0)
         if self._port.stopped_by() is not None:
             raise asyncio.CancelledError
@@ -119,7 +120,7 @@ class AioRunPort:
 
 
 class _Operation(Generic[T]):
-    """A Trio-flavoured function that runs in a task of its own, for who waits in asyncio."""
+    """A Trio-flavoured function that runs in a task of its own while an asyncio task waits for it."""
 
     def __init__(
         self, nursery: trio.Nursery, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -142,7 +143,7 @@ class _Operation(Generic[T]):
         nursery.start_soon(run)
 
     async def wait(self, sooner: asyncio.Future[Any] | None = None) -> None:
-        """Return when it has ended, or `sooner` is done. Who is cancelled cancels it, and then waits for its end."""
+        """Return when it has ended, or `sooner` is done. If the caller is cancelled, cancel it and wait for its end."""
         cancelled: asyncio.CancelledError | None = None
         waited_for = {self._ended} if sooner is None else {self._ended, sooner}
         while not any(future.done() for future in waited_for):
@@ -155,7 +156,7 @@ class _Operation(Generic[T]):
             raise cancelled
 
     def result(self) -> T:
-        """What came of it, once it has ended; `asyncio.CancelledError` if it was stopped with the run."""
+        """Its result, once it has ended. Raises its error, or `asyncio.CancelledError` if the run was stopped."""
         ended = self._ended.result()
         if ended is None:
             raise asyncio.CancelledError

@@ -1,8 +1,8 @@
-"""Where the next claim of a queue looks, how many jobs it asks for, and when: decided from what the last ones brought.
+"""Where the next claim of a queue begins, how many jobs it asks for, and when: decided from the last ones' results.
 
-Knows neither the database nor the clock: the dispatcher tells it both. In a backlog a claim goes on behind the last
-one: while somebody holds an old snapshot the entries of jobs that were claimed stay in the index, and each claim from
-the front would walk over all of them.
+Uses neither the database nor a clock: the dispatcher passes in results and times. In a backlog a claim begins behind
+the last job of the one before: while a transaction holds an old snapshot, the index keeps the entries of claimed jobs,
+and each claim from the front would walk over all of them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_PAUSE_S: Final = 5.0
 LOCKED_PAUSE_S: Final = 0.01
 MAX_LOCKED_PAUSE_S: Final = 1.0
 LOOK_BACK_S: Final = 0.25
-"""In a backlog, so long after a look at its front the next one is due, unless something becomes ready before."""
+"""In a backlog, the pause between two claims from its front, unless a job becomes ready before."""
 LOOK_BACK: Final = 10
 CHEAP_LOOK_S: Final = 0.02
-"""Looks at the front that take longer, by dead entries there, are so many times their excess apart."""
+"""If a claim from the front takes longer, by dead entries there, the next one waits `LOOK_BACK` times the excess."""
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class Ask:
 
 @attrs.define
 class ClaimCursor:
-    """The claims of one queue. Times are of any clock that only goes on.
+    """The claims of one queue. Times are seconds of any monotonic clock.
 
     `more` tells whether the next claim is worth making at once.
     """
@@ -62,12 +62,12 @@ class ClaimCursor:
     _locked_pauses: Pauses = attrs.field(factory=lambda: Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S))
 
     def wait_s(self, poll_s: float) -> float:
-        """For how long to wait for a notification when there is not `more`; `poll_s` at the most."""
+        """How long to wait for a notification when `more` is false; `poll_s` at most."""
         return min(poll_s, self._look_again_s)
 
     def next(self, free: int, now: float, *, woken: bool) -> Ask:
         """The claim to make now for `free` slots. `woken`: something became ready since the last look at the front."""
-        # One look that was held up, by the plan it had to make or by the disk, says nothing of the next.
+        # The faster of the last two: a single slow one may only have made its plan, or waited for the disk.
         excess_s = max(min(self._took_s) - CHEAP_LOOK_S, 0)
         pause_s = max(LOOK_BACK * excess_s, 0 if woken else LOOK_BACK_S)
         from_the_front = now - self._looked_at >= pause_s
@@ -82,10 +82,10 @@ class ClaimCursor:
         self._limit = min(self._limit * 2, MAX_CLAIM)
         self._pauses.reset()
         self.more = claim.more
-        # While slots stay free behind a crowd that can't run, jobs of one key mostly, look further and further.
+        # While slots stay free behind many jobs that can't run, mostly of one key, each claim looks at more jobs.
         crowded = claim.more and len(claim.jobs) < ask.slots
         self._look = min(max(ask.look, ask.slots) * 4, MAX_LOOK) if crowded else 0
-        # A row that was locked while we looked, by whoever writes to it, is ready without another notification.
+        # A row that another session had locked was skipped. It is ready, but no notification will say so again.
         if claim.passed_over:
             self._look_again_s = self._locked_pauses.next()
         else:
@@ -93,9 +93,9 @@ class ClaimCursor:
             self._look_again_s = math.inf
 
     def failed(self) -> float:
-        """The claim failed: the next one is due in so many seconds, and asks for less.
+        """The claim failed. Returns the seconds until the next one, which asks for half as many jobs.
 
-        What was too much for the server, its locks or its time, is not asked for again in that size.
+        The failed one may have been too large for the server's lock table or for the statement's deadline.
         """
         self._limit = max(self._limit // 2, 1)
         self.more, self._look = True, 0

@@ -1,8 +1,8 @@
 """Claims jobs for one queue and starts a runner for each: exactly as many as there are free slots, in one statement.
 
-Woken by the listener (a job became ready), by the recorder (slots came free) and by its own poll, which serves while
-notifications don't. A claimed job never waits in a buffer. Two scopes per queue: cancelling the intake ends the claims
-and lets the jobs finish; the jobs' own scopes end them.
+Woken by the listener (a job became ready), by the recorder (slots came free) and by its own poll, in case notifications
+are lost. A claimed job never waits in a buffer. Cancelling the `intake` scope of a queue ends its claims and lets its
+jobs finish; each job has a scope of its own that stops it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ STARTS_A_TURN: Final = 4
 
 @attrs.define(eq=False, kw_only=True)
 class Dispatcher:
-    """One queue of this process. `running` counts its slots in use, ended but unrecorded jobs included.
+    """One queue of this process. `running` counts its slots in use, including jobs that ended but are not recorded.
 
-    `answered` is told of each claim that the lock session has answered.
-
-    `closed` is set when, after the intake was cancelled, no claim is under way any more.
+    `answered` is called after each claim that the lock session has answered. `closed` is set when the intake was
+    cancelled and no claim is under way any more.
     """
 
     queue: str
@@ -81,8 +80,8 @@ class Dispatcher:
     ) -> None:
         """Claim and start jobs until the intake is cancelled, then wait until every job has ended and is recorded.
 
-        `keep` is given the claiming loop, and looks at parked jobs, and keeps them running, so that a fault there does
-        not end the jobs.
+        `keep` runs the claiming loop and the looks at parked jobs, and restarts them after an error, so that such an
+        error does not end the jobs.
         """
         limiter = trio.CapacityLimiter(self.concurrency)
         async with trio.open_nursery() as jobs:
@@ -109,7 +108,7 @@ class Dispatcher:
             try:
                 claim = await self._claim(ask, names)
             except (StoreUnavailable, Unstorable) as error:
-                # Unstorable: a row of somebody else can't be claimed; whoever mends it need not start us again.
+                # Unstorable: a row that another service wrote can't be claimed. When it is corrected, claims go on.
                 pause_s = cursor.failed()
                 self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
                 await trio.sleep(pause_s)
@@ -131,7 +130,7 @@ class Dispatcher:
         return claim
 
     def _take(self, claim: Claim, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
-        """Every job has its run in this very turn, so that whatever comes for it, a lost key first of all, finds it."""
+        """Add a run for each job without a checkpoint in between, so that a lost key or a cancel finds each of them."""
         self.running += len(claim.jobs)
         now = trio.current_time()
         runs = []
@@ -144,16 +143,17 @@ class Dispatcher:
             jobs.start_soon(self._start, runs, jobs, limiter)
 
     async def _start(self, runs: list[Run], jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
-        """Start the bodies, some in each turn of the event loop: the others, requests above all, get their turns."""
+        """Start the handlers, a few in each turn of the event loop, so that other tasks get their turns."""
         for number, run in enumerate(runs, 1):
             jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, limiter)
             if number % STARTS_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def _test(self) -> None:
-        """Jobs were parked for these keys, and their parking is committed: look again whether one is free by now.
+        """Look again at the keys for which jobs were parked: one may have become free before the parking was committed.
 
-        Beside the claims, which need no connection of the pool. What comes meanwhile is looked at together.
+        A task beside the claims: this needs a connection of the pool, and they don't. Keys that are added meanwhile
+        are looked at together.
         """
         try:
             while self._to_test:

@@ -25,12 +25,16 @@ def error_text(error: BaseException) -> str:
         trace = "".join(traceback.format_exception(type(error), error, frames, limit=-30))
     except Exception:  # noqa: BLE001 - an exception whose own formatting raises still ends its job
         trace = ""
-    # Cut twice: masking takes time, and a cut right before the end could part a secret from its name.
+    # Cut to MAX_MASKED first, since masking takes time, and to the kept length only after masking: that cut could
+    # separate a secret from the name by which it is recognised.
     return storable_text(f"{summary}\n\n{mask_text(storable_text(trace, MAX_MASKED))}".rstrip())
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without what calls a handler: our own frames, and those of Trio's threads; all, if that is all."""
+    """The traceback from the handler's frame on, without the frames of ours and of Trio's that call it.
+
+    If there are no others, the whole traceback.
+    """
     users = frames
     while users is not None and _CALLER.match(users.tb_frame.f_globals.get("__name__", "")):
         users = users.tb_next
@@ -42,7 +46,7 @@ def _summary(error: BaseException) -> str:
         text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     except Exception:  # noqa: BLE001 - see above
         text = "(its text could not be made)"
-    # Masked before it is cut: of a secret that a cut goes through, the beginning would stay.
+    # Masked before it is cut: a cut through a secret would leave its beginning, unmasked.
     return storable_text(
         mask_text(f"{type(error).__name__}: {mask_text(text[:20_000])[:2_000]}".rstrip(": ")), MAX_SUMMARY
     )

@@ -1,6 +1,6 @@
 """Calls a handler in its flavour, with the handle of that flavour.
 
-Trio's run in the runner's task, asyncio's in a task of the loop that the process has for them, plain functions in a
+Trio handlers run in the runner's task, asyncio handlers in a task of the process's asyncio loop, plain functions in a
 thread.
 """
 
@@ -45,7 +45,7 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
     try:
         args = read_json(run.job.args) if task.args is None else task.args.decode(run.job.args)
     except BadRequest as misfit:
-        return GiveUp(str(misfit))  # they would not fit the next time either
+        return GiveUp(str(misfit))  # the same args would be refused at the next attempt
     if task.asyncio:
         return await _call_asyncio(task, run, args, services, port)
     if not task.is_async:
@@ -65,12 +65,12 @@ async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, 
 
     def left_behind(tasks: int) -> None:
         run.returned_with_tasks_left()
-        log.warning("a handler has left asyncio tasks behind: they are cancelled, and waited for", tasks=tasks)
+        log.warning("a handler has left asyncio tasks behind: they are cancelled and awaited", tasks=tasks)
 
     async with trio.open_nursery() as nursery:
         job = _handle(AioJob, run, args, AioRunPort(port, nursery))
         call = partial(services.aio.run, _awaited, task.handler, services.around, job, left_behind=left_behind)
-        # Not raised in here: a nursery would make a group of it.
+        # Raised outside of the nursery, which would wrap it into an exception group.
         ended = await outcome.acapture(call)
     return ended.unwrap()
 
@@ -89,7 +89,7 @@ def _called(handler: Callable[..., object], around: tuple[Around, ...], job: Any
 
 @contextmanager
 def _inside(around: tuple[Around, ...], job: AnyJob) -> Iterator[None]:
-    """Inside of the wrappers. An error that one of them swallows is raised again: it would become a success."""
+    """Enter the wrappers. If one swallows the handler's error, it is raised again: the job would count as succeeded."""
     raised: BaseException = RuntimeError(SWALLOWED)
     with ExitStack() as stack:
         for wrap in around:

@@ -1,8 +1,8 @@
 """Renews the leases of all running jobs in one statement, and stops those whose lease can't be held (Q8).
 
 Its own connection, so that no other work of this process can delay it. The period is the setting or a third of the
-shortest lease, whichever is less. The same answer brings cancel requests that no notification brought, and shows the
-worker as alive. It runs until after the recorder: a job whose end is not written yet still needs its lease.
+shortest lease, whichever is less. The same answer brings cancel requests whose notification was lost. A write of its
+own shows the worker as alive. It runs longer than the recorder: a job whose end is not written yet needs its lease.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Heartbeat:
             await self.wake.wait(period_s if certain else min(RETRY_S, period_s))
 
     async def _look_for_cancels(self) -> None:
-        """A cancel that a notification tells of is looked for in the row of its run, and in no other."""
+        """After a notification of a cancel, read the row of that run, and of no other."""
         while True:
             await self.runs.asked.wait(math.inf)
             if not await self._beat(self.runs.take_asked()):
@@ -94,17 +94,17 @@ class Heartbeat:
         return certain
 
     async def _stay_connected(self) -> None:
-        """Connect while there is time: in a slow network that takes longer than the first lease has."""
-        # That the database is away is told by the write that shows the worker, which comes as often.
+        """Connect before the first job runs: in a slow network, connecting may take longer than its lease."""
+        # An outage is reported by `_show_for_ever`, which writes as often.
         with contextlib.suppress(StoreError):
             await self.session.open()
             self.outage.worked("heartbeat")
 
     async def _revive(self, expired: list[Run], timeout_s: float) -> dict[int, Beat]:
-        """By our clock some of these leases hold: the database's has jumped (F32).
+        """Renew leases that have ended by the database's clock and not by ours: the database's has jumped (F32).
 
-        Jobs with a key are ours while we have their keys, the others while they have our token. What could not be
-        asked, or is locked by somebody, is unknown.
+        A job with a key is still ours while we hold its key, one without while its row has our token. Returns each
+        token with `RENEWED`, or with `UNKNOWN` if the renewal failed or another session had locked the row.
         """
         jobs = [run.job for run in expired if run.lease.until > trio.current_time()]
         keyed = [(job.job_id, job.token) for job in jobs if self.locks.holds(job.token)]

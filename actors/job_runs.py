@@ -1,8 +1,8 @@
-"""The runs of this process: which jobs are ours now, until when, and who stopped them.
+"""The runs of this process: which jobs are ours now, until when, and why each was stopped.
 
-A run's cancel scope ends when its `Lease` says so: at the earliest of its task's timeout, its lease and its key's
-safety, less a margin in which the body can clean up. A run is here from its claim until its end is recorded, so that it
-gets heartbeats all that time.
+The deadline of a run's cancel scope comes from its `Lease`: the earliest of its task's timeout, its lease and the time
+until which its key is safe, less a margin in which the body can clean up. A run is here from its claim until its end is
+recorded, and gets heartbeats all that time.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Run:
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """Why it was stopped; None while nobody has, and until somebody asks `stopped_by` after a deadline."""
+        """Why it was stopped. None while it was not, and after a passed deadline until `stopped_by` is called."""
         return self._stop_reason
 
     def limit_to(self, timeout_at: float) -> None:
-        """Its task's own bound: it is stopped then, whatever becomes of lease and key."""
+        """Set the end of its task's timeout, at which it is stopped even if its lease and key are safe for longer."""
         self.lease.timeout_at = timeout_at
         if timeout_at < self.scope.deadline:
             self._move_deadline()
 
     def stop(self, reason: StopReason) -> None:
-        """Cancel the body; the first reason counts, but for a lost lease, after which nothing may be written."""
+        """Cancel the body. The first reason counts; a lost lease overrides it, since nothing may be written then."""
         if self.body_ended:
             return
         self._note(reason)
@@ -68,39 +68,39 @@ class Run:
             self._commit.cancel(reason=f"{reason}")
 
     def returned_with_tasks_left(self) -> None:
-        """The handler has returned, and something of it goes on: from now on it has to end, as after a stop."""
+        """The handler has returned and left tasks that go on: like a stopped handler, they must end from now on."""
         self.stopped_at = min(self.stopped_at, trio.current_time())
 
     def shield_commit(self) -> trio.CancelScope:
-        """The scope in which the run's transaction commits: shielded until the body has to have ended, and no longer.
+        """The scope in which the run's transaction commits, shielded until the moment when the body must have ended.
 
-        Whether the transaction has committed may be unknown then; the row's token decides. From this call on
-        no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
+        If that passes, it may be unknown whether the transaction has committed; the row's token decides. From this call
+        on no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
         """
         self.committed = True
         self._commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends())
         return self._commit
 
     def commit_ended(self, *, well: bool) -> None:
-        """The commit is over. A run that has committed (`well`) needs its key alone; another needs its lease again."""
+        """The commit is over. After success (`well`) the run needs only its key; after a failure its lease again."""
         self._commit, self.committed = None, well
         self._move_deadline()
 
     def stopped_by(self) -> StopReason:
-        """Who stopped a body that was cancelled: the reason noted, or else the deadline that has passed.
+        """Why a cancelled body was stopped: the reason that was noted, or else that of the deadline that has passed.
 
-        That is the one that was set last: a commit that waits has none of its own, and moves it only when it is over.
+        The latter is the reason with which the deadline was set last; a commit changes it only when it is over.
         """
         return self._stop_reason or self._note(self._deadline_reason)
 
     def _note(self, reason: StopReason) -> StopReason:
-        """The one who sets the reason: the first one counts, but for a lost lease."""
+        """Set the reason, here alone: the first one counts, but a lost lease overrides it."""
         if self._stop_reason is None or reason is StopReason.LEASE_LOST:
             self._stop_reason = reason
         return self._stop_reason
 
     def open_scope(self) -> None:
-        """A new scope that has its deadline; to move one is some ten times as dear."""
+        """Make a scope that has its deadline already: moving a deadline takes about ten times as long."""
         deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
         self.scope = trio.CancelScope(deadline=deadline)
 
@@ -110,7 +110,7 @@ class Run:
         self._move_deadline()
 
     def key_is_safe_until(self, until: float) -> None:
-        """The keeper of the lock session has learned until when nobody is given the key."""
+        """The keeper of the lock session has learned until when no other session can get the key."""
         self.lease.key_safe_until = until
         self._move_deadline()
 
@@ -124,7 +124,7 @@ class Runs:
     """All runs of this process."""
 
     def __init__(self, default_lease_s: float = 60.0) -> None:
-        """None yet; `default_lease_s` is planned for while none runs."""
+        """There are none yet. `default_lease_s`, in seconds, is the shortest lease to plan for while none runs."""
         self._by_token: dict[int, Run] = {}
         self._early_cancels: OrderedDict[int, None] = OrderedDict()
         self._asked: set[int] = set()
@@ -145,7 +145,7 @@ class Runs:
         return iter(list(self._by_token.values()))
 
     def add(self, run: Run) -> None:
-        """Take in a claimed job; when no more are wanted (`closed`) it is stopped at once."""
+        """Add the run of a claimed job; once no more are wanted (`closed`) it is stopped at once."""
         self._by_token[run.job.token] = run
         if run.job.lease_s < self._planned_for_s:
             self._planned_for_s = run.job.lease_s
@@ -162,7 +162,7 @@ class Runs:
             self.cancel(run.job.token)
 
     def remove(self, run: Run) -> None:
-        """Let go of a run whose end is recorded."""
+        """Remove a run whose end is recorded."""
         self._by_token.pop(run.job.token, None)
         if self._removed is not None:
             self._removed.set()
@@ -176,7 +176,7 @@ class Runs:
             await self._added.wait()
 
     async def wait_removed(self) -> None:
-        """Return when a run was let go."""
+        """Return when a run was removed."""
         if self._removed is None:
             self._removed = trio.Event()
         await self._removed.wait()
@@ -186,9 +186,9 @@ class Runs:
         return self._by_token.get(token)
 
     def cancel(self, token: int) -> None:
-        """A notification said that this run is to be canceled; its claim's reply may still be on the way.
+        """A notification said that this run is to be canceled. It may arrive before the reply of the run's claim.
 
-        Anybody may notify: the heartbeat, which waits until runs are `asked` for, looks at the row of this one.
+        Any role can send notifications, so this stops nothing: it wakes the heartbeat (`asked`), which reads the row.
         """
         if token in self._by_token:
             self._asked.add(token)
@@ -199,21 +199,21 @@ class Runs:
             self._early_cancels.popitem(last=False)
 
     def take_asked(self) -> list[Run]:
-        """The runs whose cancel was told of since the last call."""
+        """The runs for which a notification of a cancel has come since the last call."""
         tokens, self._asked = self._asked, set()
         return [self._by_token[token] for token in tokens if token in self._by_token]
 
     def shortest_lease_s(self) -> float:
-        """The shortest lease among them, or the default if that is shorter.
+        """The shortest lease among them in seconds, or the default if that is shorter.
 
-        Whoever plans by it is told to `attend` when there is a shorter one, before the shorter one could lapse.
+        When a run with a shorter one is added, `attend` is called, so that callers plan anew before it could end.
         """
         shortest = min((run.job.lease_s for run in self._by_token.values()), default=math.inf)
         self._planned_for_s = min(shortest, self._default_lease_s)
         return self._planned_for_s
 
     def key_is_safe_until(self, until: float) -> None:
-        """The lock session has answered: nobody is given our keys before `until` and some time in which to clean up."""
+        """The lock session has answered: no other session can get our keys before `until` and a margin to clean up."""
         self.key_safe_until = until
         for run in self._by_token.values():
             if run.job.lock_hash is not None:

@@ -1,7 +1,7 @@
 """Until when a run's body may go on, and what ends it then: decided from the lease, the key and the timeout.
 
-Each has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key is safe, the
-runner sets the timeout. Knows neither the clock nor the scope that has the deadline.
+Each of the three has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key
+is safe, the runner sets the timeout. Uses neither a clock nor a cancel scope.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def margin_s(lease_s: float) -> float:
 
 @attrs.define(eq=False)
 class Lease:
-    """The lease of one run, of so many `seconds` from each renewal, with its key and its timeout.
+    """The lease of one run, which lasts `seconds` from each renewal, with the bounds of its key and its timeout.
 
     Times are Trio's clock. `key_safe_until` is infinite for a job that has no key.
     """
@@ -35,9 +35,9 @@ class Lease:
         self.until = max(self.until, sent_at + self.seconds)
 
     def body_ends(self, *, committed: bool) -> tuple[float, StopReason]:
-        """When the body has to be stopped as things stand, and why.
+        """When the body must be stopped by what is known now, and the reason of that stop.
 
-        One that has `committed` needs its key alone: nobody will run its job again.
+        A body that has `committed` needs only its key: nobody will run its job again.
         """
         until, reason = self.timeout_at, StopReason.TIMEOUT
         if not committed and self.until - margin_s(self.seconds) < until:

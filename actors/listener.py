@@ -1,9 +1,10 @@
-"""Hears NOTIFY and wakes who is concerned. Kept running by the tree: losing it costs latency, never work.
+"""Receives notifications and wakes the actors that they concern. Kept running by the tree; its loss costs latency only.
 
-After every connection it wakes everybody once, since notifications were missed meanwhile. A dead peer is silent, so the
-connection is pinged; that it is up is shown in `connected`.
+After each connect it wakes all of them once, since it missed notifications before. A dead peer is silent, so the
+connection is pinged; `connected` says whether it is up.
 
-After a flood of notifications it rests, the longer the oftener one follows on another: polling does its work meanwhile.
+After a flood of notifications it pauses, twice as long after each flood that follows another; polling does its work
+meanwhile.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Listener:
             channels = CHANNELS if self.queues else CHANNELS - OF_RUNNING
             async with open_listener(self.database, self._deliver, channels) as listening:
                 self.connected = True
-                if self._rest_s == FIRST_REST_S:  # else the flood may go on
+                if self._rest_s == FIRST_REST_S:  # after a flood it may go on
                     self.outage.worked("listener")
                 self._wake_all()
                 while True:

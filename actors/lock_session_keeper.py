@@ -1,9 +1,10 @@
-"""Keeps the lock session alive, and the runs informed until when their keys are safe (Q7).
+"""Keeps the lock session alive, and tells the runs until when their keys are safe (Q7).
 
-The server ends the session after a silence shorter than the shortest lease, so that a ghost behind a dead network frees
-its keys in time; this actor pings it more often than that, and reconnects at once when it hears of its end. While no
-ping gets through, the runs' scopes end before the server could give their keys away. A ping may wait for its turn
-behind a claim that waits for a table: no silence as long as another connection learns that the server is at work on it.
+The server ends the session after a silence shorter than the shortest lease, so that the keys of a process behind a dead
+network come free in time. This actor pings the session more often than that, and reconnects at once when it ends. While
+no ping gets through, the runs' scopes end before the server could give their keys away. A ping may have to wait behind
+a claim that waits for a locked table; another connection then asks whether the server is at work on the session, in
+which case it does not count as silent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from dataloader.store.queue.lock_session import MIN_PING_S, LockSession
 
 RETRY_S: Final = 0.5
 WATCH_SHARE: Final = 1 / 8
-"""Of the shortest lease: so long a ping waits before another connection asks, and so often it does."""
+"""The share of the shortest lease after which, and then in whose intervals, another connection asks about a ping that
+waits."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -48,9 +50,9 @@ class Keeper:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_for_ever)
             while True:
-                # A foreign job's may be shorter: no reason to be taken for dead within a second.
+                # A job of another service may have a shorter lease; the session needs more time to prove it is alive.
                 self._lease_s = max(self.runs.shortest_lease_s(), MIN_LEASE_S)
-                # The watch may come to it late, when the ping is over.
+                # An event for each ping: the watch may begin only when its ping is over.
                 answered = self._answered = trio.Event()
                 self._pinging.set()
                 pause_s = await self._ping(self._lease_s)
@@ -58,10 +60,10 @@ class Keeper:
                 await self.wake.wait(pause_s)
 
     async def _ping(self, lease_s: float) -> float:
-        """Ping, and repair what a lost reply has left behind; how soon to do so again comes back."""
+        """Ping, and repair what a lost reply has left behind. Returns the seconds until the next ping."""
         try:
             await self.locks.ping(lease_s)
-            # Not each run's own margin: that of a long lease may exceed all of the session's silence.
+            # The margin of the shortest lease for all: that of a long lease may be longer than the allowed silence.
             self._margin_s = margin_s(lease_s)
             self.runs.key_is_safe_until(self.locks.safe_until - self._margin_s)
             await self.locks.repair()
@@ -74,7 +76,7 @@ class Keeper:
         return min(self.period_s, lease_s / 4)
 
     async def _watch_for_ever(self) -> None:
-        """While a ping waits for its turn, or a repair for a table, look beside them whether the server is at work."""
+        """While a ping or a repair waits, ask on another connection whether the server is at work on the session."""
         while True:
             await self._pinging.wait(math.inf)
             answered, every_s = self._answered, self._lease_s * WATCH_SHARE
@@ -91,14 +93,14 @@ class Keeper:
             await self.locks.end_watch()
 
     def answered(self) -> None:
-        """The session has answered a claim: our keys are as safe as after a ping, whose turn may be far."""
+        """The session has answered a claim, which is as good as a ping: the next ping may have to wait."""
         now, until = trio.current_time(), self.locks.safe_until - self._margin_s
-        # Not each time: it moves the deadline of every run.
+        # Not after each claim: it moves the deadline of every run.
         if self.runs.key_safe_until - now < (until - now) / 2:
             self.runs.key_is_safe_until(until)
 
     async def settle(self) -> None:
-        """Ping until no row is ours that memory doesn't know: one whose claim's reply was lost goes back (Q15)."""
+        """Ping until all rows of ours are known here: those of a claim whose reply was lost are given back (Q15)."""
         while not self.locks.settled:
             self.wake.set()
             with trio.move_on_after(RETRY_S):

@@ -1,10 +1,10 @@
 """Logs the outages of all parts in one place: when one begins, once a minute, and when it is over.
 
-A part that tries again and again reports under a name of its own: `failed` after a try that came to nothing, `worked`
-after one that did not, `left` when it has ended. Each try alone is a line at level debug: thirty seconds without a
-database are hundreds of them. A database that can't be used is one trouble of all parts; whatever else is refused is a
-trouble of the part's own, and shows that the database can be used. A trouble is over with the first of its parts that
-works. The others follow at their own pace: their failures are news no more, unless they last.
+A part that retries reports under a name of its own: `failed` after a failed try, `worked` after a successful one,
+`left` when the part has ended. A single try is logged at level debug only: thirty seconds without a database are
+hundreds of them. A database that can't be used is one trouble that all parts share. Any other refusal is a trouble of
+that part alone, and shows that the database can be used. A trouble is over when the first of its parts works again; the
+other parts may fail a little longer, and that is logged only if it lasts.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Trouble:
 
 @attrs.define(eq=False)
 class Outage:
-    """What can't be done at the moment; one for all actors of a process."""
+    """The troubles of all actors of a process."""
 
     _troubles: dict[str | None, _Trouble] = attrs.field(factory=dict, init=False)
-    """By the part; under None that the database can't be used."""
+    """By part; the key None is the database that can't be used."""
 
     @property
     def lasts(self) -> bool:
-        """Whether the database can't be used, and that has been told."""
+        """Whether the database can't be used; the log says so already."""
         trouble = self._troubles.get(None)
         return trouble is not None and not trouble.is_over
 
@@ -78,13 +78,13 @@ class Outage:
             self._over(part, part)
 
     def left(self, part: str) -> None:
-        """`part` has ended, and tries no more."""
+        """`part` has ended and will not try again."""
         for whose in (None, part):
             if whose in self._troubles:
                 self._leave(whose, part)
 
     def _over(self, whose: str | None, part: str) -> None:
-        """This trouble is over for `part`; the first of its parts tells so."""
+        """This trouble is over for `part`; the first part that works again has it logged."""
         trouble = self._troubles.get(whose)
         if trouble is None or part not in trouble.parts:
             return

@@ -1,6 +1,7 @@
-"""What a run has told and the recorder has not written yet: its newest progress and its log lines.
+"""The newest progress and the log lines of a run that the recorder has not written yet.
 
-The handle's port puts things in, on the recorder's side `take_…` empties it. The recorder hears of it once until then.
+The port of the job's handle calls `put_…`, the recorder calls `take_…`. The recorder gets one message (`Shown`) until
+it has emptied the outbox.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Outbox:
         return progress
 
     def give_back_progress(self, progress: str) -> None:
-        """It was not written: it waits for the next time, unless there is newer one."""
+        """It was not written: keep it for the next time, unless there is newer progress."""
         self._progress = self._progress or progress
 
     def count_line(self, load: str | None) -> int:
-        """The number of the line that comes now, of those of `load`, or of the job itself."""
+        """Count a line, and return its number among the lines of `load`, or of the job itself if that is None."""
         count = self._counts[load] = self._counts.get(load, 0) + 1
         return count
 
@@ -58,5 +59,5 @@ class Outbox:
         return lines
 
     def give_back_lines(self, lines: list[tuple[datetime, str]]) -> None:
-        """They were not written: they wait for the next time, before those that came meanwhile."""
+        """They were not written: keep them for the next time, before the lines that came meanwhile."""
         self._lines = lines + self._lines

@@ -1,6 +1,6 @@
-"""Deletes jobs that ended long ago, with their journal, in small batches (retention.
+"""Deletes jobs that ended long ago, with their journal, in small batches, and the rows of dead workers.
 
-Off by default), and forgets dead workers.
+Retention is off by default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 EVERY_S: Final = 600.0
 BETWEEN_BATCHES_S: Final = 0.1
-"""A breath between batches, in which claims and finishes get their turn."""
+"""The pause between batches, in which claims and finishes get their turn."""
 
 
 @attrs.define(eq=False, kw_only=True)

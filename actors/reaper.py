@@ -1,9 +1,9 @@
 """Takes back jobs whose lease has ended, every period, a bounded number at a time (Q10).
 
-Runs in every process; rows that another reaper has in hand are passed over. The database's clock decides. When that
-clock has jumped against ours between two sweeps (a failover to a host with another clock), nothing is taken before a
-second look one period later, so that a jump does not take every running job from its worker at once: the heartbeats,
-which are told, renew their leases meanwhile (F32).
+Runs in every process, and skips rows that another reaper has locked. The database's clock decides. When that clock has
+jumped against ours between two sweeps (a failover to a host with another clock), the sweep takes nothing, so that a
+jump does not take every running job from its worker at once. The heartbeat is woken to renew its leases before the next
+sweep, one period later (F32).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = get_logger(__name__)
 
 BATCH: Final = 500
 MAX_BATCHES: Final = 4
-"""Batches in one sweep: a bound on what one sweep can take, also when everything has expired."""
+"""The most batches in one sweep, even when every lease has expired."""
 JUMP_S: Final = 2.0
 MAX_PAUSE_S: Final = 10.0
-"""While the database can't be used, a sweep is tried at least so often: it may say that it can again."""
+"""The longest pause between sweeps while the database can't be used: a sweep may be the first to notice its return."""
 MAX_ENDLESS: Final = 100
-"""Jobs with an endless lease that are looked for, of each kind."""
+"""The most jobs with an endless lease that one look returns, of each kind."""
 SAY_ENDLESS_EVERY_S: Final = 60.0
 
 
@@ -62,7 +62,7 @@ class Reaper:
             await trio.sleep(min(self.period_s, MAX_PAUSE_S) if self.outage.lasts else self.period_s)
 
     async def _sweep(self, ahead_s: float | None) -> float | None:
-        """Sweep unless the database's clock has jumped; how far it is ahead of ours comes back, if that is known."""
+        """Sweep unless the database's clock has jumped. Returns the seconds that it is ahead of ours, if known."""
         batches = 0
         while True:
             batches += 1
@@ -70,13 +70,14 @@ class Reaper:
             if reaped.jumped and ahead_s is not None:
                 by_s = reaped.ahead_s - ahead_s
                 if 0 < by_s <= reaped.took_s + JUMP_S:
-                    # It may have waited for as long, for a locked table: a jump is seen by the next try, too.
+                    # The statement may just have waited that long for a locked table. The next try tells: it would see
+                    # a real jump as well.
                     if batches < MAX_BATCHES:
                         continue
-                    return None  # where all take so long, nothing would ever be taken else
+                    return None  # every try was slow: the next sweep takes without the comparison, or none ever would
                 log.warning("the database's clock jumped: this sweep is left out", by_s=round(by_s, 1))
                 self.jumped.set()
-                ahead_s = None  # what it was: the next sweep takes, also if this one can't tell what it is now
+                ahead_s = None  # of before the jump: without it the next sweep takes, even if no newer value is known
             if reaped.became:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
                 self.telemetry.taken_back(reaped.became)
@@ -84,7 +85,7 @@ class Reaper:
                 return reaped.ahead_s if reaped.took_s < JUMP_S else ahead_s
 
     async def _look_for_endless(self) -> None:
-        """Say that there are running jobs that no sweep will ever take back: new ones, once a minute."""
+        """Warn of running jobs that no sweep will ever take back: when there are new ones, at most once a minute."""
         found = frozenset(await find_endless(self.database, MAX_ENDLESS))
         self.telemetry.found_endless(len(found))
         now = trio.current_time()

@@ -1,12 +1,13 @@
 """Writes how runs ended, in batches.
 
-What gathers while one batch is written is the next, so idle adds no latency and load no statements. Progress and log
-lines go along, or by themselves within a second.
+Outcomes that arrive while one batch is written form the next: a single one is written at once, and many share a
+statement. Progress and log lines are written with them, or within a second.
 
-Fed by the runners through one channel; owner of each run's way out: only when its end is recorded is the run let go,
-its key freed and its slot given back. It ends when the channel's senders are closed and everything is written, so
-nothing is lost in a drain. While the database is away it tries again; the heartbeats of its runs go on meanwhile, and
-what the lease outlives is void. A job whose row somebody has locked goes along with later batches until it is written.
+The runners send to it through one channel. Only when the end of a run is recorded is the run removed, its key freed and
+its slot given back. It ends when the channel's senders are closed and everything is written, so a drain loses nothing.
+While the database can't be used it tries again, and the heartbeats go on renewing the leases; an outcome whose lease
+has ended meanwhile changes nothing. A job whose row another session has locked is in each later batch until it is
+written.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = get_logger(__name__)
 
 MAX_BATCH: Final = 250
 MAX_TURNS: Final = 10
-"""Turns of the event loop in which more is gathered before what there is is written."""
+"""The most turns of the event loop in which a batch is gathered before it is written."""
 SHOW_EVERY_S: Final = 1.0
 MAX_PAUSE_S: Final = 2.0
 LOCKED_PAUSE_S: Final = 0.01
@@ -50,9 +51,9 @@ MAX_LOCKED_PAUSE_S: Final = 0.5
 class Recorder:
     """The one writer of outcomes.
 
-    `freed` is told the queue and the number of slots that came free, `released` that keys did. `tally` counts what was
-    written since the start, by step. When a drain has come to its bound `insisting` ends: what can't be written then is
-    left to its lease.
+    `freed` is called with the queue and the number of slots that came free; `released` is set when keys can be
+    released. `tally` counts what was written since the start, by step. `insisting` becomes false when a drain has
+    reached its bound: outcomes that can't be written from then on are left to the end of their leases.
     """
 
     session: Session
@@ -89,16 +90,16 @@ class Recorder:
                     return
 
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
-        """The next messages, and those that were passed over before.
+        """The next messages, after those whose row was locked before, and whether the channel has ended.
 
-        At least one unless it is time to show progress or the channel has ended.
+        At least one message, unless it is time to write progress or the channel has ended.
         """
         batch: list[Ended] = []
         ended = False
         try:
             with trio.move_on_at(min(self._show_at, self._again_at)):
                 self._take(await messages.receive(), batch)
-            # One statement for those that end together, in turns of the event loop that follow each other.
+            # Runs that end in consecutive turns of the event loop share one statement.
             for _ in range(MAX_TURNS):
                 before = len(batch)
                 with contextlib.suppress(trio.WouldBlock):
@@ -121,7 +122,7 @@ class Recorder:
             self._show_at = min(self._show_at, trio.current_time() + SHOW_EVERY_S)
 
     async def _record(self, batch: Sequence[Ended]) -> None:
-        # What was logged comes before the end, or would be lost with the run.
+        # Log lines first: they would be lost with the run.
         logging = await self._keep_lines([message.run for message in batch if message.run.outbox.has_lines])
         if not self.insisting:
             logging = set()
@@ -149,16 +150,13 @@ class Recorder:
             self.locks.forget(job.token)
             slots[job.queue] = slots.get(job.queue, 0) + 1
         if not self._to_show:
-            self._show_at = math.inf  # or what nobody waits for any more would wake us again and again
+            self._show_at = math.inf  # nothing is left to show: no need to wake for it
         for queue, number in slots.items():
             self.freed(queue, number)
         self.released.set()
 
     def _pass_over(self, batch: Sequence[Ended], locked: Sequence[int]) -> Sequence[Ended]:
-        """Keep those whose row somebody has locked for the next batch, or for a while when none comes.
-
-        The others are returned.
-        """
+        """Keep the messages whose row is locked for the next batch, or for a pause if none comes; return the others."""
         if locked and not self.insisting:
             log.error("outcomes could not be written: the jobs are left to their leases", jobs=len(locked))
             locked = []
@@ -171,7 +169,7 @@ class Recorder:
         return [message for message in batch if message.run.job.token not in locked]
 
     async def _insist(self, outcomes: list[Outcome]) -> Finished:
-        """Write `outcomes`, again and again while the database is away: their tokens make that harmless."""
+        """Write `outcomes`; retry while the database can't be used, which their tokens make safe."""
         if not outcomes:
             return Finished({}, [])
         pauses = Pauses(0.05, MAX_PAUSE_S)
@@ -196,7 +194,7 @@ class Recorder:
                 return finished
 
     async def _without_the_unstorable(self, outcomes: list[Outcome], error: Exception) -> Finished:
-        """One row poisons the batch: the others must not suffer for it."""
+        """Write each outcome by itself: one of them makes the statement fail for all."""
         if len(outcomes) == 1:
             return await self._insist_without_text(outcomes[0], error)
         all_finished = Finished({}, [])
@@ -208,7 +206,7 @@ class Recorder:
         return all_finished
 
     async def _insist_without_text(self, outcome: Outcome, error: Exception) -> Finished:
-        """What the handler said can't be stored, in a way that nobody thought of: the job ends all the same (F40)."""
+        """End the job although its outcome can't be stored: with a fixed error in place of its texts (F40)."""
         log.error("an outcome could not be stored as it is", job_id=str(outcome.job_id), error=str(error))
         if outcome.error == UNSTORABLE and outcome.result is None:
             return Finished({}, [outcome.token])
@@ -254,7 +252,7 @@ class Recorder:
         self._take(Shown(run), [])
 
     async def _keep_lines(self, runs: Sequence[Run]) -> set[int]:
-        """Write what the runs have logged; the tokens of those who keep it, since somebody has locked their row."""
+        """Write the runs' log lines. Returns the tokens of runs that keep theirs, since their row is locked."""
         lines = {run: run.outbox.take_lines() for run in runs}
         texts = [(run.job.job_id, run.job.token, at, text) for run, pairs in lines.items() for at, text in pairs]
         if not texts:

@@ -13,7 +13,7 @@ from dataloader.jobs.outcomes import Outcome
 
 @attrs.frozen(eq=False)
 class Ended:
-    """A run has ended and this is to be written; None: nothing, the job is somebody else's or recorded already."""
+    """A run has ended with `outcome`. None: write nothing; another worker has the job, or it is recorded already."""
 
     run: Run
     outcome: Outcome | None
@@ -21,7 +21,7 @@ class Ended:
 
 @attrs.frozen(eq=False)
 class Shown:
-    """A run has progress or log lines to be written; sent once until they are."""
+    """A run has progress or log lines to be written; not sent again before they are."""
 
     run: Run
 

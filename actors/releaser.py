@@ -1,6 +1,6 @@
 """Frees the keys of ended jobs and wakes their next ones, as soon as their ends are recorded (Q7).
 
-A claim that gets its turn first takes the keys along; then there is nothing left to do here.
+A claim that comes first frees the keys too; then there is nothing left to do here.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 def outcome_of(
     run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
 ) -> Outcome | None:
-    """The outcome, whatever the handler's values and exceptions do when they are looked at."""
+    """The outcome to be written, None for nothing. Never raises, even if the handler's value or exception does."""
     try:
         outcome = _outcome(run, task, value, error, stopped)
         return outcome if outcome is None or outcome.result is not None else attrs.evolve(outcome, result=run.kept)
@@ -70,8 +70,8 @@ def _outcome_when_stopped(
         case StopReason.CANCEL:
             return end(Step.CANCEL, error=text)
         case StopReason.LEASE_ENDED:
-            # Void if somebody else has it by now; else it need not wait for the reaper. As a crash, it uses up an
-            # attempt.
+            # If another worker has the job by now, this changes nothing; otherwise the job need not wait for the
+            # reaper. Like a crash, it uses up an attempt.
             text = "no heartbeat got through: the lease could not be held" + (f"\n{text}" if text else "")
             return _again(end, run, text, 0.0)
         case StopReason.DRAIN | StopReason.KEY_LOST:

@@ -21,12 +21,12 @@ LogLevel = Literal["info", "warning", "error", "off"]
 
 @attrs.define(eq=False, kw_only=True)
 class RunServices:
-    """One of them for all runs.
+    """One object for all runs.
 
-    `resources` are by what `job.resource()` is asked for: the declarations of `@tasks.resource`, and the types of what
-    libraries on top of the queue need. `around` wraps every run, the first one outermost. `aio` is the loop of asyncio
-    handlers, None where no task needs one. The jobs' own lines go to the process's log too if they are as serious as
-    `logged_from`.
+    `resources` has the value for each key of `job.resource()`: a declaration of `@tasks.resource`, or a type that a
+    library on top of the queue needs. `around` wraps every run, the first one outermost. `aio` is the loop of asyncio
+    handlers, None if no task needs one. Lines of `job.log` at level `logged_from` or above also go to the process's
+    log; `max_lines` of each run are kept with the job.
     """
 
     to_recorder: trio.MemorySendChannel[ToRecord]

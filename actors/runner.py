@@ -1,8 +1,8 @@
 """Runs one job: opens its scope, calls the handler, and turns whatever happened into one outcome for the recorder.
 
-The scope's deadline is the lease (Q8). Everything that stops the job cancels that one scope with its reason noted
-first, so the reason, and not a guess from an exception, decides what is written: canceled, retried, given back, or
-nothing. The runner never touches the database itself; a body that returned before it noticed a stop has succeeded.
+The scope's deadline comes from the lease (Q8). Whatever stops the job notes its reason and then cancels that one scope,
+so that the reason, not a guess from an exception, decides what is written: canceled, retried, given back, or nothing. A
+handler that returned before it noticed a stop has succeeded. The runner itself never uses the database.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = get_logger(__name__)
 
 
 async def run(run: Run, task: Task, services: RunServices, limiter: trio.CapacityLimiter) -> None:
-    """Run the job with `task`, a plain function in a thread of `limiter`; ends with a message to the recorder."""
+    """Run the job with `task`, a plain function in a thread of `limiter`; then send its end to the recorder."""
     job = run.job
-    # The task has a context of its own, which its children inherit and nobody else sees: nothing to undo.
+    # Never unbound: the Trio task has a context of its own, which only its children inherit.
     structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
     started = trio.current_time()
     if task.timeout_s is not None:
@@ -48,7 +48,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
 
 
 def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: StopReason | None) -> None:
-    """One line about a run that failed or was stopped: a warning if it failed, or its attempt was in vain."""
+    """Log a run that failed or was stopped: as a warning if it failed or its attempt was used up."""
     step = None if outcome is None else outcome.step
     in_vain = step is Step.FAIL or step is Step.RETRY
     if stopped is not None and not in_vain:
@@ -61,7 +61,7 @@ def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: Stop
 
 def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, object]:
     """The fields of a failure's log line: with the traceback, unless the error is one of ours, whose text suffices."""
-    # The outcome mostly has the error's text already; its making takes long.
+    # The outcome mostly has the error's text already; making it again takes long.
     text = (None if outcome is None else outcome.error) or ("" if error is None else error_text(error))
     said, _, trace = (text, "", "") if error is None else text.partition("\n\n")
     step = None if outcome is None else outcome.step.value
@@ -77,7 +77,7 @@ async def _run_body(
         with run.scope:
             return await call_handler(task, run, services, limiter), None
     except (trio.Cancelled, KeyboardInterrupt):
-        raise  # somebody else's cancellation, or ^C, is never swallowed, also when it comes in company
+        raise  # a cancellation from outside, or ^C, is never swallowed, not even within a group (below)
     except BaseException as raised:
         if isinstance(raised, BaseExceptionGroup) and raised.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
             raise

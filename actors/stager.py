@@ -1,10 +1,10 @@
 """Makes waiting jobs ready: their time has come, their key is free, their task is known, what they run after has ended.
 
-Sleeps until the next job falls due, and is told by notification of an earlier one, and of an end that others wait for.
-At such an end it looks only at those who wait for it; at jobs that were added and run after others when it is told of
-one, when nothing has woken it, and at each sweep. Every backoff period it sweeps the parked keys, which is the net
-below the wake-ups of those who hold them. When more has fallen due than one batch it rests between batches, as a share
-of the time they take, so that claims and outcomes go on.
+Sleeps until the next job falls due. Notifications wake it for a job that is due earlier, and for the end of a job that
+others wait for. After such an end it looks only at the jobs that wait for it. It looks at newly added jobs that run
+after others when a notification says that there are some, when no notification has come, and at each sweep. In every
+backoff period it sweeps the parked keys, for wake-ups that were lost. When more jobs have fallen due than one batch
+takes, it pauses between batches, in proportion to the time that they take, so that claims and outcomes go on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOCKED_S: Final = 0.5
 MAX_PAUSE_S: Final = 5.0
 """After a failure."""
 REST: Final = 2.5
-"""The rest after a batch that left others due: so many times as long as the batch took."""
+"""The pause after a batch that left others due, as a multiple of the time that the batch took."""
 MAX_REST_S: Final = 0.2
-"""So that where batches are slow a storm of 300,000 is still over within a minute."""
+"""The longest such pause: even where batches are slow, 300,000 jobs that fall due together are ready in a minute."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Stager:
-    """Stages for all queues; `queues` and `tasks` say which parked jobs with unknown tasks are known here."""
+    """Stages for all queues. Jobs parked for an unknown task are made ready if this process has queue and task."""
 
     database: Database
     queues: list[str]
@@ -74,10 +74,10 @@ class Stager:
             if (staged.readied >= BATCH and staged.next_due_s == 0) or (judged.jobs and judged.more):
                 await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
                 continue
-            # What falls due is told of, unless notifications are lost.
+            # A notification wakes it for a job that falls due; `poll_s` is for lost ones.
             pause_s = min(sweep_at - trio.current_time(), self.poll_s)
             if staged.next_due_s is not None:
-                # Due and not made ready: somebody has the row locked.
+                # A job that is due and was not made ready has a locked row.
                 pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)
             if judged.more:
                 pause_s = min(pause_s, LOCKED_S)

@@ -1,7 +1,7 @@
 """The port of a thread's `ThreadJob`: the Trio port does everything, in Trio's thread.
 
-What takes time runs in the very task that waits for the handler's thread, inside of the run's scope: so it is stopped
-as an async handler would be, and the thread hears of that by `trio.Cancelled`.
+Each operation runs in the Trio task that waits for the handler's thread, inside of the run's scope: it is stopped as an
+async handler would be, and then raises `trio.Cancelled` in the thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ThreadRunPort:
         transaction = _Transaction(trio.from_thread.run(opened.__aenter__))
         try:
             yield transaction
-        except BaseException as error:  # noqa: ASYNC103 - the transaction's own end says whether it is swallowed: never
+        except BaseException as error:  # noqa: ASYNC103 - raised again, as the transaction's end never swallows it
             if not trio.from_thread.run(opened.__aexit__, type(error), error, error.__traceback__):
                 raise
         else:

@@ -34,7 +34,7 @@ MAX_LINE: Final = 8_192
 
 
 class TrioPort:
-    """One run's. Progress and lines go into the run's outbox, of which the recorder is told once."""
+    """The port of one run. Progress and lines go into the run's outbox, and the recorder gets a message about it."""
 
     def __init__(self, run: Run, services: RunServices) -> None:
         """Nothing is shown yet, and no transaction is open."""
@@ -48,7 +48,7 @@ class TrioPort:
         self._tell()
 
     def log(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
-        """Keep a line, up to the setting's number a run, or a load of it; then one line that says so."""
+        """Keep a line. After `DL_LOG_LINES_PER_JOB` lines of the run, or of a load, one says that no more are kept."""
         most = self._services.max_lines
         count = self._run.outbox.count_line(load)
         if count > most + 1:
@@ -76,14 +76,14 @@ class TrioPort:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """See `dataloader.jobs.job.Job.transaction`."""
         run = self._run
-        # It could not commit together with the success, and its end would take the success back.
+        # A second one could not commit together with the job's success.
         if self._in_transaction:
             raise RuntimeError("the job has a transaction open: a handler has one job.transaction() at a time")
         if run.committed:
             raise RuntimeError("the job has succeeded with its transaction: write all its rows in that one block")
 
         def success(result: object) -> Outcome:
-            # The recorder writes nothing about this run any more, so what was shown last goes along.
+            # The recorder will write nothing more of this run, so the newest progress is written here.
             encoded = None if result is None else storable_json(result)
             progress = run.outbox.newest_progress
             return Outcome(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=progress)
@@ -103,16 +103,16 @@ class TrioPort:
             self._in_transaction = False
         run.commit_ended(well=failure is None)
         if failure is not None:
-            # A body whose lease has ended meanwhile was stopped by that, and hears of nothing else.
+            # If the lease has ended meanwhile, the body gets that cancellation rather than this error.
             await trio.lowlevel.checkpoint()
             raise failure
 
     async def after(self) -> dict[UUID, AfterResult]:
-        """Read anew at each call: who does not ask does not pay."""
+        """Return the outcomes of the jobs that this one runs after, read from the database at each call."""
         return await results_of(self.resource(Database), self._run.job.job_id)
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
-        """Add a job, also in a process that drains: what runs may end well."""
+        """Add a job. Allowed while the process drains, so that a running handler can finish."""
         new = new_job(task, args, **({"root": self._run.job.job_id} | options))
         [enqueued] = await self._services.enqueuer.enqueue([new])
         return enqueued
@@ -130,7 +130,10 @@ class TrioPort:
         self._run.kept = None if result is None else storable_json(result)
 
     def resource(self, kind: object) -> Any:
-        """The job itself as it was claimed, or what the process has for all: by its declaration, or by its type."""
+        """The resource that was declared as `kind`, or the one of type `kind`; for `ClaimedJob` the claimed job itself.
+
+        Raises `LookupError` if there is none, or if several have that type.
+        """
         if kind is ClaimedJob:
             return self._run.job
         resources = self._services.resources

@@ -1,6 +1,6 @@
 """The flag that wakes an actor.
 
-No message in a queue: ten notifications mean one look at the database.
+A flag rather than a queue of messages: ten notifications need only one look at the database.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Wake:
         self._event.set()
 
     def lower(self) -> None:
-        """Take note of it without waiting."""
+        """Clear the flag without waiting."""
         self._event = trio.Event()
 
     @property
     def is_set(self) -> bool:
-        """Whether nobody has taken note of it yet."""
+        """Whether it is set and not cleared yet."""
         return self._event.is_set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until the flag is set, and lower it, or for `timeout_s`; True when it was set."""
+        """Wait up to `timeout_s` seconds for the flag, and clear it. Returns whether it was set."""
         with trio.move_on_after(timeout_s):
             await self._event.wait()
         was_set = self.is_set

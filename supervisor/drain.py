@@ -1,9 +1,9 @@
-"""Ends the work of a process in good order (Q15), and reports what became of it.
+"""Ends the work of a process in order (Q15), and reports the result.
 
     claims off ─► jobs finish, until the deadline ─► what runs is stopped and goes back ─► all is recorded
 
 Every wait has a deadline of its own, so that a database that is gone, a handler that swallows its cancellation and a
-thread that never returns cost seconds and not for ever: after `drain_timeout_s` + `BOUND_S` the report says what is
+thread that never returns delay it by seconds only: after `drain_timeout_s` + `BOUND_S` the report says which jobs are
 still open.
 """
 
@@ -27,12 +27,15 @@ from dataloader.jobs.states import Step
 log = get_logger(__name__)
 
 BOUND_S: Final = 8.25
-"""After the drain's deadline: the time for stopped jobs to clean up and for their ends to be written."""
+"""The time after the drain's deadline in which stopped jobs clean up and their ends are written."""
 
 
 @attrs.frozen
 class DrainReport:
-    """What a drain came to: jobs that finished, that were given back, that did not stop, whose end is not written."""
+    """The result of a drain: how many jobs have finished, and how many were `returned` to the queue.
+
+    `stuck` has the ids of jobs whose handler did not stop; `unrecorded` counts jobs whose end could not be written.
+    """
 
     finished: int
     returned: int
@@ -49,7 +52,7 @@ class DrainReport:
 class Drain:
     """The drain of one process.
 
-    `request` begins it, `hurry` stops the jobs at once; both may be called from anywhere, often.
+    `request` begins it, `hurry` stops the jobs at once; both may be called more than once, from any Trio task.
     """
 
     runs: Runs
@@ -71,10 +74,7 @@ class Drain:
         self.hurried.set()
 
     async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder, keeper: Keeper) -> DrainReport:
-        """Wait for the request, then end the work of `dispatchers`.
-
-        The report comes when all is done or the bound is reached.
-        """
+        """Wait for the request, then end the work of `dispatchers`; return when all is done or the bound is reached."""
         await self.requested.wait()
         before = recorder.tally.copy()
         log.info("draining: no new jobs are taken", running=len(self.runs), for_at_most_s=self.timeout_s)
@@ -93,7 +93,7 @@ class Drain:
             await self._until_done(dispatchers)
             await keeper.settle()
         recorder.insisting = False
-        # A claim that is still under way may yet bring jobs: they are stopped as they come.
+        # A claim that is still under way may bring jobs: they are stopped as soon as they are added.
         self.runs.closed = True
         claiming = [dispatcher.queue for dispatcher in dispatchers if not dispatcher.closed.is_set()]
         if claiming:
@@ -120,7 +120,7 @@ class Drain:
             run.stop(StopReason.DRAIN)
 
     async def _until_done(self, dispatchers: Sequence[Dispatcher], waiting: trio.Nursery | None = None) -> None:
-        """Return when no claim is under way, which may still bring jobs, and every run is gone; or end `waiting`."""
+        """Return when no claim is under way and every run is removed; if `waiting` is given, cancel it then."""
         for dispatcher in dispatchers:
             await dispatcher.closed.wait()
         while self.runs:

@@ -1,7 +1,7 @@
 """Keeps the embedded PostgreSQL running while a supervisor uses it, as the tree keeps its other parts.
 
-Other processes may use the same server, and each of them does this. The first one starts it again, the others find it
-running (the locks are cluster.py's). A server that an operator stops is back at once, as long as somebody uses it.
+Each process that uses the server does this: the first one starts it again, the others find it running (cluster.py has
+the lock). So a server that an operator stops is started again at once, as long as a process uses it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataloader.jobs.secrets.masking import mask_address
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 
 LOOK_S: Final = 5.0
-"""How often a server is looked at whose process can't be watched, since it is in another container for one."""
+"""How often a server is checked whose process can't be watched, for example because it is in another container."""
 
 
 async def keep_server(server: EmbeddedPostgres) -> None:
-    """Start the server if it has ended, and wait for its end. To be called again then (`keep_running`).
+    """Start the server if it has ended, and wait for its end; `keep_running` then calls this again.
 
     Raises:
-        EmbeddedDatabaseError: it has ended, can't be started, or now runs at another address than all of us know.
+        EmbeddedDatabaseError: it has ended, can't be started, or runs at another address than at our start.
     """
-    # Left behind when we are to end: whoever leaves the server waits for it.
+    # The thread is abandoned on cancel: leaving the server waits for it.
     running = await trio.to_thread.run_sync(server.ensure_running, abandon_on_cancel=True)
     if running.dsn != server.dsn:
         raise EmbeddedDatabaseError(
@@ -49,7 +49,7 @@ async def _wait_for_end(server: EmbeddedPostgres) -> None:
 
 
 def _process_of(server: EmbeddedPostgres) -> int | None:
-    """A descriptor of the server's process, to be closed; None where it can only be asked."""
+    """A pidfd of the server's process, which the caller closes; None where there is none, so that it must be polled."""
     if not server.is_visible():
         return None
     try:

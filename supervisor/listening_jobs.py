@@ -1,4 +1,4 @@
-"""The queue by its database, for a program that runs no jobs: with a listener of its own, from the first wait on."""
+"""The queue by its database, for a program that runs no jobs. From its first `wait` on it has a listener of its own."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dataloader.store.queue.waits import Waits
 log = get_logger(__name__)
 
 PING_S: Final = 5.0
-"""Between two pings of the listener's connection, and what each may take: a dead peer is silent."""
+"""The seconds between two pings of the listener's connection, and the timeout of each: a dead peer is silent."""
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 60.0
-"""The pause before a connection that was lost is opened again grows up to this; jobs are looked at meanwhile."""
+"""The pause before a lost connection is opened again grows up to this; waits poll their jobs meanwhile."""
 
 
 @asynccontextmanager
 async def open_database_jobs(
     options: DatabaseOptions, operator: Operator, *, default_lease_s: int = 60
 ) -> AsyncIterator[DatabaseJobs]:
-    """The queue of a database for the length of a block, on Trio. Nothing is connected before the first question."""
+    """The queue of a database for the length of a block, on Trio. It connects at the first call, not before."""
     failure: BaseException | None = None
     async with open_database(options) as database:
         waits = Waits(database)
@@ -56,7 +56,7 @@ async def open_database_jobs(
 
 
 async def _listen(database: Database, waits: Waits) -> None:
-    """Wake those who wait for a job when it changes; until cancelled. Without it they look every few seconds."""
+    """Wake the waits for a job when it changes, until cancelled. Without this they poll every few seconds."""
 
     def hear(notification: Notification) -> None:
         if isinstance(notification, JobChanged):
@@ -75,6 +75,6 @@ async def _listen(database: Database, waits: Waits) -> None:
                         raise StoreUnavailable("the listener's connection was lost")
                     pauses.reset()
         except StoreError as error:
-            # Who waits is told of an outage by the wait itself.
+            # Debug only: the wait itself raises when the database can't be used.
             log.debug("no connection listens for changes of jobs", error=str(error))
         await trio.sleep(pauses.next())

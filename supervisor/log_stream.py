@@ -1,8 +1,8 @@
-"""The stream that log lines go to: whole lines, one after the other, and a bounded wait where nobody reads them.
+"""The stream that log lines go to: whole lines, one after the other, and a bounded wait if nobody reads them.
 
-A full pipe stops whoever writes to it. That would be the event loop, with all leases and a drain. So a line waits for
-room, `WAIT_S` at the most; from then on lines are dropped without any wait, until there is room again, and then the log
-says how many. Only other writers to the same pipe, such as a handler's `print`, can still be stopped by it.
+A full pipe blocks its writer. That would be the event loop, and with it all heartbeats and a drain. So a line waits for
+room for at most `WAIT_S`; then lines are dropped without any wait until there is room again, and the log says how many.
+The pipe can still block its other writers, such as a handler's `print`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 WAIT_S: Final = 0.25
-"""What a line that finds no room may cost its writer; the next ones cost nothing."""
+"""How long the first line that finds no room waits, in seconds; the next ones don't wait."""
 
 
 class LogStream:
     """Writes lines to a stream, and gives up on a line rather than raise, or wait for long.
 
     Args:
-        stream: where to.
+        stream: where the lines go.
         notice: the line that says how many lines were dropped.
     """
 
@@ -35,7 +35,7 @@ class LogStream:
         self._notice = notice
         self._may_block = _may_block(stream)
         self._rest = b""
-        """Of a line whose beginning is written: it comes first."""
+        """The rest of a line whose beginning is written already; it is written first."""
         self._dropped = 0
 
     def write(self, line: str) -> None:
@@ -69,12 +69,12 @@ class LogStream:
             self._rest = left
 
     def _put(self, text: bytes, descriptor: int, deadline: float) -> bytes:
-        """Write what there is room for; the rest comes back."""
+        """Write as much as there is room for; return the rest."""
         room = select.poll()
         room.register(descriptor, select.POLLOUT)
         while text and room.poll(max(deadline - time.monotonic(), 0) * 1_000):
-            # A pipe that has room for anything has room for so much.
-            with suppress(BlockingIOError):  # somebody else was faster, in a pipe that was made not to wait
+            # A pipe that polls as writable has room for PIPE_BUF bytes.
+            with suppress(BlockingIOError):  # another writer has filled a non-blocking pipe meanwhile
                 text = text[os.write(descriptor, text[: select.PIPE_BUF]) :]
         return text
 
@@ -83,7 +83,7 @@ def _renew_lock() -> None:
     LogStream._lock = threading.RLock()  # noqa: SLF001 - our own
 
 
-os.register_at_fork(after_in_child=_renew_lock)  # a thread that had it is not in the child
+os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not exist in the child
 
 
 def _encoded(line: str) -> bytes:
@@ -91,7 +91,7 @@ def _encoded(line: str) -> bytes:
 
 
 def _may_block(stream: TextIO) -> bool:
-    """Whether it is a pipe, a socket or a terminal: no file, and not what is only in memory."""
+    """Whether it is a pipe, a socket or a terminal, rather than a file or an object in memory."""
     try:
         return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):

@@ -2,12 +2,12 @@
 
 The command line calls `configure_logging` once; an embedding program has its own logging and calls it only if it wants
 ours. All other code says `log = get_logger(__name__)` (`dataloader.jobs.logger`) and binds `job_id`, `queue`, `task`,
-`attempt`, `request_id` as context variables, which every line then carries. Our own lines come in through stdlib's root
-logger, as do those of Hypercorn, Quart, asyncio, asyncpg and `warnings`; those of tasks do, or come through structlog.
-Lines for people on a terminal, one JSON object a line otherwise.
+`attempt`, `request_id` as context variables, which are then in every line. Our own lines come through stdlib's root
+logger, like those of Hypercorn, Quart, asyncio, asyncpg and `warnings`; those of tasks through it or through structlog.
+A terminal gets text for people, anything else one JSON object a line.
 
-A log call must never raise because of what is logged or because stderr is gone, never wait for long for whoever reads
-the log (log_stream.py), and never show a secret: the whole line is masked, the rendered exception too. Rejected:
+A log call must never raise because of what is logged or because stderr is closed, never wait long for the reader of
+the log (log_stream.py), and never show a secret: the whole line is masked, including the rendered exception. Rejected:
 structlog's rich tracebacks, which print local variables.
 """
 
@@ -36,14 +36,14 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 MAX_TRACEBACK: Final = 20_000
 """Characters kept of an exception's text: its head and its tail."""
 _CLIENTS: Final = ("httpx2", "httpcore2")
-"""They have a line for each request, and for each step of it, of which our own line says as much."""
+"""They log a line for each request and each of its steps; our own line says the same."""
 
 _EventDict = MutableMapping[str, Any]
 
 
 @attrs.frozen
 class _Lines:
-    """The end of the chain, as structlog wants it."""
+    """The end of the chain, with the methods that structlog expects."""
 
     name: str
     stream: LogStream
@@ -85,10 +85,10 @@ def configure_logging(
     masked in each line, whoever wrote it.
 
     Args:
-        format: `console` for people, `json` for machines, `auto` for what the stream is.
-        level: the least serious lines that are written, from stdlib loggers too; of the HTTP client's, `httpx2` and
-            `httpcore2`, those from warning on, unless these loggers have a level of their own.
-        stream: where to; anything with `write`, `flush` and `isatty`.
+        format: `console` for people, `json` for machines, `auto` for `console` if the stream is a terminal.
+        level: the lowest level that is written, also for stdlib loggers. The HTTP client's loggers, `httpx2` and
+            `httpcore2`, write from warning on, unless they have a level of their own.
+        stream: where the lines go; anything with `write`, `flush` and `isatty`.
     """
     to = sys.stderr if stream is None else stream
     if isinstance(to, io.TextIOWrapper):
@@ -112,7 +112,7 @@ def configure_logging(
         processors=[*chain],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda name="", *_: _Lines(str(name), lines),
-        # Not cached: a logger made before this call, or before a second one, follows it all the same.
+        # Not cached: loggers that were made before this call follow it too.
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(
@@ -155,7 +155,8 @@ def _render_exception(logger: Any, method: str, event: _EventDict) -> _EventDict
             text = "".join(traceback.format_exception(error)).rstrip()
         except Exception as failure:  # noqa: BLE001 - an exception that can't be printed still has a name
             text = f"{type(error).__name__} (its traceback can't be rendered: {type(failure).__name__})"
-        # Cut twice: masking takes time, and a cut right before it could part a secret from its name.
+        # Cut to MAX_MASKED first, since masking takes time, and to the kept length only after masking: that cut could
+        # separate a secret from the name by which it is recognised.
         event["exception"] = storable_text(mask_text(storable_text(text, MAX_MASKED)), MAX_TRACEBACK)
     return event
 

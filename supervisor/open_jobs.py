@@ -30,29 +30,29 @@ def open_jobs(*, url: str, token: str | None = None) -> AbstractAsyncContextMana
 def open_jobs(
     dsn: str | None = None, *, operator: str | None = None, url: str | None = None, token: str | None = None
 ) -> AbstractAsyncContextManager[Jobs]:
-    """The queue for the length of a block: by its database, in a Trio run, or through a service, on asyncio as well.
+    """The queue for the length of a block: by its database, in a Trio run, or through a service, also on asyncio.
 
-    Nothing is connected before the first question. No jobs are run: that is what `open_supervisor` is for.
+    It connects at the first call, not before. It runs no jobs: `open_supervisor` does that.
 
     Args:
         dsn: the address of the database, such as `postgresql://user:password@host/jobs`.
-        operator: who signs the audit for what is done; by default the account and the machine.
+        operator: the name in the audit of what is done; by default the account and the host.
         url: the address of a running service instead, such as `http://127.0.0.1:8080`.
-        token: its API token, where it has tokens; it signs the audit.
+        token: an API token of the service, if it has tokens; the audit has the token's name.
 
     Raises:
-        ConfigError: an address is not allowed, or the database is asked for outside of a Trio run.
+        ConfigError: an address is not allowed, or `dsn` is used outside of a Trio run.
     """
     if (dsn is None) == (url is None):
         raise ConfigError("open_jobs takes either dsn, the address of a database, or url, that of a running service")
     if url is not None:
         if operator is not None:
-            raise ConfigError("operator: goes with dsn; through a service the token says who acts")
+            raise ConfigError("operator: can be given only with dsn; through a service the token says who acts")
         from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
 
         return open_http_jobs(url, token)
     if token is not None:
-        raise ConfigError("token: goes with url")
+        raise ConfigError("token: can be given only with url")
     return _open_database_jobs(Settings(db_dsn=dsn), Operator(operator or account()))
 
 
@@ -61,21 +61,21 @@ async def _open_database_jobs(settings: Settings, operator: Operator) -> AsyncIt
     from dataloader.supervisor.listening_jobs import open_database_jobs  # noqa: PLC0415 - no driver is needed over HTTP
 
     if not trio.lowlevel.in_trio_task():
-        raise ConfigError("dsn: the database is asked from Trio alone; on asyncio use open_jobs(url=…), or dl_enqueue")
+        raise ConfigError("dsn: can be used only in a Trio run; on asyncio use open_jobs(url=…), or dl_enqueue")
     options = client_options(settings, "dataloader client")
     async with open_database_jobs(options, operator, default_lease_s=settings.default_lease_s) as jobs:
         yield jobs
 
 
 def client_options(settings: Settings, name: str) -> DatabaseOptions:
-    """How one connects who runs no jobs; `name` is shown in `pg_stat_activity`.
+    """The connection options of a program that runs no jobs; `name` is shown in `pg_stat_activity`.
 
     Raises `ConfigError` when the settings name no database.
     """
     from dataloader.store.connection.bridge import DatabaseOptions  # noqa: PLC0415 - no driver is needed over HTTP
 
     if settings.db_dsn is None:
-        raise ConfigError("DL_DB_DSN: is not set; the address of a database")
+        raise ConfigError("DL_DB_DSN: is not set; it must be the address of a database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
         lock_dsn=settings.lock_dsn,
@@ -87,7 +87,7 @@ def client_options(settings: Settings, name: str) -> DatabaseOptions:
 
 
 def account() -> str:
-    """Who runs this program, and where, as the audit has it."""
+    """`account@host` of this program, its name in the audit."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as containers have it

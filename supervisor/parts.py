@@ -1,6 +1,6 @@
-"""Makes every part of a process from its settings and ties them together; tree.py then lets them live.
+"""Makes every part of a process from its settings and connects them; tree.py then runs them.
 
-The one place that knows who is told what by whom. Nothing here runs or waits.
+The one place that knows which part calls which. Nothing here runs or waits.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.settings import Settings
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
-from dataloader.web.server.listen import open_listener, serve_web
+from dataloader.web.server.listen import open_listening_socket, serve_web
 from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
 
 CLOSE_S: Final = 7.0
-"""What saying goodbye on three connections may take; each takes two seconds at the most."""
+"""The time in which the three sessions are closed, in seconds; each takes two at most."""
 
 
 def program_version() -> str:
@@ -120,16 +120,16 @@ class Parts:
         )
 
     async def cut_off(self) -> None:
-        """Give up on the database: whoever waits for an answer of it, or asks from now on, gets an error."""
+        """Give up on the database: every call that waits for it, and every later one, raises an error."""
         for session in (self.recorder.session, self.heartbeat.session, self.locks):
             await session.cut()
         await self.database.cut()
 
 
 def options_of(settings: Settings) -> DatabaseOptions:
-    """Where the settings say the database is."""
+    """The connection options of a process that runs jobs. Raises `ConfigError` if the settings have no database."""
     if settings.db_dsn is None:
-        raise ConfigError("DL_DB_DSN: is missing; the address of the database is needed to embed a supervisor")
+        raise ConfigError("DL_DB_DSN: is missing; a supervisor needs the address of the database")
     return DatabaseOptions(
         dsn=settings.db_dsn,
         lock_dsn=settings.lock_dsn,
@@ -180,7 +180,7 @@ async def open_parts(
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return open_listener(host, port)
+        return open_listening_socket(host, port)
     except OSError as error:
         todo = "; choose another port by --port" if error.errno == errno.EADDRINUSE else ""
         raise AddressError(f"the service can't start at {host}:{port}: {error.strerror or error}{todo}") from error

@@ -1,6 +1,6 @@
-"""Opens what a registry's tasks need of their process, before the first claim, and closes it after the last run.
+"""Opens the resources of a registry's tasks before the first claim, and closes them after the last run.
 
-Each resource has a task of its own, Trio's or asyncio's, in which it is entered and left, so it may have a nursery.
+Each resource is entered and left in one Trio or asyncio task of its own, so it may have a nursery.
 They open in the order of their declaration and close in the reverse order, each within a deadline.
 """
 
@@ -25,14 +25,14 @@ from dataloader.jobs.tasks import Tasks
 log = get_logger(__name__)
 
 OPEN_S: Final = 60.0
-"""What one resource may take to open."""
+"""The time in which a resource must open, in seconds."""
 CLOSE_S: Final = 3.0
-"""What one resource may take to close; then it is cancelled."""
+"""The time in which a resource must close, in seconds; then it is cancelled."""
 
 
 @attrs.frozen
 class Opened:
-    """What has been opened: `resources` by their declarations, and the loop of asyncio handlers if one is needed."""
+    """The opened `resources` by their declarations, and the loop of asyncio handlers if one is needed."""
 
     resources: dict[object, Any]
     aio: AioLoop | None
@@ -40,7 +40,7 @@ class Opened:
 
 @asynccontextmanager
 async def open_resources(tasks: Tasks, *, until: trio.Event) -> AsyncIterator[Opened]:
-    """What `tasks` needs, open for the length of a block.
+    """The resources of `tasks`, open for the length of a block.
 
     Raises `ConfigError` for a resource that can't be opened, and `Draining` if `until` is set before all are open.
     """
@@ -84,7 +84,7 @@ async def _open(
     with trio.move_on_after(OPEN_S) as opening:
         async with trio.open_nursery() as watching:
             watching.start_soon(stop_opening)
-            # Not raised in here: a nursery would make a group of it.
+            # Raised outside of the nursery, which would wrap it into an exception group.
             ended = await outcome.acapture(nursery.start, held.hold)
             watching.cancel_scope.cancel()
         try:
@@ -113,10 +113,10 @@ class _Held:
         self._closed = trio.Event()
 
     async def hold(self, *, task_status: trio.TaskStatus[Any]) -> None:
-        """Open it, and close it when that is asked for; `started` gives what it yields."""
+        """Open it, and leave it after `close` is called; `started` gives the value that it yields."""
 
         def opened(value: Any) -> None:
-            # From now on `close` ends it, when no run needs it any more.
+            # From now on only `close` ends it, when no run needs it any more.
             self._scope.shield = True
             task_status.started(value)
 
@@ -132,7 +132,7 @@ class _Held:
             if not self._scope.shield:
                 raise
             self._tell(error)
-        except SystemExit as error:  # it is one of the user's parts that wants to end, not the process
+        except SystemExit as error:  # raised by the user's code: it ends the resource, not the process
             if not self._scope.shield:
                 raise RuntimeError(_said(error)) from error
             self._tell(error)

@@ -1,8 +1,8 @@
-"""Keeps a part of the tree running: starts it again when it fails, with a pause, and only so often.
+"""Keeps a part of the tree running: starts it again after a failure and a pause, within a budget of restarts.
 
-A part that fails more often than its budget is not going to mend itself: `gave_up` is told, and the process drains and
-exits 1 with the cause in its last words. Rejected: letting the error fall through the nurseries, which would cancel
-running jobs.
+A part that fails more often than its budget allows won't recover: `gave_up` is called, the process drains and exits 1
+with the cause in its last log line. Rejected: letting the error pass through the nurseries, which would cancel running
+jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PAUSE_S: Final = 2.0
 
 @attrs.frozen
 class RestartBudget:
-    """At most `restarts` within `within_s` seconds. A database that is away does not count: it is waited for."""
+    """At most `restarts` within `within_s` seconds. Failures while the database can't be used don't count."""
 
     restarts: int
     within_s: float
@@ -53,7 +53,7 @@ async def keep_running(
             log.debug("a part waits for the database", part=name, error=str(error))
         except* EmbeddedDatabaseError as group:
             error = group
-            # What has ended it is all that matters; where we learned of it does not.
+            # Without our traceback: only the server's own cause matters.
             cause = str(first_error(group))
             log.error("a part failed and is started again", part=name, budget=str(budget), cause=cause)  # noqa: TRY400
         except* Exception as group:

@@ -1,8 +1,8 @@
-"""The binary's way to run a supervisor: signals, the announcement, and an end that always comes (Q15).
+"""Runs a supervisor for `dataloader serve`: signals, the log line "serving", and an end within a deadline (Q15).
 
-First SIGTERM, SIGINT or SIGHUP: drain. Second: stop the jobs now. Third, or the total deadline: leave at once, since a
+First SIGTERM, SIGINT or SIGHUP: drain. Second: stop the jobs now. Third, or the total deadline: exit at once, since a
 thread that never returns or a shielded wait in a library could otherwise hold the process for ever. Exit code 0 when
-every row was finished or given back, else 1. Signals are touched here only; embedders call `Supervisor.drain`.
+every job was finished or given back, else 1. Embedders handle signals themselves and call `Supervisor.drain`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ async def serve(
     *,
     server: EmbeddedPostgres | None = None,
 ) -> int:
-    """Run until a signal ends it, or a part gives up; the exit code comes back.
+    """Run until a signal ends it, or a part gives up; return the exit code.
 
-    `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded one that
-    the settings lead to: it is started again, should it end.
+    `guest` is started when every queue claims, and cancelled when a drain has ended. `server` is the embedded
+    PostgreSQL that the settings point to, if there is one; it is started again if it ends.
 
     Raises `SchemaError`, `ConfigError` or `AddressError` when it can't start at all.
     """
     outcome: DrainReport | Exception | None = None
-    # All that is loaded stays: a collection that walks it each time stops the loop for tens of milliseconds.
-    # Before any job runs, since this one does so too.
+    # What is loaded by now stays, so the garbage collector need not look at it: each full collection would stop the
+    # loop for tens of milliseconds. This one does too, so it comes before any job runs.
     gc.collect()
     gc.freeze()
     _open_as_many_files_as_allowed()
     try:
-        # What whoever started us has made us ignore (nohup, a shell's job in the background) stays so.
+        # Signals that our parent has set to be ignored (nohup, a shell's background job) stay ignored.
         heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         with trio.open_signal_receiver(*heeded) as signals, open_total_deadline(settings.drain_timeout_s) as deadline:
             async with (
@@ -67,8 +67,8 @@ async def serve(
         log.critical(
             "ended because a part gave up",
             cause=str(error),
-            what_to_do="mend the cause, then start the process again; its jobs went back to the queue, or wait for the"
-            " end of their leases",
+            what_to_do="remove the cause, then start the process again; its jobs went back to the queue, or will when"
+            " their leases end",
         )
         outcome = None
     if isinstance(outcome, Exception):
@@ -82,7 +82,7 @@ async def _serve_until_drained(
     nursery: trio.Nursery,
     guest: Callable[[Supervisor], Awaitable[None]] | None,
 ) -> DrainReport | Exception:
-    """The drain's report, or what made serving impossible, to be told once all is closed."""
+    """The drain's report, or the error that made serving impossible, to be raised when everything is closed."""
     try:
         await supervisor.ready()
         _announce(supervisor, settings)
@@ -117,9 +117,9 @@ def _steps(supervisor: Supervisor) -> tuple[Callable[[str], None], ...]:
 
 
 def _open_as_many_files_as_allowed() -> None:
-    """The usual limit of 1,024 is there for programs that use `select`; any may raise it to the hard one."""
+    """Raise the limit of open files to the hard limit; the usual 1,024 is meant for programs that use `select`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the kernel's own bound may be lower
+    with suppress(ValueError, OSError):  # the kernel's own limit may be lower
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

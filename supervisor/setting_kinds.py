@@ -1,13 +1,13 @@
 """How the text of one setting becomes a value, and what is allowed there (Q13).
 
-settings.py names a kind for each setting; the kind's `read` takes the text of an environment variable as well as the
-value itself (tests and embedders construct `Settings` directly), so there is one check and one message for both. `read`
-raises `Refused`, or a group of them for a list with several faults, which settings.py turns into lines such as
-`NAME: must be what is allowed, not 'value'`. Nothing here knows the settings' names; the kinds that are lists of
-objects are in setting_lists.py.
+settings.py names a kind for each setting. The kind's `read` takes the text of an environment variable, or the value
+itself (tests and embedders construct `Settings` directly), so both have the same check and the same message. `read`
+raises `Refused`, or a group of them for a list with several faults; settings.py turns them into lines such as
+`NAME: must be an integer from 1 to 50, not '0'`. Nothing here knows the settings' names. The kinds of lists of objects
+are in setting_lists.py.
 
-Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which one line for a person
-would have to be pieced together again; the kinds are shorter than that.
+Rejected: cattrs and typed-settings. Both report structure paths and exception trees, from which the line for a person
+would have to be assembled; the kinds here are less code.
 """
 
 import ipaddress
@@ -28,11 +28,11 @@ _SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+asyncpg", "po
 _LONGEST_S: Final = 31_536_000
 _SHORTEST_S: Final = 0.001
 MOST_OF_POSTGRES_S: Final = 2_147_000
-"""Timeouts that it is told of: milliseconds in 31 bits."""
+"""The longest timeout that PostgreSQL takes: milliseconds in 31 bits."""
 
 
 class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
-    """A value is not allowed. `allowed` says what is, `where` which part of the value is meant, `shown` that part."""
+    """A value is not allowed. `allowed` says what is; `where` names the part that is refused, `shown` is its text."""
 
     def __init__(self, allowed: str, where: str = "", shown: str | None = None) -> None:
         super().__init__(allowed)
@@ -42,12 +42,12 @@ class Refused(Exception):  # noqa: N818 - the answer of a check, always caught
 
 
 class Missing(Refused):
-    """A part of a value is not there: `where` it should be, and what is `allowed`."""
+    """A part of a value is missing: `where` names it, `allowed` says what it must be."""
 
 
 @attrs.frozen
 class Kind:
-    """What a setting may be: `allowed` in words, `read` from a text or a value, `show` without secrets."""
+    """The kind of a setting: `allowed` in words, `read` to check a text or a value, `show` to print without secrets."""
 
     allowed: str
     read: Callable[[object], Any]
@@ -55,7 +55,7 @@ class Kind:
 
 
 def quoted(value: object) -> str:
-    """Return a value as it stands in a message: on one line, in quotes, not longer than 200 characters."""
+    """Return a value for a message: in quotes, on one line, cut to 200 characters."""
     text = visible(str(value))
     return f"'{text[:200]}…'" if len(text) > 200 else f"'{text}'"
 
@@ -77,7 +77,7 @@ def seconds(example: str, *, zero: bool = False, most: int = _LONGEST_S) -> Kind
             raise Refused(f"{allowed}, and at least {_SHORTEST_S}")
         if number > most:
             raise Refused(
-                f"{allowed}, and at most {most} ({'a year' if most == _LONGEST_S else 'PostgreSQL has no more'})"
+                f"{allowed}, and at most {most} ({'a year' if most == _LONGEST_S else 'the limit of PostgreSQL'})"
             )
         return number
 
@@ -154,12 +154,12 @@ def _read_dsn(value: object) -> str:
         raise Refused(DSN.allowed)
     try:
         parts = urlsplit(dsn)
-        # Several hosts are fine for the driver, and no port for urlsplit.
+        # The driver takes a list of hosts, whose port urlsplit can't read.
         whole_address = not parts.fragment and ("," in parts.netloc or parts.port != 0)
     except ValueError:
         whole_address = False
     if not whole_address:
-        raise Refused(f"{DSN.allowed} (in the password / ? # are written as %2F %3F %23)")
+        raise Refused(f"{DSN.allowed} (in the password, write / ? # as %2F %3F %23)")
     return dsn
 
 

@@ -16,7 +16,7 @@ Role = Literal["read", "operate", "admin"]
 ROLES: Final = ("read", "operate", "admin")
 SHORTEST_TOKEN: Final = 16
 PLACEHOLDER: Final = "replace-me-by-a-random-one"
-"""The token in `.env.example`, which is none."""
+"""The example in `.env.example`, which is refused as a token."""
 
 
 @attrs.frozen
@@ -29,7 +29,7 @@ class Worker:
 
 @attrs.frozen
 class ApiToken:
-    """One entry of DL_TOKENS: who sends `token` in the Authorization header is `name` and may do what `role` allows."""
+    """One entry of DL_TOKENS: a request with `token` in its Authorization header is `name`'s, with `role`'s rights."""
 
     name: str
     role: Role
@@ -39,9 +39,9 @@ class ApiToken:
 def _read_list(
     value: object, kinds: Mapping[str, Kind], allowed: str, *, once: Iterable[str], has_secret: bool
 ) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, each with exactly these fields; those in `once` have a value of their own.
+    """Return the objects of a JSON list, each with exactly these fields. Values of fields in `once` must differ.
 
-    Raises `Refused` for what is no list, and for what is in it a group of all that is refused there.
+    Raises `Refused` if the value is not a list, and a group of `Refused` for everything that is wrong in the list.
     """
     if isinstance(value, str):
         try:
@@ -58,7 +58,7 @@ def _read_list(
         for name in once:
             if name in entry and any(other.get(name) == entry[name] for other in entries):
                 shown = _shown(name, entry[name], has_secret=has_secret)
-                wrong.append(Refused(f"another {name} in each entry", f"[{index}].{name}", shown))
+                wrong.append(Refused("different in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
     if wrong:
         raise ExceptionGroup("invalid entries", wrong)
@@ -68,14 +68,14 @@ def _read_list(
 def _read_entry(
     given: object, kinds: Mapping[str, Kind], where: str, wrong: list[Refused], *, has_secret: bool
 ) -> dict[str, Any]:
-    """Return the fields of an object that are as they should be; what is not goes to `wrong`."""
+    """Return the valid fields of an object, and append the errors of the others to `wrong`."""
     fields = ", ".join(kinds)
     if not isinstance(given, Mapping):
         shown = MASKED if has_secret else msgspec.json.encode(given).decode()
         wrong.append(Refused(f"an object with {fields}", where, shown))
         return {}
     others = [str(name) for name in given if name not in kinds]
-    wrong += [Refused(f"an object with {fields} alone", where, MASKED if has_secret else name) for name in others]
+    wrong += [Refused(f"an object with only {fields}", where, MASKED if has_secret else name) for name in others]
     entry: dict[str, Any] = {}
     for name, kind in kinds.items():
         if name not in given:
@@ -90,7 +90,7 @@ def _read_entry(
 
 
 def _shown(name: str, value: object, *, has_secret: bool) -> str:
-    """A field in a message. Beside tokens none is shown that is long enough to be one in the wrong place."""
+    """A field's value for a message. In an entry with a token, values that are long enough to be one are masked."""
     text = str(value)
     return MASKED if has_secret and (name == "token" or len(text) >= SHORTEST_TOKEN) else text
 

@@ -1,9 +1,9 @@
 """The settings of a process: one attrs class whose fields carry their variable, their kind and their description (Q13).
 
-A new setting is a field here, and nothing else. settings_layers.py reads them from files, environment and command line;
-embedders and tests construct `Settings(db_dsn=…, workers=(Worker("q", 2),))`. Both ways go through the same checks with
-the same messages: one line for each bad setting, all of them at once. The table in docs/settings.md comes from the
-fields; tests compare it and `.env.example` with them.
+A new setting needs only a field here. settings_layers.py reads them from files, environment and command line; embedders
+and tests construct `Settings(db_dsn=…, workers=(Worker("q", 2),))`. Both get the same checks and messages: one line for
+each bad setting, all of them at once. The table in docs/settings.md comes from the fields; tests compare it and
+`.env.example` with them.
 
 Must never put a DSN or a token into a message, a repr or an explanation.
 """
@@ -48,17 +48,17 @@ _PIPELINE: Final = Kind("variables such as DL_PIPELINE__RATE_MIN", _read_pipelin
 def _setting(
     name: str, kind: Kind, description: str, default: Any = None, *, optional: str = "", secret: bool = False
 ) -> Any:
-    """Declare a setting. `optional` says what happens without a value, for settings whose default is none."""
+    """Declare a setting. `optional` describes in the table what applies without a value, in place of the default."""
     metadata = {"name": name, "kind": kind, "description": description, "optional": optional, "secret": secret}
     return attrs.field(default=default, metadata=metadata, repr=not secret)
 
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """All settings of one process, checked. Durations in seconds; see docs/settings.md for what each one does (Q13).
+    """All settings of one process, checked. Durations are in seconds; docs/settings.md says what each one does (Q13).
 
-    Fields also take the text that the environment variable would have. Without a `lock_dsn` all connections go to
-    `db_dsn`; who gives one and then evolves `db_dsn` to another database is refused when the service starts.
+    A field also takes the text that the environment variable would have. Without a `lock_dsn` all connections go to
+    `db_dsn`. If the two lead to different databases, the start of the service fails.
 
     Raises:
         ConfigError: one line for each setting with a value that is not allowed.
@@ -246,7 +246,7 @@ class Settings:
     )
 
     def __attrs_post_init__(self) -> None:
-        """Replace texts by values, and refuse all that is not allowed at once."""
+        """Replace texts by values, and raise one error for all values that are not allowed."""
         problems: list[str] = []
         for field in attrs.fields(type(self)):
             value = getattr(self, field.name)
@@ -305,7 +305,7 @@ def _refusal(field: "attrs.Attribute[Any]", value: object, refused: Refused) -> 
     if refused.shown is not None:
         shown = refused.shown
     elif about["secret"]:
-        # The scheme is what most often is wrong; all the rest may be the password, whatever it looks like.
+        # Only the scheme is shown, which is the most common mistake; any other part may be the password.
         scheme = re.match(r"[a-z+]{1,30}://", str(value))
         shown = f"{scheme[0] if scheme else ''}{MASKED}"
     else:

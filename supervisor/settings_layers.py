@@ -1,7 +1,7 @@
 """Where a process's settings come from: defaults < `.env` < `.env.local` < environment < command line (Q13, E5).
 
-The command line calls `load_settings`, and `explain` for `dataloader config`. Must never write to `os.environ`, or
-expand `$` in a file: passwords contain it.
+The command line calls `load_settings`, and `explain` for `dataloader config`. Must never write to `os.environ`, nor
+expand `$` in a file, since passwords contain it.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from dataloader.supervisor.setting_kinds import quoted
 from dataloader.supervisor.settings import Settings
 
 CLIENT_VARIABLE: Final = "DL_TOKEN"
-"""What the command line takes for a token of its own, and no setting of a service."""
+"""The API token that the command line sends; not a setting of a service."""
 FILES: Final = (".env", ".env.local")
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -48,9 +48,9 @@ def load_settings(
     Args:
         env: the environment; by default that of the process.
         directory: where `.env` and `.env.local` are looked for; by default the current one.
-        overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` are
-            variables, which override single ones of the other layers.
-        defaults: values by field name of what is given nowhere, instead of the setting's own.
+        overrides: values from the command line by field name (`port`); `None` means not given. `pipeline` is a mapping
+            of `DL_PIPELINE__…` variables, each of which overrides the same one of the other layers.
+        defaults: values by field name, in place of the settings' own defaults.
 
     Raises:
         ConfigError: one line for each bad value, or for a line in a file that can't be read.
@@ -62,7 +62,7 @@ def load_settings(
 def explain(
     env: Mapping[str, str] | None = None, *, directory: Path | None = None, overrides: Mapping[str, object] = _NOTHING
 ) -> list[SettingRow]:
-    """Return every setting with its value, secrets masked, and where that came from.
+    """Return every setting with its value, with secrets masked, and the layer that it came from.
 
     Arguments and errors as `load_settings`.
     """
@@ -98,7 +98,7 @@ def unknown_variables(env: Mapping[str, str] | None = None, *, directory: Path |
 def _given(
     env: Mapping[str, str] | None, directory: Path | None, overrides: Mapping[str, object]
 ) -> dict[str, tuple[object, str]]:
-    """Return what was set, by field: the value of the highest layer that has one, and the layer."""
+    """Return the given values by field: each from the highest layer that has one, with that layer's name."""
     given: dict[str, tuple[object, str]] = {}
     fields = {field.metadata["name"]: field.name for field in attrs.fields(Settings)}
     pipeline: dict[str, str] = {}
@@ -123,8 +123,8 @@ def _given(
         order = [*(name for name, _ in layers), "command line"]
         if order.index(lock_source) < order.index(source):
             raise ConfigError(
-                f"DL_LOCK_DSN: is of {lock_source} and DL_DB_DSN of {source}, which has precedence: they might lead to "
-                "two databases; set both in the same place"
+                f"DL_LOCK_DSN: comes from {lock_source}, but DL_DB_DSN from {source}, which has precedence: they might "
+                "lead to different databases; set both in the same place"
             )
     return given
 
@@ -138,7 +138,7 @@ def _layers(env: Mapping[str, str] | None, directory: Path | None) -> list[tuple
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    """Return the variables of one file; a line that is none is an error, since dotenv itself would only drop it."""
+    """Return the variables of one file. A line that sets none is an error, which dotenv itself would only skip."""
     try:
         text = path.read_text("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ def _read_file(path: Path) -> dict[str, str]:
     for binding in parse_stream(io.StringIO(text)):
         if binding.error:
             line = binding.original.line + len(binding.original.string) - len(binding.original.string.lstrip("\n"))
-            raise ConfigError(f"{path.name}: line {line} must be NAME=value, with quotes that are closed")
+            raise ConfigError(f"{path.name}: line {line} must be NAME=value, with closed quotes")
         if binding.key is not None and binding.value is not None:
             found[binding.key] = binding.value
     return found

@@ -1,4 +1,4 @@
-"""What signals do: the first one the first thing, the next one the next."""
+"""Signals as steps: the first signal does the first step, the next one the next."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 
 async def obey(signals: AsyncIterator[int], *steps: Callable[[str], None]) -> None:
-    """Call one of `steps` with the name of each signal that comes, in their order, and the last one from then on.
+    """Call the next of `steps` with the name of each signal that arrives; after the last step, that one again.
 
-    `signals` are those of `trio.open_signal_receiver`; it ends by being cancelled.
+    `signals` comes from `trio.open_signal_receiver`. Runs until cancelled.
     """
     number = 0
     async for came in signals:

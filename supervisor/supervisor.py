@@ -1,9 +1,9 @@
 """The supervisor as a Trio program sees it: `async with open_supervisor(settings, tasks) as supervisor`.
 
-Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and touches no signal. The tree lives in
-one shielded task, so that a host which is cancelled still gets its jobs given back: leaving the block drains, leaving
-it by an error or a cancellation stops the jobs at once. Either takes at most the drain's bound, but for handlers that
-never stop: those are reported, and waited for, since no Trio program can leave a thread behind.
+Runs inside any Trio run, with or without a trio-asyncio loop of the host's, and handles no signals. The tree runs in
+one shielded task, so that its jobs are given back even if the host is cancelled: leaving the block drains, leaving it
+by an error or a cancellation stops the jobs at once. Both end within the drain's bound, except for handlers that never
+stop: those are reported and waited for, since a Trio program can't leave a thread behind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Supervisor:
     """A running supervisor. Made by `open_supervisor`."""
 
     def __init__(self, parts: Parts) -> None:
-        """`parts` are alive already."""
+        """Of `parts` that are open; `live` runs them."""
         self._parts = parts
         self._started = trio.Event()
         self._drained = trio.Event()
@@ -44,7 +44,7 @@ class Supervisor:
 
     @property
     def url(self) -> str | None:
-        """Where the HTTP API answers; None when it was not asked for."""
+        """The address of the HTTP API; None without `with_web`."""
         return self._parts.url
 
     @property
@@ -54,9 +54,9 @@ class Supervisor:
 
     @property
     def jobs(self) -> DatabaseJobs:
-        """The queue, over the supervisor's own database. Once a drain has begun `enqueue` raises `Draining`.
+        """The queue, over the supervisor's own database. Once a drain has begun, `enqueue` raises `Draining`.
 
-        What is done to it is signed by the worker's name; `jobs.signed(Operator(name))` is the same for somebody else.
+        The audit names the worker for what is done with it; with `jobs.signed(Operator(name))` it has another name.
         """
         return self._parts.jobs
 
@@ -79,18 +79,18 @@ class Supervisor:
         self._parts.drain.hurry()
 
     async def wait_draining(self) -> None:
-        """Return when a drain, whoever began it, has begun."""
+        """Return when a drain has begun, for whatever reason."""
         await self._parts.drain.requested.wait()
 
     async def wait_drained(self) -> DrainReport:
-        """Return when a drain, whoever began it, has come to its end."""
+        """Return the report when a drain has ended; does not begin one."""
         await self._drained.wait()
         return self.report or DrainReport(0, 0, (), 0)
 
     async def ready(self) -> None:
         """Return when the database is ready and every queue claims.
 
-        Raises what made that impossible: `SchemaError`, `ConfigError`, or `Draining` when a drain came first.
+        Raises `SchemaError` or `ConfigError` if that is impossible, or `Draining` if a drain began first.
         """
         await self._started.wait()
         if self._impossible is not None:
@@ -134,7 +134,10 @@ async def open_starting(
     server: EmbeddedPostgres | None = None,
     unstoppable: Callable[[Run], None] = _say_unstoppable,
 ) -> AsyncIterator[Supervisor]:
-    """A supervisor that may still be waiting for its database: for those who must be able to end it meanwhile."""
+    """As `open_supervisor`, but the block begins while the supervisor may still wait for its database.
+
+    For callers that must be able to end it meanwhile.
+    """
     failure: Exception | None = None
     if settings.pipeline.of_one:
         _point_out_unknown_loads(settings, tasks)
@@ -150,7 +153,7 @@ async def open_starting(
                     await supervisor.live(migrate=settings.migrate)
 
         try:
-            # If we were cancelled now it would live on, with nobody to end it. Nothing waits before it is there.
+            # A cancellation here would leave it running with nobody to end it. `started` comes without a wait.
             with trio.CancelScope(shield=True):
                 supervisor: Supervisor = await nursery.start(run)
             try:
@@ -167,7 +170,7 @@ async def open_starting(
 
 
 def _point_out_unknown_loads(settings: Settings, tasks: Tasks) -> None:
-    """A load whose name is misspelt in a variable would run with the settings of all. Without loads none is meant."""
+    """Warn of settings for a load that does not exist: a misspelt name. Not in a process without loads."""
     from dataloader.flows.etl.flow.flow import loads_of  # noqa: PLC0415 - only those who have such settings need it
 
     if loads := loads_of(tasks):
@@ -181,11 +184,11 @@ async def open_supervisor(
 ) -> AsyncIterator[Supervisor]:
     """A supervisor for the length of a block: it claims and runs jobs, and with `with_web` serves the HTTP API.
 
-    `settings.db_dsn` must be set (`embedded_postgres` has a database for those who have none). `server` is the embedded
-    one that it leads to: should that end, the supervisor starts it again.
+    `settings.db_dsn` must be set; without a database of your own, use that of `embedded_postgres`, and pass it as
+    `server`: the supervisor then starts it again if it ends.
 
-    Raises `SchemaError` or `ConfigError` when the database can't serve it, and `ActorGaveUp` at the end if a part of it
-    gave up.
+    Raises `SchemaError` or `ConfigError` if it can't work with the database, `AddressError` if the HTTP address is in
+    use, and `ActorGaveUp` at the end if a part gave up.
     """
     async with open_starting(settings, tasks, with_web=with_web, server=server) as supervisor:
         await supervisor.ready()

@@ -1,7 +1,7 @@
-"""Ends the process when a drain's total deadline has passed, whatever holds it up: the loop itself may be what hangs.
+"""Ends the process when a drain's total deadline has passed, whatever holds it up, even if the loop itself hangs.
 
-The one file that goes behind Trio's back: it takes the place of Trio's wake-up socket (`signal.set_wakeup_fd`), and
-passes on to it what comes, so that a signal is heard of while the main thread is within native code.
+The one file that replaces something of Trio's: it installs a wake-up socket of its own (`signal.set_wakeup_fd`) and
+forwards what it reads to Trio's, so that it learns of a signal even while the main thread runs native code.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from dataloader.supervisor.supervisor import Supervisor
 log = get_logger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""The last comes from a terminal that is closed."""
+"""SIGHUP comes from a terminal that is closed."""
 LEAVE_AT: Final = 3
-"""This signal ends the process at once."""
+"""The number of the signal, counted from the first, that ends the process at once."""
 TOTAL_BOUND_S: Final = 10.0
-"""After the drain's timeout: when the process ends, whatever still runs."""
+"""The seconds after the drain's timeout at which the process ends, whatever still runs."""
 LOOK_S: Final = 0.25
 LAST_WORD_S: Final = 0.5
 HEARD_S: Final = 1.0
-"""So long after it came a loop that turns has heard of a signal."""
+"""The seconds in which a loop that is not blocked has handled a signal."""
 
 
 @attrs.define(eq=False)
 class TotalDeadline:
-    """Leaves at the total deadline, from a thread: the loop itself may be what hangs.
+    """Ends the process at the total deadline, from a thread of its own, since the loop may hang.
 
-    A drain begins with a signal, or when a part has given up. Python's handlers of signals run in the main thread, not
-    before a call into native code has returned; that a signal came it tells a socket at once, which is read here and
-    passed on to Trio's.
+    A drain begins with a signal, or when a part has given up. Python runs signal handlers in the main thread, and only
+    after a call into native code has returned; but it writes each signal to the wake-up socket at once. That is read
+    here and forwarded to Trio's socket, `trios`.
     """
 
     bound_s: float
@@ -56,17 +56,17 @@ class TotalDeadline:
     _ended: bool = False
 
     async def watch(self, supervisor: Supervisor) -> None:
-        """Whatever begins the drain, the end comes."""
+        """Begin to count when a drain begins, for whatever reason."""
         self._supervisor = supervisor
         await supervisor.wait_draining()
         self.began = min(self.began, time.monotonic())
 
     def end(self) -> None:
-        """The supervisor is gone; a drain's bound stays for what else may hold up the process."""
+        """The supervisor has ended; the deadline of a drain still holds for the rest of the process."""
         self._ended = True
 
     def run(self) -> None:
-        """In a thread."""
+        """Wait for the deadline or the third signal; runs in a thread."""
         with self.wakeups:
             third_at = math.inf
             while not self._ended or self.began < math.inf:
@@ -77,7 +77,7 @@ class TotalDeadline:
                 if now - third_at > HEARD_S:
                     leave(1, "third signal: leaving at once, though the loop is blocked")
                 if now - self.began > self.bound_s:
-                    # A client that takes no data or a connection that does not close holds us up, and no row.
+                    # After a clean report only a slow client or a connection that doesn't close can hold us up: code 0.
                     supervisor = self._supervisor
                     report = None if supervisor is None or supervisor.failure is not None else supervisor.report
                     code = 0 if report is not None and report.is_clean else 1
@@ -91,15 +91,15 @@ class TotalDeadline:
             if came:
                 self.began = min(self.began, time.monotonic())
             if not numbers:
-                time.sleep(LOOK_S)  # the other end is closed: nothing is told any more
+                time.sleep(LOOK_S)  # the other end is closed: `recv` no longer waits
             if self.trios >= 0 and not self._ended:
-                with suppress(OSError):  # it is full, so Trio wakes anyway
+                with suppress(OSError):  # if it is full, Trio wakes anyway
                     os.write(self.trios, numbers)
 
 
 @lru_cache
 def _let_no_child_tell() -> None:
-    """A forked child has our wake-up socket, too, and its signals are not ours. Python does so itself from 3.12 on."""
+    """Let a forked child not write its signals to our wake-up socket."""
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
@@ -110,7 +110,7 @@ def open_total_deadline(drain_timeout_s: float) -> Iterator[TotalDeadline]:
     wakeups, told = socket.socketpair()
     wakeups.settimeout(LOOK_S)
     told.settimeout(0)
-    # The last word is within the bound, too, and so is the time until the next look at the clock.
+    # The bound includes the time for the last log line and until the next look at the clock.
     bound_s = drain_timeout_s + TOTAL_BOUND_S - LAST_WORD_S - LOOK_S
     deadline = TotalDeadline(bound_s, wakeups, signal.set_wakeup_fd(told.fileno()))
     threading.Thread(target=deadline.run, name="total deadline", daemon=True).start()
@@ -123,7 +123,7 @@ def open_total_deadline(drain_timeout_s: float) -> Iterator[TotalDeadline]:
 
 
 def leave(code: int, why: str = "", **fields: object) -> NoReturn:
-    """End the process, with a last word if it can be said: a log that nobody reads may be what holds us up."""
+    """Log `why` and end the process with `code`; after `LAST_WORD_S` even if the log line could not be written."""
     at_the_latest = threading.Timer(LAST_WORD_S, os._exit, (code,))
     at_the_latest.daemon = True
     try:

@@ -15,8 +15,8 @@
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
 
-Nested nurseries do not order a cancellation: all tasks hear of it at once. So nothing here is cancelled from outside;
-each nursery is ended by us, when what needs it has left.
+Nested nurseries do not order a cancellation: it reaches all tasks at once. So nothing here is cancelled from outside;
+we end each nursery when the parts that need it have ended.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ HELPER: Final = RestartBudget(10, 60)
 LISTENER: Final = RestartBudget(20, 60)
 CLAIMS: Final = RestartBudget(20, 60)
 WEB_END_S: Final = 8.0
-"""What open HTTP requests and the server's own shutdown get."""
+"""The time for open HTTP requests and the HTTP server's shutdown, in seconds."""
 LEAVE_S: Final = 3.0
-"""What the last writes, freed keys and the worker's farewell above all, may take."""
+"""The time for the last writes, in seconds: above all freeing the keys and removing the worker's row."""
 
 
 async def live(
@@ -94,7 +94,7 @@ async def _work_with_resources(
     cutting: trio.Nursery,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """What the tasks need of the process is open before the first claim, and is closed after the last word."""
+    """Open the tasks' resources before the first claim, and close them after the last write."""
     try:
         async with open_resources(parts.tasks, until=parts.drain.requested) as opened:
             parts.services.resources.update(opened.resources)
@@ -114,9 +114,9 @@ async def _work(
     cutting: trio.Nursery,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Everything that the services serve: the recorder, the helpers, the queues, until they are drained.
+    """Run the recorder, the helpers and the queues, until they are drained.
 
-    Writes are shielded, so a deadline would not end them: a task in `cutting` cuts them off.
+    Writes are shielded, so a cancel scope's deadline would not end them: a task in `cutting` closes the connections.
     """
     async with trio.open_nursery() as recording:
         await recording.start(parts.recorder.run, parts.to_record)
@@ -134,8 +134,8 @@ async def _work(
                     parts.reported(report)
                     if report.unrecorded and not report.stuck:
                         await parts.cut_off()
-                    # A look at parked jobs may still wait for its answer. The connections stay for a handler that is
-                    # stuck, however long it runs: its end is to be written.
+                    # A look at parked jobs may still wait for its answer, hence the pause. While a handler is stuck the
+                    # connections stay open, however long it runs, so that its end can be written.
                     if not report.stuck:
                         cutting.start_soon(_cut_off_after, parts, LEAVE_S)
                 if report.stuck:
@@ -185,7 +185,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 _check_capacity(parts)
                 await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
-                # Before the first claim: nobody is to be told that its queues have no worker.
+                # Before the first claim, so that no reader is told that these queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")
                 prepared = True
@@ -206,13 +206,13 @@ def _check_capacity(parts: Parts) -> None:
         message = (
             f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
             f"has room for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
-            "Use fewer, or raise those"
+            "Use fewer slots, or raise those two settings of PostgreSQL"
         )
         raise ConfigError(message)
 
 
 async def _leave(parts: Parts) -> None:
-    """Wake the next jobs of the last keys, and say goodbye; both are a courtesy that others do without."""
+    """Free the last keys, wake their next jobs, and remove the worker's row. Other workers can do without both."""
     try:
         await parts.locks.release()
         await parts.heartbeat.session.write(aio_leave, parts.heartbeat.worker)

@@ -1,8 +1,8 @@
 """Sees a handler that blocks the event loop, and says where it hangs.
 
-A thread, because nothing on the loop can run while it is blocked. It only reads when the turn under way began and, when
-that is long ago, the main thread's stack; it logs once a stall. The loop itself notes when a turn begins and ends, and
-counts the long ones: a watch that had to be woken for that would be most of what an idle process does.
+A thread, because nothing on the loop can run while it is blocked. It only reads when the current turn began and, if
+that is long ago, the main thread's stack; it logs each stall once. The loop itself notes when a turn begins and ends,
+and counts the long ones: waking a task for that would be most of the work of an idle process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def watch_loop(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch this loop until cancelled; `blocked` is told, in the thread, for how many seconds a stall lasts by now."""
+    """Watch this loop until cancelled. The thread calls `blocked` with the seconds that a stall has lasted so far."""
     watched = threading.get_ident()
     turns = _Turns(telemetry)
     ended = threading.Event()
@@ -62,13 +62,13 @@ async def watch_loop(
         while not ended.wait(TICK_S):
             began = turns.began
             for_s = time.monotonic() - began
-            # What this thread has watched: while the process stood still as a whole no handler had its time.
+            # Only time that this thread has seen counts: while the whole process stood still, no handler could run.
             seen_s, last = seen_s + TICK_S if began == last else 0.0, began
             if for_s > STALL_S and began != reported:
                 reported = began
                 frame = sys._current_frames().get(watched)  # noqa: SLF001 - the documented way to see another thread
                 stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else ""
-                # In a thread: a log that nobody reads may be what blocks the loop.
+                # In a thread of its own: writing to a log that nobody reads may be what blocks the loop.
                 tell = partial(log.error, "the event loop is blocked", for_s=round(for_s, 2), stack=stack)
                 with suppress(RuntimeError):  # the machine has no thread left
                     threading.Thread(target=tell, daemon=True).start()

@@ -1,8 +1,8 @@
 """The Quart app: all routes over one `Services`, and what every response carries (Q5, Q16).
 
-Made by the supervisor, served by server.py; tests make one for themselves. Each request gets an id (the client's
-`X-Request-ID` if it is a decent one), which is bound to all log lines of the request and goes out again, and one line
-in the log. Essential things happen in no `before_serving`: Hypercorn goes on without it if it fails.
+Made by the supervisor, or by a test, and served by server/listen.py. Each request has an id (the client's
+`X-Request-ID` if that is valid), which is in its answer and in all its log lines, and one log line of its own. Nothing
+essential happens in `before_serving`: if that fails, Hypercorn goes on without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloader.web.api import audit, etl, job_actions, jobs, problem_kinds, que
 from dataloader.web.openapi import description_routes
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
-from dataloader.web.server.asgi import Connection, Request
+from dataloader.web.server.asgi import QuartConnection, Request
 from dataloader.web.server.headers import HEADERS, NO_PAGE, REQUEST_ID
 from dataloader.web.services import Services
 
@@ -44,7 +44,7 @@ _WORK: Final = [
     *system.routes,
     *problem_kinds.routes,
 ]
-"""All that the API is: a feature is added here, and nowhere else in web/."""
+"""All routes of the API: the one list in web/ in which a new feature is named."""
 ROUTES: Final = (*_WORK, *description_routes(_WORK))
 
 _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
@@ -53,12 +53,12 @@ _REQUEST_ID: Final = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 class App(QuartTrio):
     """Quart, with our id, headers and log line around each request."""
 
-    asgi_http_class = cast("Any", Connection)
+    asgi_http_class = cast("Any", QuartConnection)
     request_class = Request
     services: Services
 
     async def handle_request(self, request: QuartRequest) -> Response | WerkzeugResponse:
-        """Serve a request; Quart calls this for each, also for those that no route fits."""
+        """Serve a request; Quart calls this for each one, even if no route fits it."""
         started_at = perf_counter()
         here = cast("Request", request)
         given = request.headers.get(REQUEST_ID, "")
@@ -69,14 +69,14 @@ class App(QuartTrio):
         if given not in {"", request_id}:
             response = _bad_request("X-Request-ID: must have at most 128 printable ASCII characters.", here)
         elif not here.is_text:
-            response = _bad_request("The address has escaped bytes that are not UTF-8.", here)
+            response = _bad_request("The address contains escaped bytes that are not UTF-8.", here)
         else:
             response = await super().handle_request(request)
         here.received.drop()
         response.headers.extend((*HEADERS, (REQUEST_ID, request_id)))
         response.headers.setdefault(*NO_PAGE)
         status = response.status_code
-        # Of those who are too many, the refusals tell.
+        # The refusals' log line tells of 429s; one line for each would be too many.
         (log.debug if status < 400 or status == HTTPStatus.TOO_MANY_REQUESTS else log.info)(
             "request",
             method=request.method,
@@ -91,7 +91,7 @@ def create_app(services: Services) -> App:
     """The app for these services. Serve it with `serve_web`."""
     app = App(__name__, static_folder=None)
     app.services = services
-    # Bodies and answers have bounds of their own (bodies.py, http1.py), and Quart's would cut a long answer.
+    # Bodies and answers have limits of their own (bodies.py, http1.py); Quart's timeout would cut off a long answer.
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
@@ -113,7 +113,7 @@ def _view(route: Route, services: Services) -> Callable[..., Coroutine[Any, Any,
 
 
 async def _refuse(error: HTTPException) -> Response:
-    """Answer where no route is, or where Quart itself gave up."""
+    """Answer a request that fits no route, or that Quart itself refused."""
     here = _this_request()
     return problem_response(error, here.request_id, here.path)
 

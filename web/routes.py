@@ -1,12 +1,12 @@
-"""What a route is, and the one way in which each request is served: who, what, by when, and how the answer goes out.
+"""Declares routes, and serves every request to one of them in the same steps.
 
-Rooms of routes (jobs.py, etl.py, queues.py, system.py) declare plain async functions with typed requests and answers;
-they know neither Quart nor status codes for errors, they raise. The same declarations make /openapi.json. `serve` is
-the pipe every request goes through: authorize → decode → run under a deadline → encode. It opens no nursery: Quart
-would see only one member of an exception group.
+The files of api/ declare plain async functions with typed requests and answers. They use neither Quart nor status codes
+for errors: they raise. The same declarations make /openapi.json. `serve` takes each request through these steps:
+authorize → decode → run within a deadline → encode. It opens no nursery: of an exception group Quart would see only one
+member.
 
-Rejected: quart-schema. It reports the first bad field only, wraps each view once for each of its decorators, and
-knows nothing of our problems and roles; what we need of it is this file and openapi.py.
+Rejected: quart-schema. It reports only the first bad field, wraps each view once for each of its decorators, and knows
+nothing of our problems and roles. This file and openapi.py do what we would need of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dataloader.web.services import Services
 log = get_logger(__name__)
 
 DEADLINE_S: Final = 15.0
-"""How long a request may take, what it waits for on purpose not counted; then it is a 503."""
+"""The seconds that a request may take, not counting a wait that it asks for (`?wait=`); then it is answered 503."""
 JSON: Final = "application/json"
 IDENTITY: Final = "identity"
 """The name of no encoding."""
@@ -56,7 +56,7 @@ class Answer:
 
 @attrs.frozen
 class Call:
-    """Who calls, what the view may use, and the query and the headers as they were sent."""
+    """What a view is called with: the services, the caller (`operator`), and the query and headers as sent."""
 
     services: Services
     operator: Operator
@@ -65,17 +65,23 @@ class Call:
 
     @property
     def jobs(self) -> Jobs:
-        """The queue; what is done to it is signed by who calls."""
+        """The queue; the audit names the caller for what is done with it."""
         return self.services.jobs.signed(self.operator)
 
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """An address and what is there.
+    """One method of one address, and its view.
 
-    `role` None: open to all. `answers`: the type of each good status, for OpenAPI. `headers` that it reads and
-    `answer_headers` that it sends, as OpenAPI has them. `large`: its body may be as long as a batch. `rows`: its answer
-    may have megabytes. `pages`: so has it, and it is a page of a list. `waits`: it may be asked to wait for a change.
+    role: the role that a caller needs; None: open to all, without a token.
+    answers: the type of the answer by status, for OpenAPI; errors are not listed.
+    headers, answer_headers: those that the view reads and sends, as in OpenAPI.
+    conflicts: the view may answer 409.
+    large: its body may be as long as `DL_MAX_BATCH_BODY_BYTES`.
+    rows: its answer may have megabytes.
+    pages: the same, and it is a page of a list.
+    waits: a request may ask it to wait for a change (`?wait=`).
+    deadline_s: the seconds in which it must answer.
     """
 
     method: str
@@ -96,12 +102,12 @@ class Route:
 
 
 class Routes(list[Route]):
-    """The routes of a room, in the order of their declaration."""
+    """The routes of one file of api/, in the order of their declaration."""
 
     def add(
         self, method: str, path: str, *, role: Role | None, answers: Mapping[int, Any], **more: Any
     ) -> Callable[[Callable[..., Awaitable[Answer]]], Callable[..., Awaitable[Answer]]]:
-        """Declare the decorated function as the view of an address. `more`: the other fields of `Route`.
+        """Declare the decorated function as the view of an address; `more` are the other fields of `Route`.
 
         The view is called with a `Call` and, by name, with `body`, `query` and the parts of the path.
         """
@@ -152,7 +158,7 @@ async def _run(route: Route, services: Services, request: Request, request_id: s
 async def _decode_and_view(route: Route, call: Call, parts: dict[str, Any], data: bytearray) -> Answer:
     if route.body is not None:
         parts["body"] = await decode_body(data, route.body, call.services.refusals, call.services.turns.decoding)
-        data.clear()  # it may be megabytes, and is there twice now
+        data.clear()  # it may be megabytes, and the decoded body is another copy
     if not (route.rows or route.pages):
         return await _view(route, call, parts)
     with trio.fail_after(route.deadline_s):
@@ -183,7 +189,7 @@ async def _body(route: Route, services: Services, request: Request) -> bytearray
 
 
 def _count(response: Response, services: Services, request: Request) -> None:
-    """Take the bytes of a long answer until it is sent. Raises `ProblemError` when too many are on their way."""
+    """Count the bytes of a long answer until it is sent. Raises `ProblemError` when too many are being sent."""
     length = response.content_length or 0
     if length <= NOT_COUNTED:
         return
@@ -193,7 +199,7 @@ def _count(response: Response, services: Services, request: Request) -> None:
 
 
 def problem_response(error: Exception, request_id: str, path: str) -> Response:
-    """The answer to an error; one that nobody expected is logged with its traceback and answered with its number."""
+    """The answer to an error. An unexpected one is logged with its traceback; its answer gives the request's id."""
     problem = problem_of(error)
     if problem is None:
         log.error("a request failed", path=mask_text(path), exc_info=error)

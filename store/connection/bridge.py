@@ -1,13 +1,13 @@
 """The bridge between Trio and asyncpg: one asyncio loop, sessions with a connection each, and a pool of them.
 
-An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that holds all its statements; it is
-crossed once as a whole (a crossing costs two turns of the scheduler, and a transaction must never span two). Errors
-come out as ours: `StoreUnavailable` for what passes, `StoreError` for what does not. No statement without a deadline:
-asyncpg's `command_timeout` on our side and `statement_timeout` on the server's, because a Trio scope alone can't free a
-task whose connection hangs (asyncpg waits for the acknowledgement of its own cancel request).
+An operation is an asyncio-flavoured function `async def _aio_x(connection, *args)` that contains all its statements. It
+crosses the bridge once as a whole: a crossing costs two turns of the scheduler, and a transaction must never span two
+crossings. Driver errors become ours: `StoreUnavailable` for temporary ones, `StoreError` for others. Every statement
+has two deadlines, asyncpg's `command_timeout` and the server's `statement_timeout`: a Trio scope alone can't free a
+task whose connection hangs, since asyncpg waits for the acknowledgement of its own cancel request.
 
-Not here: SQL. Rejected: triopg (unmaintained, a crossing a statement); asyncpg's pool (a second kind
-of session, and a third of an operation's CPU).
+Not here: SQL. Rejected: triopg (unmaintained, one crossing for each statement); asyncpg's pool (a second kind of
+session, and a third of an operation's CPU).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Connection = asyncpg.Connection
 log = get_logger(__name__)
 
 RETRIES: Final = 4
-"""How often an operation is tried that the server rolled back because of others (deadlock, serialization)."""
+"""The tries of an operation that the server rolls back because of other sessions (deadlock, serialization)."""
 
 
 @attrs.frozen(kw_only=True)
 class DatabaseOptions:
-    """Where the database is and how long to wait for it.
+    """The address of the database and the timeouts.
 
-    `lock_dsn` is the direct way to it when `dsn` leads to a pooler.
+    `lock_dsn` is its direct address when `dsn` leads to a pooler.
     """
 
     dsn: str = attrs.field(repr=False)
@@ -61,12 +61,12 @@ class DatabaseOptions:
 
     @property
     def write_deadline_s(self) -> float:
-        """How long a write may hold up a cancellation: its connection's and statement's timeouts, and a little."""
+        """How long a write may delay a cancellation: the timeouts for connect and statement, and two seconds."""
         return self.connect_timeout_s + self.statement_timeout_s + 2.0
 
 
 async def acquire(lock: trio.Lock) -> None:
-    """Acquire `lock`, without a turn of the scheduler if it is free: what follows is a checkpoint."""
+    """Acquire `lock`; without a checkpoint if it is free, since the caller's next call is one."""
     try:
         lock.acquire_nowait()
     except trio.WouldBlock:
@@ -74,19 +74,19 @@ async def acquire(lock: trio.Lock) -> None:
 
 
 class Crossing:
-    """Runs asyncio-flavoured functions on one asyncio loop for Trio tasks, wherever those were started."""
+    """Runs asyncio-flavoured functions on one asyncio loop for any Trio task."""
 
     def __init__(self, loop: Loop) -> None:
         """`loop` is an open one."""
         self._loop = loop
 
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` to its end. Raises our errors; `Cancelled` as always, after asyncpg has cleaned up."""
+        """Run `function` to its end. Raises our errors; a cancellation is raised once asyncpg has cleaned up."""
         try:
             return await self._loop.run(function, *args, **kwargs)
         except asyncio.CancelledError as error:
-            # Nobody on the Trio side asked for it (that would be trio.Cancelled): a connection was torn down under us.
-            message = "the operation was cut off by its connection's end"
+            # Trio's cancellation would be trio.Cancelled: here the connection was closed during the operation.
+            message = "the operation was cut off: its connection was closed"
             raise StoreUnavailable(message) from error  # noqa: ASYNC104 - what ends here is asyncio's, not Trio's
         except Exception as error:
             ours = translate(error)
@@ -96,7 +96,7 @@ class Crossing:
 
 
 class Database:
-    """Connections for short operations, each used by one at a time; sessions of a role are opened beside them."""
+    """A pool of connections for short operations; each connection runs one operation at a time."""
 
     def __init__(self, options: DatabaseOptions, crossing: Crossing) -> None:
         """Use `open_database`."""
@@ -107,7 +107,7 @@ class Database:
         self._places = trio.Semaphore(options.pool_size)
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation on a connection of the pool. A cancellation may leave a write unknown: see `write`."""
+        """Run an operation on a connection of the pool. After a cancel it is unknown whether it wrote: see `write`."""
         await self._acquire()
         session = self._idle.pop()
         try:
@@ -128,7 +128,10 @@ class Database:
     async def write(
         self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run an operation that must not be cancelled half way: shielded, with the options' deadline."""
+        """Run an operation shielded from cancellation, with the deadline `write_deadline_s`.
+
+        Raises `StoreUnavailable` if that passes; whether the operation wrote is then unknown.
+        """
         return await self.write_with_deadline(self.options.write_deadline_s, operation, *args, **kwargs)
 
     async def write_with_deadline(
@@ -138,13 +141,13 @@ class Database:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`, with a deadline of its own."""
+        """As `write`, with a deadline in seconds of its own."""
         with trio.move_on_after(deadline_s, shield=True):
             return await self.run(operation, *args, **kwargs)
         raise StoreUnavailable("the database did not answer in time; whether the write happened is unknown")
 
     async def cut(self) -> None:
-        """End the pool's connections without a word; operations that wait for an answer raise `StoreUnavailable`."""
+        """Close the pool's connections for good, abruptly; operations that wait raise `StoreUnavailable`."""
         for session in self._sessions:
             await session.cut()
 
@@ -155,13 +158,13 @@ class Database:
                 nursery.start_soon(session.close)
 
     def pool_use(self) -> tuple[int, int]:
-        """Connections of the pool that are open, and those of them that are idle."""
+        """The number of open connections of the pool, and how many of these are idle."""
         opened = [session for session in self._sessions if session.connected]
         return len(opened), sum(session in self._idle for session in opened)
 
 
 async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncpg.Connection[Any]) -> T:
-    """Run `operation`, and again when the server rolled it back because of others."""
+    """Run `operation`; run it again if the server rolled it back because of other sessions."""
     for attempt in range(1, RETRIES):
         try:
             return await operation(connection)
@@ -171,9 +174,9 @@ async def _aio_repeat(operation: Callable[..., Awaitable[T]], connection: asyncp
 
 
 class Session:
-    """One connection of its own, opened when first needed and again after it was lost; one operation at a time.
+    """A connection for one role, opened when first needed and again after a loss; one operation at a time.
 
-    Owner of the connection; nobody else keeps it. `on_connect` (asyncio-flavoured) prepares a new one.
+    Only the session keeps the connection. `on_connect` (asyncio-flavoured) prepares each new one.
     """
 
     def __init__(
@@ -184,7 +187,7 @@ class Session:
         direct: bool = False,
         on_connect: Callable[[asyncpg.Connection[Any]], Awaitable[None]] | None = None,
     ) -> None:
-        """`role` is shown in pg_stat_activity; `direct` takes the DSN that leads past a pooler."""
+        """`role` is shown in pg_stat_activity; `direct` uses `lock_dsn`, which leads past a pooler."""
         self._database = database
         self._role = role
         self._direct = direct
@@ -201,15 +204,15 @@ class Session:
 
     @property
     def operation(self) -> object:
-        """The operation that has its turn; None while there is none."""
+        """The operation that runs now, as an object to compare; None while there is none."""
         return self._at_work
 
     async def run(self, operation: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation in turn. A cancellation may leave a write unknown: see `write`."""
+        """Run an operation in turn. After a cancellation it is unknown whether it wrote: see `write`."""
         return await self._in_turn(None, lambda connection: operation(connection, *args, **kwargs))
 
     async def open(self) -> None:
-        """Connect, unless it is connected as far as we know: the next operation then takes its own round trips only."""
+        """Connect, unless it is connected as far as we know, so that the next operation need not."""
         await self.run(_aio_nothing)
 
     async def write(
@@ -225,9 +228,9 @@ class Session:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `write`; the operation, once it has its turn and its connection, gets at most `timeout_s`.
+        """As `write`; the operation gets at most `timeout_s` seconds once it has its turn and its connection.
 
-        For what must be tried again on a new connection long before a statement's own timeout.
+        For operations that must be repeated on a new connection long before the statement timeout.
         """
         with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
             return await self._in_turn(timeout_s, lambda connection: operation(connection, *args, **kwargs))
@@ -251,12 +254,12 @@ class Session:
                 return await _aio_repeat(operation, self._connection)
             async with asyncio.timeout(timeout_s):
                 return await _aio_repeat(operation, self._connection)
-        # The answer may still come: a connection in an unknown state is not used again.
+        # The answer may still come, so the connection's state is unknown: it is not used again.
         except TimeoutError:
             self._drop()
             raise
         except asyncio.CancelledError:
-            # The driver has asked the server to stop, which is waited for, but not for long.
+            # The driver has asked the server to cancel the statement; the close waits for that, for a second.
             if self._connection is not None:
                 await aio_close(self._connection)  # noqa: ASYNC102 - asyncio's, and it has its own bound
             raise
@@ -278,25 +281,25 @@ class Session:
             self._connection.terminate()
 
     async def drop(self) -> None:
-        """End the connection without a word; what waits for an answer of it raises `StoreUnavailable`."""
+        """Close the connection abruptly: an operation that waits raises `StoreUnavailable`, the next one reconnects."""
         await self._database.crossing.run(self._aio_drop)
 
     async def _aio_drop(self) -> None:
         self._drop()
 
     async def cut(self) -> None:
-        """End the connection for good, without a word; what waits for an answer of it raises `StoreUnavailable`."""
+        """Close the connection for good, abruptly; an operation that waits, and every later one, raises."""
         await self._database.crossing.run(self._aio_cut)
 
     async def _aio_cut(self) -> None:
         self._cut = True
-        # First the connection: a cancelled operation would wait on it for the server's acknowledgement.
+        # The connection first: otherwise the cancelled operation would wait for the server's acknowledgement.
         self._drop()
         if self._at_work is not None:
             self._at_work.cancel()
 
     async def close(self) -> None:
-        """Close the connection politely for a second, then at once."""
+        """Close the connection: in the protocol's way if that takes at most a second, else abruptly."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -310,28 +313,28 @@ def set_local(settings: Mapping[str, str]) -> str:
 
 
 async def _aio_nothing(_connection: object) -> None:
-    """What a session is opened for that is needed later."""
+    """The operation of `Session.open`."""
 
 
 async def aio_close(connection: asyncpg.Connection[Any]) -> None:
-    """Close a connection politely for a second, then at once (asyncio-flavoured)."""
+    """Close a connection: in the protocol's way if that takes at most a second, else abruptly (asyncio-flavoured)."""
     try:
         await connection.close(timeout=1)
-    except Exception:  # noqa: BLE001 - whatever a dying connection says, it goes
+    except Exception:  # noqa: BLE001 - whatever the error is, it is closed
         connection.terminate()
 
 
 @asynccontextmanager
 async def open_database(options: DatabaseOptions) -> AsyncIterator[Database]:
-    """The database for the length of a block. Nothing is connected yet: the first operation does that, or raises.
+    """The database for the length of a block. It connects at the first operation, not before.
 
-    The asyncio loop lives inside the block, whether the host has none or another; it is shielded from cancellation
-    until the block has ended, so that clean-up can still write. An error of the block comes out as it is, not in the
-    groups of the loop's own nurseries.
+    The asyncio loop is our own, even if the host has another one. It is shielded from cancellation until the block has
+    ended, so that clean-up can still write. An error of the block is raised as it is, not in the exception groups of
+    the loop's nurseries.
     """
     failure: BaseException | None = None
     async with open_loop() as loop:
-        # An error in one of asyncio's callbacks is nobody's: it is told.
+        # Nothing awaits asyncio's callbacks, so their errors are logged.
         loop.set_exception_handler(_loop_error)
         database = Database(options, Crossing(loop))
         try:

@@ -1,4 +1,4 @@
-"""What the server says when a statement has ended, such as `INSERT 0 3` or `DELETE 5`."""
+"""The command tag with which the server ends a statement, such as `INSERT 0 3` or `DELETE 5`."""
 
 
 def row_count(tag: str) -> int:

@@ -1,7 +1,7 @@
 """Opens one connection to PostgreSQL, with our timeouts, planner settings and types.
 
-An address that can't be used and a server that is too old are refused here, for all who connect. The error names the
-setting.
+Every connection is opened here, so an address that can't be used or a server that is too old is refused here, by an
+error that names the setting.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from dataloader.store.connection.bridge import DatabaseOptions
 
 PLANNER: Final = {
-    # Every statement of ours is meant to walk an index, whatever the statistics say at the moment: a plan made from a
-    # table that was empty when it was analysed would scan a million rows. Where rows are named by their ids, further
-    # conditions are written `(…) IS TRUE`, which no index serves: else a table with few running rows on record is
-    # walked by status, once for each id. Without sorts the one index that has the wanted order is left. jit would start
-    # at the price of a disabled scan.
+    # Every statement of ours is meant to use an index, whatever the statistics say: a plan made for a table that was
+    # empty when it was analysed would scan a million rows. Where a statement names rows by id, its other conditions are
+    # written `(…) IS TRUE`, for which no index can be used: otherwise, if the statistics show few running rows, the
+    # plan would walk them by status, once for each id. With sorts disabled, only the index that has the wanted order
+    # remains. jit is off because the cost of a disabled scan would start it.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_sort": "off",
     "jit": "off",
-    # Left to itself the server plans the same few statements anew each time, for half a millisecond: lists of unknown
-    # length look dear to it.
+    # By default the server would plan these statements anew at each run, which takes half a millisecond: it
+    # overestimates a generic plan's cost for arrays of unknown length.
     "plan_cache_mode": "force_generic_plan",
 }
 PLANNER_OF_USERS: Final = {name: "auto" if name == "plan_cache_mode" else "on" for name in PLANNER if name != "jit"}
-"""What somebody else's SQL is planned with in a transaction on a connection that may have ours."""
+"""The planner settings for users' SQL, in a transaction on a connection that may have ours."""
 OLDEST: Final = 15
 """The oldest major version of PostgreSQL that the tests run on."""
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""PostgreSQL counts from here."""
+"""PostgreSQL counts its timestamps from here."""
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _LAST: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -53,18 +53,18 @@ _DENIED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
-    # A parameter of the address that the driver does not know is the server's.
+    # The driver sends parameters of the address that it does not know to the server, which may refuse them.
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
 )
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""The address's parameters that name files; the driver reads them anew for each connection."""
+"""The address's parameters that name files; the driver reads the files for each new connection."""
 _UNKNOWN_PARAMETER: Final = "unsupported startup parameter"
-"""What PgBouncer says of one that it neither knows nor has been told to ignore."""
+"""PgBouncer's error for a parameter that it neither knows nor is configured to ignore."""
 
 LOST_STATEMENTS: Final = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-"""What is said of a prepared statement behind a pooler that gives its connections to others meanwhile."""
+"""The errors of a prepared statement behind a pooler that changes the server connection between transactions."""
 
 
 async def connect(
@@ -74,12 +74,18 @@ async def connect(
     role: str = "pool",
     planner: Mapping[str, str] = PLANNER,
 ) -> asyncpg.Connection[Any]:
-    """Open one connection (asyncio-flavoured), with our timeouts and with the planner told to use the indexes.
+    """Open one connection (asyncio-flavoured), with our timeouts and planner settings.
+
+    Args:
+        options: the addresses and timeouts.
+        direct: use `lock_dsn`, which leads past a pooler, if there is one.
+        role: what the connection is for, as pg_stat_activity shows it after the options' name.
+        planner: PostgreSQL's settings for its planner.
 
     Raises:
-        AccessDenied: the server lets nobody in by this address, or the driver can't use the address.
-        StoreUnavailable: nobody answers there, or its host has no address.
-        ConfigError: it is older than the versions that are supported.
+        AccessDenied: the server refuses user, password or database, or the driver can't use the address.
+        StoreUnavailable: the server does not answer, or its host name has no address.
+        ConfigError: the server is older than the versions that are supported.
     """
     timeout_ms = str(int(options.statement_timeout_s * 1000))
     setting = setting_of(options, direct=direct)
@@ -88,20 +94,20 @@ async def connect(
         connection = await asyncpg.connect(
             dsn,
             timeout=options.connect_timeout_s,
-            # The server's is first: it keeps the connection.
+            # The server's timeout comes first, since the connection can be used on after it.
             command_timeout=options.statement_timeout_s + 1,
             server_settings={
                 "application_name": f"{options.name} {role}",
                 "statement_timeout": timeout_ms,
                 "idle_in_transaction_session_timeout": timeout_ms,
                 "timezone": "UTC",
-                # A claim looks twice, in two snapshots; the fence waits for a row and judges its newest version.
+                # A claim needs two snapshots; a fenced write waits for a locked row and must see its newest version.
                 "default_transaction_isolation": "read committed",
                 **planner,
             },
         )
     except _DENIED as error:
-        # The setting's name stays outside: it is one that secrets have.
+        # Only the server's text is masked: the masking would take the setting's name for that of a secret.
         raise AccessDenied(f"{setting}: the server refuses the connection ({mask_text(error.args[0])})") from error
     except asyncpg.ProtocolViolationError as error:
         if _UNKNOWN_PARAMETER not in str(error):
@@ -115,17 +121,17 @@ async def connect(
     except OSError as error:  # TimeoutError is one, too
         reason = mask_text(f"{type(error).__name__}: {error}".rstrip(": "))
         file = _unusable_file(dsn) if isinstance(error, FileNotFoundError | PermissionError) else None
-        # A wrong certificate, on either side; a server that ends in the middle passes.
+        # A wrong certificate, on either side. The EOF of a server that ends during the handshake is temporary.
         if file or (isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)):
             raise AccessDenied(f"{setting}: the address can't be used ({file or reason})") from error
         raise StoreUnavailable(f"{setting}: the database at {_hosts(dsn)} can't be reached ({reason})") from error
     try:
         _check_version(connection.get_server_version().major, setting)
-        # jsonb comes and goes as Python values.
+        # jsonb is read and written as Python values.
         await connection.set_type_codec(
             "jsonb", encoder=_encode_json, decoder=read_json, schema="pg_catalog", format="text"
         )
-        # PostgreSQL has instants that Python has not; a row of another service may have one.
+        # PostgreSQL has timestamps that Python has not, such as infinity; another service may have written one.
         await connection.set_type_codec(
             "timestamptz", encoder=_encode_instant, decoder=_decode_instant, schema="pg_catalog", format="tuple"
         )
@@ -146,7 +152,7 @@ def setting_of(options: DatabaseOptions, *, direct: bool) -> str:
 
 
 def _hosts(dsn: str) -> str:
-    """Where an address leads to, without user and password, also where these have what no URL may."""
+    """The hosts of an address, without user and password, even if these contain characters not allowed in a URL."""
     address, _, query = dsn.partition("://")[2].partition("?")
     hosts = address.rpartition("@")[2].partition("/")[0]
     return hosts or dict(parse_qsl(query)).get("host") or "the default socket"
@@ -170,7 +176,7 @@ def _encode_instant(value: datetime) -> tuple[int]:
 
 
 def _decode_instant(value: tuple[int]) -> datetime:
-    """The instant, or the first or the last one that Python knows."""
+    """The instant; if Python has none for it, Python's first or last one."""
     try:
         return _EPOCH + timedelta(microseconds=value[0])
     except OverflowError:

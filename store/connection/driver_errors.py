@@ -1,4 +1,4 @@
-"""What the driver's errors mean: which pass, which are the value's, which the schema's, and what is said of them."""
+"""Translates the driver's errors into ours: temporary, of a value, of the schema; with a text that says what to do."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _RIGHTS: Final = {
     "function": "EXECUTE",
     "database": "CONNECT",
 }
-"""What a service or its loads may need of each kind of object."""
+"""The rights that a service or its loads may need, by kind of object."""
 _DENIED: Final = re.compile(rf"permission denied for (?P<kind>{'|'.join(_RIGHTS)}) (?P<name>[^\s)]+)")
 
 
 def said(error: BaseException) -> str:
-    """An error of asyncpg's or the network's for people, in one line without secrets."""
-    # Not its detail, which quotes rows and so the arguments of jobs.
+    """An error of asyncpg or the network as one line without secrets."""
+    # Without its detail, which quotes rows, and so the arguments of jobs.
     from_driver = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
     text = error.args[0] if from_driver and error.args else error
     return mask_text(f"{type(error).__name__}: {text}".rstrip(": "))
@@ -59,20 +59,20 @@ def said(error: BaseException) -> str:
 def translate(  # noqa: PLR0911 - one for each kind of error
     error: BaseException,
 ) -> StoreError | BadRequest | None:
-    """Our error for one of asyncpg's or the network's, None for one that is nobody's but the program's."""
+    """Our error for one of asyncpg or the network; None for any other, which is a fault of the program."""
     if isinstance(error, asyncpg.InvalidParameterValueError) and error.column_name:
-        # dl_refuse's: the message begins with the field.
+        # Raised by dl_refuse in SQL: the message begins with the field's name.
         return BadRequest(error.column_name, str(error.args[0]).removeprefix(f"{error.column_name}: "))
     text = said(error)
     if isinstance(error, MISSING):
         return SchemaError(
-            f"the queue's tables are not as expected ({text}); run `dataloader migrate`, or, if that finds nothing to "
-            "do, the output of `dataloader migrate --sql` by psql"
+            f"the queue's tables are not as expected ({text}); run `dataloader migrate`; if that finds nothing to do, "
+            "run the output of `dataloader migrate --sql` with psql"
         )
     if isinstance(error, LOST_STATEMENTS):
         return StoreError(
-            f"the pooler that DL_DB_DSN leads to does not keep prepared statements ({text}); use PgBouncer 1.21 or"
-            " later with max_prepared_statements of 100 or more"
+            f"DL_DB_DSN: the pooler does not keep prepared statements ({text}); use PgBouncer 1.21 or later with"
+            " max_prepared_statements of 100 or more"
         )
     if isinstance(error, _PASSING) or (isinstance(error, asyncpg.ProgramLimitExceededError) and "NOTIFY queue" in text):
         return StoreUnavailable(f"the database can't serve us now ({text})")
@@ -85,10 +85,10 @@ def translate(  # noqa: PLR0911 - one for each kind of error
 
 
 def missing_right(said: str, role: str = "the role of DL_DB_DSN") -> str:
-    """What the server said of a right that `role` lacks, and who should do what about it."""
+    """The text for a right that `role` lacks: what the server said, and who should run which statement."""
     refused = _DENIED.search(said)
     if refused is None:
-        todo = "its owner may do it"
+        todo = "its owner can do this, or grant the right"
     elif refused["name"].startswith("dl_"):
         todo = "the owner of the tables should run the script for it under Roles in docs/operations.md"
     else:

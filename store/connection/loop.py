@@ -1,12 +1,12 @@
-"""An asyncio loop for the database driver within Trio: the standard library's, of which Trio waits for the selector.
+"""An asyncio loop for the database driver within Trio: the standard library's, with Trio waiting for its selector.
 
-Trio waits until the selector's own descriptor is readable or the next timer is due; then all callbacks that are ready
-run, in one turn of Trio's scheduler. An operation's first step runs in the turn of the task that asks for it. So an
-operation takes two turns, however many callbacks the driver has for it, and a turn is as long as what all other tasks
-do in it. No callback is broken off by a KeyboardInterrupt.
+Trio waits until the selector's own descriptor is readable or the next timer is due; then all ready callbacks run in one
+turn of Trio's scheduler. An operation's first step runs in the turn of the task that asks for it. So an operation takes
+two turns, however many callbacks the driver needs; a turn is as long as all the other tasks take in it. A
+KeyboardInterrupt never interrupts a callback.
 
-Rejected: trio-asyncio. One callback for each turn, a task and an event for each time that a socket becomes readable: an
-operation takes eight turns and half as much CPU again; and it ends with Python 3.13.
+Rejected: trio-asyncio for this loop. It runs one callback a turn, and needs a task and an event each time a socket
+becomes readable: an operation takes eight turns and half as much CPU again; and its support ends with Python 3.13.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 ROUNDS_A_TURN: Final = 10
-"""How often callbacks that were called for by callbacks are run in the same turn, so that they keep nobody waiting."""
+"""The most rounds of callbacks in one turn: callbacks may schedule others, and must not keep other tasks waiting."""
 CLOSE_S: Final = 5.0
 
 
 class Loop(asyncio.SelectorEventLoop):
     """The loop; `run` is the way into it. Use `open_loop`."""
 
-    # What of the standard library's loop is not public, the same from Python 3.4 to 3.14.
+    # The private names of the standard library's loop that are used here; the same from Python 3.4 to 3.14.
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
@@ -54,8 +54,8 @@ class Loop(asyncio.SelectorEventLoop):
     async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an asyncio-flavoured function to its end.
 
-        A cancellation from Trio becomes one of its task, and `Cancelled` when that has ended by it. An
-        `asyncio.CancelledError` that nobody here asked for comes out as it is.
+        A cancellation from Trio cancels its asyncio task; `trio.Cancelled` is raised when that has ended. An
+        `asyncio.CancelledError` with another cause is raised as it is.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         task = self._begin(function(*args, **kwargs))
@@ -85,17 +85,18 @@ class Loop(asyncio.SelectorEventLoop):
 
     @trio.lowlevel.enable_ki_protection
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task for `coroutine`, its first step done."""
-        self._in_turn = True  # nobody has to be woken for it
+        """Start a task for `coroutine` and run its first step."""
+        self._in_turn = True  # the turn follows at once: nothing has to be woken for it
         task = self.create_task(coroutine)
         self._turn()
         return task
 
     @trio.lowlevel.enable_ki_protection
     def _turn(self) -> None:
-        """Run what is ready, and what that calls for."""
+        """Run the ready callbacks, and those that they schedule."""
         self._in_turn = True
-        # There is one where Trio is a guest of asyncio. With a host's trio-asyncio a context variable tells.
+        # Where Trio is a guest of asyncio, another loop is running. With a host's trio-asyncio a context variable says
+        # which loop runs.
         hosts = asyncio._get_running_loop()  # noqa: SLF001 - made for those who write loops
         asyncio._set_running_loop(self)  # noqa: SLF001
         by_context = asyncio._get_running_loop() is not self  # noqa: SLF001
@@ -120,13 +121,13 @@ class Loop(asyncio.SelectorEventLoop):
         return not self._ready and not asyncio.all_tasks(self)
 
     async def run_what_is_answered(self) -> None:
-        """Run what waits for a socket, until cancelled."""
+        """Run callbacks whenever a socket is ready, until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._own_selector.fileno())
             self._turn()
 
     async def run_what_is_due(self) -> None:
-        """Run what waits for its time, or was called for outside of a turn, until cancelled."""
+        """Run timers that are due, and callbacks that were scheduled outside of a turn, until cancelled."""
         while True:
             self._rest_until = self._next_timer()
             rest_s = 0 if self._ready else self._rest_until - self.time()
@@ -140,14 +141,14 @@ class Loop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As in every loop; called outside of a turn, it brings the next one about."""
+        """As in every loop; outside of a turn it also starts the next one."""
         handle = super().call_soon(callback, *args, context=context)
         if not self._in_turn:
             self._rest.cancel()
         return handle
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """In one of Trio's threads: they don't hold up the process's end, and a name server may never answer."""
+        """Run `func` in one of Trio's threads, which don't delay the process's exit: a name server may never answer."""
         del executor
         future = self.create_future()
 
@@ -161,7 +162,7 @@ class Loop(asyncio.SelectorEventLoop):
                     future.set_exception(error)
 
         def deliver(result: outcome.Outcome[T]) -> None:
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+            with suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
                 self.call_soon_threadsafe(settle, result)
 
         trio.lowlevel.start_thread_soon(partial(func, *args), deliver)
@@ -172,8 +173,8 @@ class Loop(asyncio.SelectorEventLoop):
 async def open_loop() -> AsyncIterator[Loop]:
     """A loop for the length of a block.
 
-    It goes on when the block is cancelled, so that clean-up can still use it; what is left of its tasks then is
-    cancelled, and waited for a while.
+    It goes on when the block is cancelled, so that clean-up can still use it. Tasks that are left after the block are
+    cancelled, and awaited for up to `CLOSE_S` seconds.
     """
     loop = Loop()
     life = trio.CancelScope(shield=True)
@@ -193,7 +194,7 @@ async def open_loop() -> AsyncIterator[Loop]:
                 for task in asyncio.all_tasks(loop):
                     task.cancel()
                 with trio.move_on_after(CLOSE_S, shield=True):
-                    while not loop.is_idle:  # noqa: ASYNC110 - what ends its tasks is not Trio's
+                    while not loop.is_idle:  # noqa: ASYNC110 - asyncio's tasks can't set a Trio event
                         await trio.sleep(0.01)
                 life.cancel()
     finally:

@@ -1,9 +1,9 @@
-"""Whether a server, and the way to it, can hold a queue: looked at when a process starts, and refused by one line.
+"""Checks at the start of a process whether the server, and the way to it, can hold a queue; refuses it by one line.
 
-Two things look like PostgreSQL and are not: servers whose advisory locks always succeed, and a pooler in transaction
-mode, which gives a session's locks and statements to whoever has its connection next. With either, two jobs of one
-`lock_key` would run at once, and nothing would say so. The server's version is seen by every connection
-(connection.py).
+Two things look like PostgreSQL but break the queue: servers whose advisory locks always succeed, and a pooler in
+transaction mode, which gives a session's locks and prepared statements to the connection's next client. With either,
+two jobs of one `lock_key` would run at once without any error. The server's version is checked for every connection
+(connect.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataloader.store.connection.connect import LOST_STATEMENTS, connect, settin
 TESTED: Final = 18
 """The newest major version of PostgreSQL that the tests run on."""
 MOST_IDLE: Final = 5
-"""How many connections of a pooler may be idle: it may give them out in turn, until it comes to the first one again."""
+"""The most idle server connections of a pooler that the check allows for: it may hand them out in turn."""
 SECOND_CONNECTION_S: Final = 2.0
-"""How long a pooler may take to give a statement a second connection."""
+"""The time in which a pooler must give a statement a second connection, in seconds."""
 
 _LOCK: Final = "SELECT pg_try_advisory_lock($1) AS got, pg_backend_pid() AS pid"
 _HOLDS: Final = """
@@ -34,16 +34,16 @@ SELECT pg_backend_pid() AS pid, EXISTS (
 _DATABASE: Final = """
 SELECT oid, datname AS name, pg_postmaster_start_time() AS server FROM pg_database WHERE datname = current_database()
 """
-"""What no two databases have in common, and anybody may read."""
+"""Identifies a database by what every role may read."""
 _PID: Final = "SELECT pg_backend_pid()"
 
 
 async def check_server(database: Database) -> int:
-    """Look at the server and the way to it; its major version comes back.
+    """Check the server and the way to it; return its major version.
 
     Raises:
-        ConfigError: it can't hold a queue, or lets nobody in by this address; the text names the setting.
-        StoreUnavailable: it can't be asked now.
+        ConfigError: it can't hold a queue, or refuses the connection; the text names the setting.
+        StoreUnavailable: it does not answer now.
     """
     try:
         return await database.crossing.run(_aio_check, database.options)
@@ -55,7 +55,7 @@ async def _aio_check(options: DatabaseOptions) -> int:
     async with _aio_open(options, direct=True) as session:
         try:
             excludes = await _aio_excludes(session, options)
-        except LOST_STATEMENTS:  # nor does a pooler that takes its statements from a session leave it its locks
+        except LOST_STATEMENTS:  # a pooler that loses a session's statements loses its locks too
             excludes = False
         if not excludes:
             raise ConfigError(
@@ -83,12 +83,12 @@ async def _aio_check(options: DatabaseOptions) -> int:
 
 
 async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
-    """Whether the session has an advisory lock alone, and from one transaction to the next."""
+    """Whether an advisory lock excludes other sessions, and stays with its session after the transaction."""
     key = secrets.randbits(62)
     mine = await session.fetchrow(_LOCK, key)
     for _ in range(_looks(session, mine["pid"])):
         async with _aio_open(options, direct=True) as other:
-            # Within a transaction a pooler has to give the former session's next statement to another connection.
+            # While this transaction is open, a pooler must give the first session's next statement another connection.
             await other.execute("BEGIN")
             theirs: Any = await other.fetchrow(_LOCK, key)
             if theirs["got"] or theirs["pid"] == mine["pid"]:
@@ -98,21 +98,21 @@ async def _aio_excludes(session: Any, options: DatabaseOptions) -> bool:
 
 
 async def _aio_use_statement(session: Any, options: DatabaseOptions) -> None:
-    """Use a prepared statement on another connection of the pooler than it was made on, if there is one."""
+    """Use a prepared statement on another server connection than that on which it was prepared, if there is one."""
     statement = await session.prepare(_PID)
     pid = await statement.fetchval()
     for _ in range(_looks(session, pid) - 1):
         async with _aio_open(options, direct=False) as other:
             await other.execute("BEGIN")
             if await other.fetchval(_PID) == pid:
-                # One that has no second connection waits for the first: then nothing can be lost either.
+                # A pooler with a single connection would wait for it; then no statement can be lost.
                 with contextlib.suppress(TimeoutError):
                     await statement.fetchval(timeout=SECOND_CONNECTION_S)
                 return
 
 
 def _looks(session: Any, pid: int) -> int:
-    """How many other sessions must be looked at: a pooler has numbers of its own for its clients."""
+    """How many other sessions to try: if the pid differs from the server's, a pooler is between us."""
     return 1 if session.get_server_pid() == pid else MOST_IDLE
 
 

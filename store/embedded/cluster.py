@@ -1,10 +1,10 @@
-"""One PostgreSQL cluster in a data directory: making, starting, recovering and stopping it.
+"""One PostgreSQL cluster in a data directory: creates, starts, recovers and stops it.
 
-postgres.py is the only one who uses it. It runs programs and waits for them, blocking; never on Trio's loop. Beside it:
-data_dir.py has the directory, members.py who uses the server, server_programs.py PostgreSQL's programs.
+Only postgres.py uses it. It blocks while it waits for programs, so it must not be called on Trio's loop. Beside it:
+data_dir.py has the directory, members.py counts the users of the server, server_programs.py runs PostgreSQL's programs.
 
-`server.lock` is held by the server itself, and all its processes: whatever path or container it was started by, and
-however long it has not answered, no second one is started on the same files.
+The server itself, with all its processes, holds `server.lock`: no second server is started on the same files, even
+if it was started by another path or in another container, or has not answered for long.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ VERSION: Final = 18
 
 @attrs.frozen
 class Postmaster:
-    """What a server notes in its lock file: its main process, its data directory and the directory of its socket."""
+    """The content of a server's lock file: its main process, its data directory and the directory of its socket."""
 
     pid: int
     directory: Path
@@ -65,7 +65,10 @@ class Cluster:
 
     @classmethod
     def in_directory(cls, data_dir: Path, version: int, bin_dir: Path | None = None) -> Cluster:
-        """Find the binaries and the user for a cluster in `data_dir`, and make the directory if it is missing."""
+        """The cluster in `data_dir`, with its programs and its user; creates the directory if it is missing.
+
+        Raises `EmbeddedDatabaseError` if the directory has another version or owner, `ConfigError` if it can't be made.
+        """
         bin_dir = bin_dir or programs_of(version)
         data_dir = make_writable(data_dir.expanduser())
         check_own(data_dir)
@@ -76,7 +79,7 @@ class Cluster:
                 f"{version}: choose another data directory, and move the data by `dataloader backup` and `restore`"
             )
         account = system_user() if os.geteuid() == 0 else None
-        # Not by getpwuid: in a container we may run as a user that has no account.
+        # Without getpwuid: in a container this process may run as a user without an account.
         uid, gid = (os.geteuid(), os.getegid()) if account is None else (account.pw_uid, account.pw_gid)
         cluster = cls(data_dir, version, ServerPrograms(data_dir, bin_dir, uid, gid, LONGEST_STEP_S))
         cluster._check_owner()
@@ -97,11 +100,11 @@ class Cluster:
 
     @property
     def password_path(self) -> Path:
-        """Where the superuser's password is kept, for us alone."""
+        """The file with the superuser's password, which only its owner can read."""
         return self.data_dir / "postgres.password"
 
     def serialised(self) -> AbstractContextManager[None]:
-        """Alone among all processes in starting, joining and stopping."""
+        """For a block in which no other process starts, joins or stops the server."""
         return members.serialised(self.data_dir, LONGEST_STEP_S)
 
     def membership(self) -> AbstractContextManager[None]:
@@ -109,11 +112,11 @@ class Cluster:
         return members.membership(self.data_dir, LONGEST_STEP_S, self.stop)
 
     def has_members(self) -> bool:
-        """Whether anybody counts as a user of the server: under `serialised` nobody joins or leaves meanwhile."""
+        """Whether any process uses the server. Call it within `serialised`, so that none joins or leaves meanwhile."""
         return members.has_members(self.data_dir)
 
     def ensure_initialised(self, *, durable: bool) -> None:
-        """Make the cluster if there is none. Killed half way, it leaves nothing that looks like one."""
+        """Create the cluster if there is none. If this is killed, no incomplete cluster is left in its place."""
         for leftover in self.data_dir.glob(f"{self.directory.name}.*.new"):
             shutil.rmtree(leftover, ignore_errors=True)  # an initdb whose starter was killed may still be writing there
         if self.directory.exists():
@@ -151,16 +154,16 @@ class Cluster:
         sync_directory(self.data_dir)
 
     def ensure_running(self, extra_settings: Mapping[str, str]) -> None:
-        """Start the server, or wait for it if it starts or recovers already, until it takes connections.
+        """Start the server, or wait for one that is starting or recovering, until it accepts connections.
 
-        It is started once: one that ends again at once is an error of its own each time.
+        Starts it once only. Raises `EmbeddedDatabaseError` if it ends again, or is not ready within `START_TIMEOUT_S`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         started = False
         while (state := self.state()) != "ready":
             if time.monotonic() > deadline:
                 raise self.programs.error(
-                    f"PostgreSQL did not become ready in {START_TIMEOUT_S:.0f} s and still starts"
+                    f"PostgreSQL did not become ready in {START_TIMEOUT_S:.0f} s and is still starting"
                 )
             if state == "busy":
                 time.sleep(0.05)
@@ -171,22 +174,22 @@ class Cluster:
                 self._start(extra_settings, deadline)
 
     def state(self) -> Literal["ready", "busy", "absent"]:
-        """Does the server answer? `busy` is starting, recovering, stopping or stuck.
+        """Whether the server accepts connections; `busy` means that it is starting, recovering, stopping or stuck.
 
-        A lock file that came with a copy of the directory is another server's. The socket is asked first, since it also
-        answers across containers that share the directory. A process id alone says nothing: it may be somebody else's
-        by now, or a zombie's.
+        A lock file that names another directory was copied with the files and is another server's. The socket is tried
+        first, since it also answers across containers that share the directory. A process id alone proves nothing: it
+        may belong to another process by now, or to a zombie.
         """
         try:
             postmaster = self.postmaster()
-        except (FileNotFoundError, IndexError, ValueError):  # none; or one that has not written all of it yet
+        except (FileNotFoundError, IndexError, ValueError):  # there is none, or it is not completely written yet
             return "absent"
         if postmaster.directory != self.directory.resolve():
             return "absent"
         if postmaster.socket_dir.is_absolute():  # the line is empty until the server listens
             arguments = ["--host", str(postmaster.socket_dir), "--port", PORT, "--timeout", "3", "--quiet"]
             answer = self.programs.run(["pg_isready", *arguments]).returncode
-            if answer in {0, 1}:  # takes connections; refuses them for the moment
+            if answer in {0, 1}:  # 0: accepts connections; 1: refuses them at the moment
                 return "ready" if answer == 0 else "busy"
         return "busy" if self.owns_process(postmaster.pid) else "absent"
 
@@ -196,7 +199,7 @@ class Cluster:
         return Postmaster(pid=int(lines[0]), directory=Path(lines[1]), socket_dir=Path(lines[4]))
 
     def stop(self) -> None:
-        """Stop the server if it is up. One that still recovers is left to finish: the next start finds it."""
+        """Stop the server if it accepts connections. One that recovers is left running: the next start finds it."""
         if self.state() == "ready":
             socket_dir = self.postmaster().socket_dir
             timeout = f"--timeout={STOP_TIMEOUT_S:.0f}"
@@ -208,7 +211,7 @@ class Cluster:
                     socket_dir.rmdir()
 
     def _start(self, extra_settings: Mapping[str, str], deadline: float) -> None:
-        """Start a server where none is, after a crash too."""
+        """Start a server where none runs, also after a crash."""
         self._end_orphans()
         server_lock = self._lock_for_server()
         try:
@@ -225,15 +228,16 @@ class Cluster:
                 lock_alone(lock, ORPHANS_TIMEOUT_S)
             except TimeoutError:
                 raise self.programs.error(
-                    f"A server that does not answer here has the cluster {self.directory}: it was started by another "
-                    "path, in another container or on another machine; use or stop it there"
+                    f"The cluster {self.directory} is in use by a server that does not answer here: it was started by "
+                    "another path, in another container or on another machine; use or stop it there"
                 ) from None
             unless_locked.pop_all()
         return lock
 
     def _start_with(self, server_lock: int, extra_settings: Mapping[str, str], deadline: float) -> None:
-        """Start a server that holds the lock from then on."""
-        # Both name the process that is gone. If its number is in use again, even by a zombie, they bar the start.
+        """Start a server that inherits the lock."""
+        # Both lock files name the process that has ended. If its id is in use again, even by a zombie, PostgreSQL would
+        # refuse to start.
         socket_dir = self._socket_dir()
         (self.directory / "postmaster.pid").unlink(missing_ok=True)
         (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
@@ -260,7 +264,7 @@ class Cluster:
                 raise
 
     def owns_process(self, pid: int) -> bool:
-        """Is `pid` a process of this cluster? From what /proc shows to all: in containers root may not see the rest."""
+        """Whether `pid` is a process of this cluster, by what /proc shows to every user."""
         process = Path("/proc", str(pid))
         try:
             return (
@@ -272,9 +276,9 @@ class Cluster:
             return False
 
     def _end_orphans(self) -> None:
-        """End what a killed server left behind, as it blocks the next one until it has noticed.
+        """Kill the processes that a killed server left behind: they block the next server until they notice its end.
 
-        To kill them is as safe as the crash that has happened: the write-ahead log repairs both.
+        That is as safe as the crash before: recovery by the write-ahead log repairs both.
         """
         deadline = time.monotonic() + ORPHANS_TIMEOUT_S
         pids = [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
@@ -287,7 +291,7 @@ class Cluster:
             time.sleep(0.02)
 
     def _socket_dir(self) -> Path:
-        """The cluster's directory, or a private one with a short and plain path where that won't do."""
+        """The socket's directory: the cluster's, or a private one if that path is too long or has odd characters."""
         if _fits_socket(self.directory):
             return self.directory
         bases = [Path("/tmp")]  # noqa: S108 - for a directory of a known name, whose owner and mode are checked
@@ -301,7 +305,7 @@ class Cluster:
         )
 
     def _private_directory(self, path: Path) -> Path:
-        """`path` as a directory of the server's user, closed to others: others may write where it lies."""
+        """`path` as a directory that only the server's user can enter; others may be able to write to its parent."""
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             self.programs.give_to_server(path)
@@ -313,7 +317,7 @@ class Cluster:
         return path
 
     def _prepare_log(self) -> None:
-        """A log file that the server's user alone can write; the one before is kept when it has grown too large."""
+        """Make a log file that only the server's user can write; rename one that has grown too large to `.log.1`."""
         with contextlib.suppress(FileNotFoundError):
             if self.programs.log_path.stat().st_size > LOG_LIMIT_BYTES:
                 self.programs.log_path.replace(self.programs.log_path.with_suffix(".log.1"))
@@ -327,7 +331,7 @@ class Cluster:
             return self.password_path.read_text()
         except FileNotFoundError:
             raise EmbeddedDatabaseError(
-                f"The cluster {self.directory} has lost its password: {self.password_path} is missing"
+                f"The password of the cluster {self.directory} is missing: restore the file {self.password_path}"
             ) from None
 
     def _check_owner(self) -> None:
@@ -335,12 +339,12 @@ class Cluster:
             owner = self.directory.stat().st_uid
             if owner != self.programs.uid:
                 raise EmbeddedDatabaseError(
-                    f"The cluster {self.directory} belongs to user id {owner}, the server would run as user id "
+                    f"The cluster {self.directory} belongs to user id {owner}, but the server would run as user id "
                     f"{self.programs.uid}: start it as the user who made it, or choose another data directory"
                 )
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Can the socket's path be bound, and be written into settings and addresses without quotes?"""
+    """Whether the path of a socket in `directory` is short enough to bind, and needs no quotes in an address."""
     path = directory / f".s.PGSQL.{PORT}"
     return len(os.fsencode(path)) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(r"[\w./+-]+", str(path)) is not None

@@ -1,7 +1,7 @@
-"""The directory in which the embedded PostgreSQL lives: whose it must be, what lies in it, its password.
+"""The data directory of the embedded PostgreSQL: its owner and mode, its versions, its password.
 
-`postgres-18/` is the cluster, `postgres.password` and `postgres.log` have mode 0600, the lock files are those of
-members.py and cluster.py.
+It has the cluster in `postgres-18/`, the files `postgres.password` and `postgres.log` with mode 0600, and the lock
+files of members.py and cluster.py.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataloader.jobs.errors import ConfigError, EmbeddedDatabaseError
 
 
 def make_writable(data_dir: Path) -> Path:
-    """Make the directory if it is missing; its real path comes back.
+    """Make the directory if it is missing; return its real path.
 
-    Raises `ConfigError` if it can't be made, or nothing can be written there.
+    Raises `ConfigError` if it can't be made or written to.
     """
     try:
         found = data_dir.resolve()
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "it can't be written to")
-    except (OSError, RuntimeError) as error:  # the latter for links that lead in a circle, before Python 3.13
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if isinstance(error, FileExistsError):
             reason = "it is a file"
@@ -36,11 +36,11 @@ def make_writable(data_dir: Path) -> Path:
 
 
 def check_own(data_dir: Path) -> None:
-    """Refuse a directory in which somebody else can put a cluster, a password or a log of his in the place of ours."""
+    """Raise `EmbeddedDatabaseError` for a directory in which another user could replace the cluster or the password."""
     found = data_dir.stat()
     if found.st_uid != os.geteuid():
         raise EmbeddedDatabaseError(
-            f"The data directory {data_dir} belongs to user id {found.st_uid}, this process runs as user id "
+            f"The data directory {data_dir} belongs to user id {found.st_uid}, but this process runs as user id "
             f"{os.geteuid()}: run it as the owner, or set DL_DATA_DIR to a directory of your own"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -56,7 +56,7 @@ def versions_in(data_dir: Path) -> list[int]:
 
 
 def write_password(path: Path, password: str) -> None:
-    """Have the password on the disk, for us alone, in the place of an older one."""
+    """Write the password to disk, readable only by its owner, in place of an older one."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     new.touch(mode=0o600, exist_ok=False)
@@ -68,7 +68,7 @@ def write_password(path: Path, password: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names of its files on the disk."""
+    """Write the directory's entries (new and renamed files) to disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(handle)
     os.close(handle)

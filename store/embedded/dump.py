@@ -1,8 +1,8 @@
-"""Backup and restore of the embedded database, by the programs that came with its server: they fit its version.
+"""Backup and restore of the embedded database, by the programs that came with its server and fit its version.
 
-Blocking, as all that runs those programs. A backup is what the database held at one moment, taken while it is used; its
-file has its name only when it is whole. A restore fills a new database beside the one that is there, and takes its
-place in one step: whatever interrupts it, one of the two is there and whole.
+All functions block. A backup holds the database as of one moment, and is taken while the database is used; its file
+gets its name only when it is complete. A restore fills a new database beside the present one, and replaces that in one
+step: if it is interrupted, one of the two is there and complete.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dataloader.store.embedded.server_programs import programs_of
 RESTORED: Final = f"{DATABASE}_restored"
 """The database that a restore fills."""
 REPLACED: Final = f"{DATABASE}_replaced"
-"""The one whose place it has taken, until that is dropped."""
+"""The former database, renamed, until it is dropped."""
 LOCK_TIMEOUT_S: Final = 60
-"""How long a backup waits for tables that somebody has locked against all others."""
+"""How long a backup waits for tables that another session has locked exclusively, in seconds."""
 PSQL_TIMEOUT_S: Final = 600.0
 
 _STAGES: Final = "*.dl_stage_*"
-"""Tables that come and go with the runs of loads, and hold nothing that a run does not bring again."""
+"""The staging tables of loads, which a run makes, fills and drops; a new run fills them again."""
 _JOBS: Final = re.compile(r"TABLE DATA \S+ dl_jobs\b")
 _TABLE: Final = re.compile(r'(?:dumping contents of|processing data for) table "(.+)"$')
 _USED: Final = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
-"""The server's own processes, such as those of autovacuum, leave by themselves."""
+"""Client connections only: the server's own processes, such as autovacuum, leave by themselves."""
 _NOT_EMPTY: Final = r"""
 SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -49,15 +49,15 @@ WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
 
 
 def back_up(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]) -> int:
-    """Write what the database holds now to `file`, readable for its owner alone; its size in bytes comes back.
+    """Write the database as it is now to `file`, which only its owner can read; return its size in bytes.
 
     Args:
         server: the running server.
         file: must not exist.
-        tell: hears the name of each table when its turn has come.
+        tell: called with the name of each table when its turn comes.
 
     Raises:
-        ConfigError: there is such a file, or it can't be written.
+        ConfigError: the file exists already, or can't be written.
         EmbeddedDatabaseError: the database can't be read.
     """
     _check_free(file)
@@ -87,7 +87,10 @@ def _check_free(file: Path) -> None:
 
 
 def _open_alone(part: Path, file: Path) -> IO[bytes]:
-    """The part of a backup, empty, and locked while we or our pg_dump have it open; one of the dead is used again."""
+    """Open the unfinished file of a backup, empty and locked while we or our pg_dump have it open.
+
+    That of a killed backup is used again.
+    """
     while True:
         output = os.fdopen(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
         with contextlib.ExitStack() as unless_ours:
@@ -98,8 +101,8 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
                 raise ConfigError(f"FILE: another backup to {file} goes on; wait for its end") from None
             found = os.fstat(output.fileno())
             if found.st_uid != os.geteuid():
-                raise ConfigError(f"FILE: {part} belongs to somebody else; remove it, or choose another name")
-            # Else another backup has come to its end meanwhile: this file has the backup's name by now, or none.
+                raise ConfigError(f"FILE: {part} belongs to another user; remove it, or choose another name")
+            # Otherwise another backup has ended meanwhile, and has renamed or removed this file: open it again.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(found, part.lstat()):
                     output.truncate(0)
@@ -108,8 +111,8 @@ def _open_alone(part: Path, file: Path) -> IO[bytes]:
 
 
 def check_backup(file: Path) -> None:
-    """Read all of a backup, without a server. Raises `ConfigError` if it is none, is broken, or holds no queue."""
-    if file.exists() and not file.is_file():  # it is read several times, and a pipe may keep its reader for ever
+    """Read all of a backup, without a server. Raises `ConfigError` if it is no backup, is broken, or has no queue."""
+    if file.exists() and not file.is_file():  # it is read several times, and a pipe could block its reader for ever
         raise ConfigError(f"FILE: must be a regular file, not {file}")
     try:
         listed = _read(file, "--list")
@@ -127,24 +130,24 @@ def _read(file: Path, how: str) -> str:
 
 
 def _argument(file: Path) -> str:
-    """The file for a program that would take a name with a hyphen before it for an option."""
+    """The file's absolute path: a program would take a name that begins with a hyphen for an option."""
     return str(file.absolute())
 
 
 def restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
-    """Make the database what it was when `file` was written.
+    """Restore the database as it was when `file` was written.
 
     Args:
         server: the running server, of the version that wrote the file or a newer one.
-        file: a backup, in which `check_backup` has found no fault.
-        tell: hears the name of each table when its turn has come.
-        replace: whether what the database holds may go.
+        file: a backup in which `check_backup` has found no fault.
+        tell: called with the name of each table when its turn comes.
+        replace: whether a database that is not empty may be replaced.
 
     Raises:
         ConfigError: the database is not empty and may not be replaced.
-        EmbeddedDatabaseError: somebody uses the database, or the backup can't be restored; then all is as before.
+        EmbeddedDatabaseError: the database is in use, or the backup can't be restored; then nothing has changed.
     """
-    # Of two at once, one would put what the other has just begun in the place of the database.
+    # Of two restores at once, one would put the other's unfinished database in place.
     with _alone(server):
         _restore(server, file, tell, replace=replace)
 
@@ -166,7 +169,7 @@ def _alone(server: EmbeddedPostgres) -> Iterator[None]:
 def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object], *, replace: bool) -> None:
     if not replace and _psql(server, DATABASE, _NOT_EMPTY):
         raise ConfigError(
-            f"--replace: is needed, since the database in {server.data_dir} is not empty; all that it holds would go"
+            f"--replace: is needed, since the database in {server.data_dir} is not empty; it deletes all that is in it"
         )
     if (connections := _psql(server, DATABASE, _USED)) != "0":
         raise _in_use(server, f"{connections} {'connection' if connections == '1' else 'connections'}")
@@ -186,7 +189,7 @@ def _restore(server: EmbeddedPostgres, file: Path, tell: Callable[[str], object]
         except EmbeddedDatabaseError as error:
             if "being accessed by other users" not in str(error):
                 raise
-            raise _in_use(server, "somebody") from error
+            raise _in_use(server, "another connection") from error
     finally:
         _psql(server, "postgres", drop)
 
@@ -198,7 +201,7 @@ def _in_use(server: EmbeddedPostgres, users: str) -> EmbeddedDatabaseError:
 
 
 def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
-    """Run statements; their rows come back as text."""
+    """Run statements, and return their rows as text."""
     command, environment = server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=database)
     result = subprocess.run(  # noqa: S603
         command, env=environment, input=statements, capture_output=True, text=True, check=False, timeout=PSQL_TIMEOUT_S
@@ -211,7 +214,7 @@ def _psql(server: EmbeddedPostgres, database: str, statements: str) -> str:
 def _run(
     program: tuple[list[str], dict[str, str]], tell: Callable[[str], object], output: IO[bytes] | None = None
 ) -> None:
-    """Run a program to its end, however long that takes; what it says of tables is told, the rest if it fails."""
+    """Run a program to its end, without a timeout. `tell` gets the table names in its output; errors are raised."""
     command, environment = program
     said: deque[str] = deque(maxlen=10)
     with subprocess.Popen(  # noqa: S603

@@ -1,4 +1,4 @@
-"""Locks between processes of one machine, on open files: the kernel drops them however their holder ends."""
+"""Locks between processes of one machine, on open files: the kernel frees them however their holder ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AGAIN_S: Final = 0.02
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that is there for its lock alone, and make it if it is missing."""
+    """Open a lock file, which is created if it is missing; return its descriptor."""
     return os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -20,7 +20,7 @@ def lock_alone(handle: int, timeout_s: float) -> None:
     """Lock an open file or directory against all other processes, blocking.
 
     Raises:
-        TimeoutError: Somebody else had it locked for `timeout_s` seconds.
+        TimeoutError: another process had it locked for `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while True:

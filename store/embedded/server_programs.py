@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs (initdb, pg_ctl, pg_isready), run as the account that the server has."""
+"""Runs PostgreSQL's own programs (initdb, pg_ctl, pg_isready) with the account of the server."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class ServerPrograms:
 
     @property
     def log_path(self) -> Path:
-        """Where the server writes what happens to it."""
+        """The server's log file."""
         return self.data_dir / "postgres.log"
 
     def give_to_server(self, file: str | Path | int) -> None:
-        """Make the server the owner of a file that root has made."""
+        """Give a file that root has made to the server's account."""
         if os.geteuid() == 0:
             os.chown(file, self.uid, self.gid)
 
     def run_as_server(
         self, program: str, *arguments: str, cwd: Path | None = None, pass_fds: tuple[int, ...] = ()
     ) -> None:
-        """Run a program that must not run as root, and that gets nothing of our environment, where secrets are."""
+        """Run a program with the server's account, and without our environment, which has secrets."""
         environment = {"PATH": os.defpath, "LC_ALL": "C"} | {k: os.environ[k] for k in ("TZ",) if k in os.environ}
         options: dict[str, Any] = {"cwd": cwd or self.data_dir, "env": environment, "pass_fds": pass_fds}
         if os.geteuid() == 0:
@@ -51,7 +51,7 @@ class ServerPrograms:
             raise self.error(f"{program} failed for the data directory {self.data_dir}: {result.stdout.strip()}")
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end; what it has printed and its exit code come back."""
+        """Run a program to its end; return its output and exit code."""
         try:
             return subprocess.run(  # noqa: S603 - fixed programs, no shell
                 [str(self.bin_dir / command[0]), *command[1:]],
@@ -61,7 +61,7 @@ class ServerPrograms:
                 text=True,
                 errors="replace",
                 check=False,
-                start_new_session=True,  # Ctrl-C is ours to handle: it must not break a start or a stop half way
+                start_new_session=True,  # Ctrl-C must not interrupt a start or a stop half way
                 timeout=self.timeout_s,
                 **options,
             )

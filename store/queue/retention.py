@@ -1,8 +1,8 @@
-"""Deletes what is too old to keep: ended jobs with their journals, by status, and workers long gone (R4).
+"""Deletes what is too old to keep: ended jobs with their journals, by status, and rows of dead workers (R4).
 
-The supervisor's retention actor calls `prune` again and again while it deletes something, and then sleeps. Rows go in
-small batches, each its own transaction, oldest first, past rows that somebody holds: nobody waits for the deletion.
-What has not ended is never touched, however old, nor a job that one which has not ended runs after; nor is dl_audit.
+The pruner calls `prune` until it has nothing left to delete, and then sleeps. Each batch is small and a transaction of
+its own, oldest jobs first. It skips locked rows, so that nobody waits for the deletion. It never deletes a job that has
+not ended, nor one that such a job runs after, and it never touches dl_audit.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
-from dataloader.web.server.listen import open_listener, serve_web
+from dataloader.web.server.listen import open_listening_socket, serve_web
 from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
 
 TOKENS = {"reader": "r" * 20, "operator": "o" * 20, "chief": "c" * 20}
@@ -89,7 +89,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
         )
         app = create_app(services)
         stop, stopped = trio.Event(), trio.Event()
-        sock = open_listener("127.0.0.1", 0, stalled_after_s=1)
+        sock = open_listening_socket("127.0.0.1", 0, stalled_after_s=1)
 
         async def serve(*, task_status: Any) -> None:  # noqa: ASYNC128 - serve_web calls started
             await serve_web(app, sock, shutdown=stop.wait, task_status=task_status)

@@ -81,7 +81,7 @@ def test_files_are_taken_literally(tmp_path: Path) -> None:
 
 def test_a_broken_line_of_a_file_is_named_without_its_content(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DL_PORT=1\n\nDL_DB_DSN='postgresql://u:s3cr3t@h/d\n")
-    assert refusals({}, tmp_path) == [".env: line 3 must be NAME=value, with quotes that are closed"]
+    assert refusals({}, tmp_path) == [".env: line 3 must be NAME=value, with closed quotes"]
     (tmp_path / ".env").write_bytes(b"DL_INSTANCE=\xff\n")
     assert refusals({}, tmp_path) == [".env: can't be read: it is not UTF-8 text"]
 
@@ -108,7 +108,7 @@ NAME = "1 to 200 characters on one line, without control characters, and not of 
 SEC = "a number of seconds greater than 0, for example"
 WORKERS = 'a JSON list such as [{"queue":"load.cbr","concurrency":2}]'
 DSN_LIKE = "the address of a database, for example postgresql://user:password@host:5432/name"
-ENCODED = "(in the password / ? # are written as %2F %3F %23)"
+ENCODED = "(in the password, write / ? # as %2F %3F %23)"
 ENTRY = '{"queue":"a","concurrency":1}'
 BAD = [
     ("DL_HEARTBEAT_SEC", "0", f"must be {SEC} 10, not '0'"),
@@ -118,7 +118,7 @@ BAD = [
     (
         "DL_STATEMENT_TIMEOUT_SEC",
         "2592000",
-        f"must be {SEC} 30, and at most 2147000 (PostgreSQL has no more), not '2592000'",
+        f"must be {SEC} 30, and at most 2147000 (the limit of PostgreSQL), not '2592000'",
     ),
     ("DL_CONNECT_TIMEOUT_SEC", "0.0001", f"must be {SEC} 10, and at least 0.001, not '0.0001'"),
     ("DL_CLAIM_BACKOFF_SEC", "inf", f"must be {SEC} 15, and at most 31536000 (a year), not 'inf'"),
@@ -153,7 +153,7 @@ BAD = [
     (
         "WORKERS_JSON",
         '[{"queue":"a","concurrency":1,"x":2}]',
-        "[0] must be an object with queue, concurrency alone, not 'x'",
+        "[0] must be an object with only queue, concurrency, not 'x'",
     ),
     (
         "WORKERS_JSON",
@@ -170,7 +170,7 @@ BAD = [
         '[{"queue":" ","concurrency":1}]',
         f"[0].queue must be {NAME}, not ' '",
     ),
-    ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue must be another queue in each entry, not 'a'"),
+    ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue must be different in each entry, not 'a'"),
     (
         "DL_TOKENS",
         '[{"name":"a","role":"read","token":"s3cr3t"}]',
@@ -189,12 +189,12 @@ BAD = [
     (
         "DL_TOKENS",
         f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('s3cr3t', 'other')}]",
-        "[1].name must be another name in each entry, not 'ci'",
+        "[1].name must be different in each entry, not 'ci'",
     ),
     (
         "DL_TOKENS",
         f"[{TOKENS[1:-1]},{TOKENS[1:-1].replace('ci', 'cd')}]",
-        "[1].token must be another token in each entry, not '***'",
+        "[1].token must be different in each entry, not '***'",
     ),
     (
         "DL_TOKENS",
@@ -231,9 +231,9 @@ def test_all_faults_of_a_list_are_named_at_once_each_with_its_place(tmp_path: Pa
         f"WORKERS_JSON: [0].queue must be {NAME}, not ''",
         "WORKERS_JSON: [0].concurrency must be an integer from 1 to 1000, not '0'",
         "WORKERS_JSON: [1] must be an object with queue, concurrency, not '7'",
-        "WORKERS_JSON: [2] must be an object with queue, concurrency alone, not 'concurency'",
+        "WORKERS_JSON: [2] must be an object with only queue, concurrency, not 'concurency'",
         "WORKERS_JSON: [2].concurrency must be an integer from 1 to 1000, and is missing",
-        "WORKERS_JSON: [3].queue must be another queue in each entry, not 'a'",
+        "WORKERS_JSON: [3].queue must be different in each entry, not 'a'",
         "DL_PORT: must be an integer from 0 to 65535, not 'x'",
         "DL_TOKENS: [0].name must be 1 to 200 characters on one line, not ''",
         "DL_TOKENS: [0].role must be one of read, operate, admin, not 'write'",
@@ -278,8 +278,8 @@ def test_the_address_for_locks_of_a_file_is_not_used_with_a_database_of_the_envi
     other = DSN.replace("db:", "test:")
     (line,) = refusals({"DL_DB_DSN": other}, tmp_path)
     assert line == (
-        "DL_LOCK_DSN: is of .env and DL_DB_DSN of environment, which has precedence: they might lead to two databases; "
-        "set both in the same place"
+        "DL_LOCK_DSN: comes from .env, but DL_DB_DSN from environment, which has precedence: they might lead to "
+        "different databases; set both in the same place"
     )
     assert load_settings({"DL_DB_DSN": other, "DL_LOCK_DSN": other}, directory=tmp_path).lock_dsn == other
 

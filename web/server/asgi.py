@@ -1,8 +1,8 @@
-"""One request on its way between Hypercorn and Quart.
+"""Passes one request from Hypercorn to Quart, and its answer back.
 
-Quart makes a `Connection` of each request (`asgi_http_class`). What differs from Quart's own: the body is received
-within bounds (bodies.py), a long answer goes out in pieces, of which each has its deadline, and the end of an answer
-can't be cut off. Only public names of Quart are used; test_borrowed_names.py has them.
+Quart makes a `QuartConnection` for each request (`asgi_http_class`). It differs from Quart's own class: the body is
+received within limits (bodies.py), a long answer is sent in pieces, each with a deadline, and the end of an answer
+can't be cut off by a cancellation. It uses only public names of Quart, which test_borrowed_names.py lists.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ PIECE: Final = 1 << 16
 
 
 class Request(TrioRequest):
-    """A request with the id under which it is logged and answered, and what it holds in memory."""
+    """A request with its id, for the log and the answer, and with its connection and body."""
 
     request_id = ""
     client: Client
     """The connection on which it came."""
     received: Body
     is_text = True
-    """Whether its address is text: UTF-8, whatever is escaped in it."""
+    """Whether its path and query are UTF-8 once unescaped."""
 
 
-class Connection:
-    """One request on its way through Quart."""
+class QuartConnection:
+    """One request on its way through Quart, which calls such a class a connection."""
 
     def __init__(self, app: Quart, scope: HTTPScope) -> None:
         self._app = cast("App", app)
@@ -77,7 +77,7 @@ class Connection:
 
 
 async def _receive(body: Body, receive: ASGIReceiveCallable, request: trio.CancelScope) -> None:
-    """Take the body as it comes; the request ends when its client has gone."""
+    """Receive the body, and cancel the request when its client disconnects."""
     while True:
         message = await receive()
         if message["type"] == "http.request":
@@ -96,8 +96,8 @@ async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse) -
     while len(data) > PIECE:
         await send({"type": "http.response.body", "body": bytes(data[:PIECE]), "more_body": True})
         data = data[PIECE:]
-    # With the last message Hypercorn ends the stream and says "disconnect", at which the request is cancelled, and the
-    # sender is still at work: it has to close the connection, or to set the timer that closes an idle one.
+    # With the last message Hypercorn ends the stream and sends "disconnect", which cancels the request while this send
+    # still runs. It must go on to close the connection, or to set the timer that closes an idle one.
     end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
     with trio.move_on_after(END_S, shield=True):
         await send(end)
@@ -108,7 +108,7 @@ async def _push_nothing(_path: str, _headers: Headers) -> None:
 
 
 def _path(target: str) -> str:
-    """The path of a request. A target that is none, as in `GET ?x`, leads nowhere."""
+    """The path of a request's target, which may be a whole URL; it begins with "/" even if the target has none."""
     if target.startswith("/"):
         return target
     try:

@@ -1,8 +1,8 @@
-"""Receives a request's body within the limit of its route, and bounds what all requests hold in memory together.
+"""Receives a request's body within the limit of its route, and bounds the memory of all requests together.
 
-The limit is kept while the body comes: what is longer is refused at its first byte too many, and nothing of it is kept.
-Bodies and answers of a few kilobytes are not counted, so that a flood of long ones keeps no ordinary request out. Nor
-do slow clients keep long bodies out: when there is no room, the body that has been coming for longest gives way.
+The limit holds while the body arrives: the first byte beyond it has the body refused and its bytes dropped. Bodies and
+answers of a few kilobytes are not counted, so that many long ones can't keep ordinary requests out. Slow clients can't
+keep long bodies out either: when there is no room, the body that has been arriving for longest is refused.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from dataloader.web.problems import ProblemError, too_busy
 from dataloader.web.server.refusals import Refusal, Refusals
 
 BODY_S: Final = 30.0
-"""What a body may take to come."""
+"""The time in which a body must arrive."""
 NOT_COUNTED: Final = 16 << 10
-"""So many bytes of a body, or of an answer, are not counted."""
+"""The first bytes of each body, and of each answer, that are not counted."""
 YOUNG_S: Final = 1.0
-"""A body that has been coming for less does not give way to others yet."""
+"""A body that has been arriving for less time does not give way to others."""
 BEFORE_ITS_ROUTE: Final = 128 << 10
-"""What may have come before it is known how much may."""
+"""The limit of a body until the limit of its route is known."""
 MOST_RECEIVED: Final = 32 << 20
 MOST_SENT: Final = 32 << 20
 _CLOSE: Final = {"Connection": "close"}
-"""What was not read stands before the next request."""
+"""The unread rest of the body would come before the next request."""
 
 
 @attrs.define(eq=False)
 class Bound:
-    """What requests hold, bytes or places, `most` in all. What is taken is given back by the one who took it."""
+    """What requests hold together, bytes or places: `most` in all. Whoever takes some gives it back."""
 
     most: int
     held: int = 0
 
     def take(self, number: int) -> bool:
-        """Whether there is room for so many more, which are taken then."""
+        """Take `number` more if there is room; return whether there was."""
         if self.held + number > self.most:
             return False
         self.held += number
         return True
 
     def give(self, number: int) -> None:
-        """So many are free again."""
+        """Give `number` back."""
         self.held -= number
 
 
 class Body:
-    """What has come of a request's body. In the place of Quart's, which knows one limit for all routes."""
+    """The part of a request's body that has arrived. Replaces Quart's class, which has one limit for all routes."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Body:
         refusals: Refusals,
         ask: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`announced` is its Content-Length, if it has one; `ask` asks a client for it that waits for that."""
+        """`announced` is its Content-Length, if any; `ask` sends "100 Continue" to a client that waits for it."""
         self._announced = announced
         self._ask = ask
         self._long_bodies = long_bodies
@@ -73,7 +73,7 @@ class Body:
         self._ended = trio.Event()
 
     def append(self, data: bytes) -> None:
-        """More of it has come. Quart calls this, and `set_complete` at the end."""
+        """More of it has arrived; `set_complete` follows at the end."""
         if self._dropped or not data:
             return
         length = len(self._data) + len(data)
@@ -87,17 +87,20 @@ class Body:
             self._data += data
 
     def set_complete(self) -> None:
-        """All of it has come."""
+        """All of it has arrived."""
         self._long_bodies.has_come(self)
         self._ended.set()
 
     def give_way(self) -> None:
-        """Refuse it, because others need the room."""
+        """Refuse it, because other bodies need the room."""
         self._refusals.count(Refusal.BODIES)
         self._refuse(too_busy("Too many long bodies arrive at the same time; send the request again.", headers=_CLOSE))
 
     async def read(self, limit: int) -> bytearray:
-        """All of it, as soon as it has come. Raises `ProblemError`: 413 over `limit`, 408 if it is late, 503."""
+        """All of it, once it has arrived.
+
+        Raises `ProblemError`: 413 if it has more than `limit` bytes, 408 if it is late, 503 if there is no room for it.
+        """
         self._limit = limit
         if max(self._announced or 0, len(self._data)) > limit:
             self._refuse_as_long()
@@ -114,7 +117,7 @@ class Body:
         return self._data
 
     def drop(self) -> None:
-        """Forget it, and all that may still come."""
+        """Free its memory, and ignore what may still arrive."""
         self._dropped = True
         self._data = bytearray()
         self._long_bodies.has_come(self)
@@ -134,12 +137,12 @@ class Body:
 
 @attrs.define(eq=False)
 class LongBodies(Bound):
-    """What long bodies hold. While they come, the oldest of them makes room for the others."""
+    """The bytes that long bodies hold. While they arrive, the oldest of them gives way to the others."""
 
     _coming: dict[Body, float] = attrs.field(factory=dict)
 
     def take_for(self, body: Body, number: int) -> bool:
-        """Whether there is room for `number` more bytes of a body, which are taken then."""
+        """Take `number` more bytes for a body if there is room; return whether there was."""
         if number:
             self._coming.setdefault(body, trio.current_time())
         while not self.take(number):
@@ -150,5 +153,5 @@ class LongBodies(Bound):
         return True
 
     def has_come(self, body: Body) -> None:
-        """No more of it is awaited: it is complete, or was refused."""
+        """It no longer arrives: it is complete, or was refused."""
         self._coming.pop(body, None)

@@ -1,14 +1,14 @@
-"""Who is connected, how many may be, and who gives way to a newcomer: a connection that waits for its client.
+"""The open connections, their greatest number, and which one is closed ("gives way") for a new one.
 
-A process has a bounded number of files. If connections took all of them, no probe got in and the database could not be
-reached; so there are fewer of them, and the one that has been idle for longest is closed when another one comes. A
-connection whose request is being worked on never gives way, and fewer requests than connections are worked on at a
-time, so that there is always one that can.
+A process has a limited number of files. If connections took all of them, no probe could connect and the database could
+not be reached. So connections may take a share of them only, and when that is used up, the one that has been idle for
+longest is closed for a new one. A connection whose request is being worked on never gives way; and fewer requests than
+connections are worked on at a time, so that there is always a connection that can give way.
 
-Memory is bounded, too: when long answers hold all that they may, the slowest of their readers gives way to the next
-answer. However many slow readers there are, and however often they come again, they can't keep an answer from a
-client that is faster than they are. Rejected: a deadline for each answer, which slow readers would fill anew, and which
-would cut off an honest client with a poor line when nobody else needs the room.
+Memory is bounded, too: when long answers hold all the bytes that they may, the slowest reader's connection is closed
+for the next answer. However many slow readers there are, and however often they reconnect, they can't keep an answer
+from a faster client. Rejected: a deadline for each answer. Slow readers would ask again after it, and it would cut off
+an honest client with a slow line when nobody else needs the room.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dataloader.web.server.refusals import Refusal, Refusals
 FILES_FOR_CONNECTIONS: Final = 3, 4
 """The share of the process's files that connections may take."""
 AT_WORK: Final = 3, 4
-"""The share of the connections whose requests may be at work at a time."""
+"""The share of the connections whose requests may be worked on at a time."""
 YOUNG_S: Final = 0.1
-"""Who does something for less than this does not give way yet."""
+"""A connection that has been in its phase for less than this does not give way."""
 
 
 class Phase(enum.IntEnum):
@@ -40,7 +40,7 @@ class Phase(enum.IntEnum):
     RECEIVING = 1
     """The server waits for a request's body."""
     SENDING = 2
-    """The client takes its answer."""
+    """The server waits for the client to take its answer."""
     WORKING = 3
     """The request is being worked on: never gives way."""
 
@@ -63,7 +63,7 @@ def most_connections(wanted: int) -> int:
 
 
 class Connections:
-    """All connections of a server, by phase, in each those first that have been in it for longest."""
+    """All connections of a server by phase; within a phase, those that have been in it for longest come first."""
 
     def __init__(self, most: int, refusals: Refusals) -> None:
         """`most` is how many there may be."""
@@ -88,9 +88,9 @@ class Connections:
         return len(self._phases)
 
     async def room(self) -> None:
-        """Return when another one may enter: there is room, or one has given way to it.
+        """Return when another connection may be accepted: there is room, or one has given way.
 
-        Whoever has come has a moment to say what he wants. Meanwhile newcomers wait, in the kernel's queue.
+        A new connection has `YOUNG_S` to send its request; until one may give way, others wait in the kernel's queue.
         """
         while len(self) >= self.most:
             if not self.make_room():
@@ -99,7 +99,7 @@ class Connections:
                     await self._changed.wait()
 
     def make_room(self) -> bool:
-        """Let the connection go that can best be spared. False if there is none, or none yet."""
+        """Close the connection that gives way first. Returns False if none may give way now."""
         client = next(chain.from_iterable(map(self.who_may_go, _GIVING_WAY)), None)
         if client is None:
             return False
@@ -107,34 +107,34 @@ class Connections:
         return True
 
     def who_may_go(self, phase: Phase) -> Iterator[Client]:
-        """Those that have been in `phase` for a moment at least, first the one that has been in it for longest."""
+        """Those that have been in `phase` for at least `YOUNG_S`, the longest first."""
         now = trio.current_time()
         return (client for client, since in self._order[phase].items() if since + YOUNG_S <= now)
 
     def end(self, client: Client, why: Refusal) -> None:
-        """Let a connection go."""
+        """Close a connection, and count it as refused for the reason `why`."""
         self.leave(client)
         client.give_way()
         self._refusals.count(why)
 
     def _due_s(self, phase: Phase) -> float:
-        """In how many seconds the oldest one of a phase may give way."""
+        """The seconds until the oldest one of a phase may give way."""
         since = next(iter(self._order[phase].values()), math.inf)
         return since + YOUNG_S - trio.current_time()
 
     def enter(self, client: Client) -> None:
-        """A new connection; there is room for it."""
+        """Add a new connection, for which `room` has made room."""
         self.move(client, Phase.IDLE)
 
     def move(self, client: Client, phase: Phase) -> None:
-        """The connection is in `phase` from now on."""
+        """Put the connection into `phase`, from now on."""
         self._take_out(client)
         self._phases[client] = phase
         self._order[phase][client] = trio.current_time()
         self._changed.set()
 
     def leave(self, client: Client) -> None:
-        """The connection has ended, or is about to."""
+        """Remove a connection that has ended or is about to."""
         self._take_out(client)
         self._changed.set()
 
@@ -144,42 +144,42 @@ class Connections:
             del self._order[phase][client]
 
     def phase_of(self, client: Client) -> Phase | None:
-        """What the connection does; None when it has left."""
+        """The connection's phase; None when it was removed."""
         return self._phases.get(client)
 
     def close_idle(self) -> None:
-        """The server ends: nobody waits for another request."""
+        """Close all idle connections, when the server ends."""
         for client in [*self._order[Phase.IDLE]]:
             self.leave(client)
             client.give_way()
 
 
-class Answer(Protocol):
-    """A long answer on its way."""
+class LongAnswer(Protocol):
+    """A long answer that is being sent."""
 
     client: Client
-    """Who takes it."""
+    """The connection on which it is sent."""
 
 
 class LongAnswers:
-    """What long answers on their way hold, `most` bytes in all. The slowest readers make room for other answers."""
+    """The long answers that are being sent, `most` bytes in all. The slowest readers give way to other answers."""
 
     def __init__(self, most: int, connections: Connections) -> None:
-        """`connections` are those on which they are sent."""
+        """`connections` has those on which they are sent."""
         self.most = most
         self._connections = connections
-        self._lengths: dict[Answer, int] = {}
+        self._lengths: dict[LongAnswer, int] = {}
 
     @property
     def held(self) -> int:
-        """How many bytes are on their way."""
+        """How many bytes they hold."""
         return sum(self._lengths.values())
 
-    def take(self, answer: Answer, length: int) -> bool:
-        """Whether there is room for an answer of `length` bytes, which is taken then.
+    def take(self, answer: LongAnswer, length: int) -> bool:
+        """Take the room for an answer of `length` bytes; return whether there was enough.
 
-        As long as there is none, the reader is ended that has waited for longest to take the piece that is sent to it.
-        None is ended that takes its pieces at once, nor if it would be in vain.
+        To make room, the connections are closed whose clients have not taken their current piece for longest. Clients
+        that take their pieces at once are spared, and none is closed if that would not make enough room.
         """
         by_reader = {other.client: other for other in self._lengths}
         slow_readers = filter(by_reader.__contains__, self._connections.who_may_go(Phase.SENDING))
@@ -196,6 +196,6 @@ class LongAnswers:
         self._lengths[answer] = length
         return True
 
-    def give(self, answer: Answer) -> None:
-        """The answer is sent, or will not be; one that held nothing gives nothing back."""
+    def give(self, answer: LongAnswer) -> None:
+        """Free the room of an answer that was sent or given up. Does nothing for one that has no room."""
         self._lengths.pop(answer, None)

@@ -11,5 +11,5 @@ HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
 )
 NO_PAGE: Final = ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
-"""What is no page may load nothing; a page has a policy of its own."""
+"""For answers that are not pages: they may load nothing. A page has a policy of its own."""
 REQUEST_ID: Final = "X-Request-ID"

@@ -1,9 +1,9 @@
-"""A client's connection, over Hypercorn's HTTP/1.1: all that we rely on of Hypercorn's inside is in this file.
+"""A client's connection, over Hypercorn's HTTP/1.1. Only this file relies on Hypercorn's internal names.
 
-test_borrowed_names.py has the names. Hypercorn's own connection has one timer, for idle ones, and shields its sends
-without a deadline. This one has a deadline for each header and for each piece of an answer, and tells `Connections`
-what it does, so that it can give way. HTTP/1.1 alone is spoken: whoever may connect could end the whole server by what
-Hypercorn's HTTP/2 does not catch, or hold connections for which no timer runs.
+test_borrowed_names.py lists them. Hypercorn's own connection has a timer for idle connections only, and shields its
+sends without a deadline. This one has a deadline for each header and for each piece of an answer, and tells
+`Connections` its phase, so that it can give way. It speaks only HTTP/1.1: over HTTP/2 any client could end the whole
+server by an error that Hypercorn does not catch, or hold connections for which no timer runs.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from dataloader.web.server.refusals import Refusal, Refusals
 log = get_logger(__name__)
 
 HEADER_S: Final = 10.0
-"""What a request's header may take, from the connection's begin or from its own first byte."""
+"""The time in which a request's header must arrive, from the start of the connection or from its own first byte."""
 IDLE_S: Final = 75.0
 """How long a connection is kept for the next request."""
 TAKEN_S: Final = 10.0
-"""In this time a client has to take the piece of an answer that is sent to it."""
+"""The time in which a client must take each piece of an answer."""
 CLOSE_S: Final = 1.0
-"""What the end of a connection may take: the client takes what was sent last, and sends no more."""
+"""The time in which a connection is closed: the client takes what was sent last, and stops sending."""
 HEADER_BYTES: Final = 16 << 10
 HEADER_FIELDS: Final = 100
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
@@ -71,29 +71,29 @@ class Server:
 
 
 class Parser(h11.Connection):
-    """h11 with a bound for what is parsed at once, and for which nothing follows a connection's last request."""
+    """h11 with a limit for the header, and which ignores what follows a connection's last request."""
 
     def receive_data(self, data: bytes) -> None:
-        """More has come."""
+        """Take what has arrived."""
         if self.their_state is not h11.MUST_CLOSE:
             super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """What has come next. Raises `RemoteProtocolError`."""
+        """The next event of what has arrived. Raises `RemoteProtocolError`."""
         if self.their_state is h11.MUST_CLOSE:
             return h11.NEED_DATA
         if self.their_state is h11.IDLE:
             received = self.trailing_data[0]
             end = _BLANK_LINE.search(received)
             header = received[: end.end()] if end else received
-            # The line of the request, and the blank one at the end.
+            # Two more lines: the request line, and the blank one at the end.
             if len(header) > HEADER_BYTES or header.count(b"\n") > HEADER_FIELDS + 2:
                 raise h11.RemoteProtocolError("the header is too long", error_status_hint=431)
         return super().next_event()
 
 
 class Http1(H11Protocol):
-    """HTTP/1.1 that is switched to nothing else, and in which nobody hides a request in another one's body."""
+    """HTTP/1.1 without upgrades, that refuses requests whose body has an ambiguous end (request smuggling)."""
 
     def __init__(self, *args: Any, refusals: Refusals, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -102,16 +102,16 @@ class Http1(H11Protocol):
         self._waits_to_be_asked = False
         self._method = b""
         self.body_follows = False
-        """Whether what is sent is the head of an answer, which goes out with the beginning of its body."""
+        """Whether the data being sent is the head of an answer, which is held back for the first bytes of its body."""
 
     async def ask_for_body(self) -> None:
-        """The body of the request is wanted: say so to a client that has sent the header alone (`Expect`)."""
+        """Ask for the body by "100 Continue", if the client has sent only the header and waits for that (`Expect`)."""
         if self._waits_to_be_asked and self.connection.states == _HEADER_ALONE:
             self._waits_to_be_asked = False
             await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def _check_protocol(self, event: Any) -> None:
-        """No upgrade is offered: whoever asks for one is answered by HTTP/1.1."""
+        """Offer no upgrade: a request for one is answered by HTTP/1.1."""
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of an answer."""
@@ -119,9 +119,9 @@ class Http1(H11Protocol):
         await super().stream_send(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
-        # RFC 9112, 6.1: where a proxy and we may see different ends of a body, nothing after it can be trusted.
+        # RFC 9112, 6.1: if a proxy and we may see different ends of a body, nothing after it can be trusted.
         self._method = request.method
-        # Hypercorn would ask for a body at once, before anybody knows whether it is wanted.
+        # Hypercorn would ask for the body at once, before the request is known to be allowed.
         self._waits_to_be_asked = self.connection.they_are_waiting_for_100_continue
         self.connection.client_is_waiting_for_100_continue = False
         names = {name for name, _ in request.headers}
@@ -131,7 +131,7 @@ class Http1(H11Protocol):
             await self.send(Closed())
             return
         if b"upgrade" in names:
-            # Hypercorn would take what follows for a WebSocket's, of which there is none at any address.
+            # Hypercorn would take what follows for a WebSocket, which no address serves.
             headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
             request = h11.Request(
                 method=request.method, target=request.target, headers=headers, http_version=request.http_version
@@ -139,7 +139,7 @@ class Http1(H11Protocol):
         await super()._create_stream(request)
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Refuse what the app does not see, as it would do."""
+        """Answer a request that never reaches the app, in the form of the app's own problems."""
         status, request_id = HTTPStatus(status_code), str(uuid7())
         problem = Problem(
             type="about:blank",
@@ -170,20 +170,20 @@ class Http1(H11Protocol):
 
 
 class Tasks:
-    """What Hypercorn starts on a connection: the app, once for each request. In the place of its own `TaskGroup`.
+    """Starts the app for each request of a connection. Replaces Hypercorn's `TaskGroup`.
 
-    There a message for an app that has ended waits for ever, and with it the connection.
+    There a message to an app that has ended waits for ever, and the connection with it.
     """
 
     def __init__(self, nursery: trio.Nursery, received: Callable[[], None]) -> None:
-        """`received` is called when all of a request has come."""
+        """`received` is called when all of a request has arrived."""
         self._nursery = nursery
         self._received = received
 
     async def spawn_app(
         self, app: AppWrapper, _config: Config, scope: Scope, send: Callable[[ASGISendEvent | None], Awaitable[None]]
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        """Start the app for a request; what comes for it is to be put into the function that comes back."""
+        """Start the app for a request; return the function that passes messages to it."""
         putting, getting = trio.open_memory_channel[ASGIReceiveEvent](1)
         self._nursery.start_soon(self._run, app, scope, getting, send)
 
@@ -211,7 +211,7 @@ class Tasks:
 
 
 class Connection:
-    """One client's connection. Whatever comes on it ends no other; when the client has gone nothing keeps it open."""
+    """One client's connection. Its errors don't affect other connections; it ends when its client has gone."""
 
     def __init__(self, server: Server, stream: trio.SocketStream) -> None:
         self._server = server
@@ -230,7 +230,7 @@ class Connection:
             await self._serve()
         except* OSError:
             pass  # the client has gone
-        except* Exception as group:  # noqa: BLE001 - whatever comes on one connection ends no other
+        except* Exception as group:  # noqa: BLE001 - an error of one connection must not end the others
             log.info("a connection was ended: what came was no HTTP", error=str(group.exceptions[0]))
         finally:
             self._connections.leave(self)
@@ -238,11 +238,11 @@ class Connection:
                 await self._stream.aclose()
 
     async def ask_for_body(self) -> None:
-        """The app wants the body of the request that it works on."""
+        """Ask the client for the body of its request, if it waits for that."""
         await self._protocol.ask_for_body()
 
     def give_way(self) -> None:
-        """Close the socket at once: what waits for it hears of that."""
+        """Close the socket at once; waits for it raise `ClosedResourceError`."""
         self._stream.socket.close()
 
     async def _serve(self) -> None:
@@ -281,19 +281,19 @@ class Connection:
             self._refusals.count(Refusal.CUT_BODY)
 
     async def _receive(self) -> bytes:
-        """What has come; nothing when the connection has ended, whoever ended it."""
+        """The bytes that have arrived; none when the connection has ended, on either side."""
         try:
             return bytes(await self._stream.receive_some(_RECEIVE))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
     def _received(self) -> None:
-        # Not when all that was read is dealt with: with a next request in it, that waits for this one's answer.
+        # Here, not when all read bytes are handled: if they contain the next request, that waits for this one's answer.
         if self._connections.phase_of(self) is Phase.RECEIVING:
             self._connections.move(self, Phase.WORKING)
 
     async def _send(self, event: Event) -> None:
-        """What the protocol has for the client, or to say of itself."""
+        """Handle an event of the protocol: bytes for the client, or a change of its state."""
         if isinstance(event, RawData):
             data, self._head = self._head + event.data, b""
             if self._protocol.body_follows:
@@ -316,7 +316,7 @@ class Connection:
             before = self._connections.phase_of(self)
             if before is not None:
                 self._connections.move(self, Phase.SENDING)
-            # Half of an answer is none, so a cancellation waits for this; and not for long.
+            # Half an answer is of no use, so a cancellation waits for the send, which has a deadline.
             with trio.move_on_after(TAKEN_S, shield=True) as sending:
                 try:
                     await self._stream.send_all(data)
@@ -330,14 +330,14 @@ class Connection:
                 self._connections.move(self, before)
                 return
         await self._protocol.handle(Closed())
-        # With a next request in hand it waits for the end of this answer, which will not come.
+        # If the next request was read already, the reader waits for the end of this answer, which will not come.
         self._header_began = False
         self._reading.cancel()
 
     async def _end(self) -> None:
-        """Send what is being sent, and no more; drop what still comes.
+        """Finish the current send, then shut the sending side down; ignore what still arrives.
 
-        A socket that is closed with something unread resets the connection, and the client may not see the answer.
+        Closing a socket with unread data resets the connection, and the client might not see the answer.
         """
         self._ending, self._header_began = True, False
         unread = self._protocol.connection.their_state is not h11.DONE

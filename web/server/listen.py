@@ -1,11 +1,11 @@
 """Serves the app by Hypercorn on Trio, on a listening socket of our own, until it is told to stop.
 
-The supervisor opens the socket with `open_listener` and keeps it: a web actor that is restarted serves the same queue
-of connections. Each time it gets a duplicate.
+The supervisor opens the socket with `open_listening_socket` and keeps it: a web actor that is restarted gets another
+duplicate of it, and serves the same queue of connections.
 
-The socket has `TCP_USER_TIMEOUT`, which accepted connections inherit: the kernel drops a connection whose other side
-has taken nothing for so long. When `shutdown` returns, new connections are refused, idle ones are closed, open requests
-get some seconds, then they are cancelled.
+The socket has `TCP_USER_TIMEOUT`, which accepted connections inherit: the kernel drops a connection whose client has
+taken no data for that long. When `shutdown` returns, new connections are refused, idle ones are closed, and open
+requests are cancelled after `GRACE_S` seconds.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ log = get_logger(__name__)
 
 BACKLOG: Final = 4096
 STALLED_AFTER_S: Final = 10.0
-"""A client that takes no data for so long is gone."""
+"""The kernel drops a connection whose client has taken no data for this long."""
 GRACE_S: Final = 3.0
-"""What open requests get at the shutdown."""
+"""The time that open requests have to finish at the shutdown."""
 NO_FILE_S: Final = 0.1
 """The pause after a connection for which the process, or the machine, had no file."""
 _NO_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
-def open_listener(host: str, port: int, *, stalled_after_s: float = STALLED_AFTER_S) -> socket.socket:
-    """A listening TCP socket on an address of this machine; port 0 takes a free one. Raises `OSError`."""
+def open_listening_socket(host: str, port: int, *, stalled_after_s: float = STALLED_AFTER_S) -> socket.socket:
+    """A listening TCP socket on an address of this machine; port 0 takes any free one. Raises `OSError`."""
     family, kind, proto, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
     )[0]
@@ -67,7 +67,7 @@ async def serve_web(
 ) -> None:
     """Serve `app` on `sock` until `shutdown` returns; then close `sock` and let the open requests end.
 
-    `started` gets the URLs. After a crash `sock` is still open, for the next try.
+    `started` gives the URLs. After an error `sock` is still open, so that this can be called again.
     """
     services = app.services
     config, context = _config(), WorkerContext(None)
@@ -95,7 +95,7 @@ async def serve_web(
 
 
 async def _accept(listener: trio.SocketListener, server: Server, serving: trio.Nursery) -> None:
-    """Serve all who connect. Not Trio's own loop, which logs a traceback ten times a second when files run out."""
+    """Accept and serve connections. Trio's own loop would log ten tracebacks a second when no file is left."""
     while True:
         await trio.lowlevel.wait_readable(listener.socket.fileno())
         await server.connections.room()

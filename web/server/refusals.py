@@ -1,6 +1,6 @@
-"""Counts what the server refuses, by kind, for `/metrics`, and says so in the log: one line a minute at the most.
+"""Counts what the server refuses, by kind, for `/metrics`, and logs it in at most one line a minute.
 
-Whoever sends too much can't make us write as much: a line for each refused connection would be the next attack.
+A line for each refused connection would let an attacker fill the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUIET_S: Final = 60.0
 
 
 class Refusal(enum.StrEnum):
-    """What was refused, or ended before its end."""
+    """What was refused, or cut off early."""
 
     GAVE_WAY = "connection_gave_way"
     NO_FILE = "no_file_for_connection"
@@ -48,7 +48,7 @@ class Refusals:
         self._told_at = float("-inf")
 
     def count(self, refusal: Refusal) -> None:
-        """Something was refused. Never raises, waits or logs more than a line a minute."""
+        """Count a refusal. Never raises or waits; logs at most one line a minute."""
         self.counts[refusal] += 1
         self._untold[refusal] += 1
         now = trio.current_time()

@@ -322,7 +322,7 @@ def test_no_second_server_is_started_on_files_that_one_has_by_another_path(data_
     with embedded_postgres(before, extra_settings=QUICK) as server:
         before.rename(after)
         with (
-            pytest.raises(EmbeddedDatabaseError, match="A server that does not answer here has the cluster"),
+            pytest.raises(EmbeddedDatabaseError, match="is in use by a server that does not answer here"),
             embedded_postgres(after, extra_settings=QUICK),
         ):
             pass
