@@ -25,7 +25,8 @@ def asyncio_tasks(**options) -> tuple[Tasks, dict]:
 
     @tasks.task("it", asyncio=True, **options)
     async def it(job: AioJob) -> str:
-        told["job"] = job
+        told["job"], told["loop"] = job, asyncio.get_running_loop()
+        told["child"] = asyncio.create_task(asyncio.sleep(3_600))
         told["started"].set()
         try:
             await asyncio.sleep(3_600)
@@ -121,19 +122,41 @@ async def test_a_handler_that_would_stop_or_close_the_loop_of_all_gets_an_error(
         assert (await run_task(tasks, "it")).result == "goes on"
 
 
-async def test_a_cancel_and_a_drain_stop_it(open_worker):
+async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_task(open_worker, raw, row_of):
     tasks, told = asyncio_tasks()
-    with trio.fail_after(20):
-        async with open_worker(tasks, drain_timeout_s=0.1) as supervisor:
-            job = await supervisor.jobs.enqueue("it", queue="q")
-            await told["started"].wait()
-            await supervisor.jobs.cancel(job.job_id)
-            assert (await supervisor.jobs.wait(job.job_id)).status == "canceled"
-            assert told["stopped_by"] == "cancel_requested"
 
-            told["started"], told["ended"] = trio.Event(), trio.Event()
-            job = await supervisor.jobs.enqueue("it", queue="q")
-            await told["started"].wait()
+    async def begin():
+        told["started"], told["ended"] = trio.Event(), trio.Event()
+        job = await supervisor.jobs.enqueue("it", queue="q")
+        await told["started"].wait()
+        assert len(asyncio.all_tasks(told["loop"])) > 1
+        return job.job_id
+
+    async def is_over():
+        return len(supervisor._parts.runs) == 0
+
+    with trio.fail_after(20):
+        async with open_worker(tasks, heartbeat_s=0.2, drain_timeout_s=0.1) as supervisor:
+            job_id = await begin()
+            await supervisor.jobs.cancel(job_id)
+            assert (await supervisor.jobs.wait(job_id)).status == "canceled"
+            assert told["stopped_by"] == "cancel_requested"
+            assert asyncio.all_tasks(told["loop"]) == set()
+
+            job_id = await begin()
+            # Another worker, of whatever service, has it.
+            await raw.execute(
+                "UPDATE dl_jobs SET token = token + 1, attempt = 2, claimed_by = 'w' WHERE job_id = $1", job_id
+            )
+            await until(is_over)
+            assert told["ended"].is_set()
+            assert told["stopped_by"] == "lease_lost"
+            assert asyncio.all_tasks(told["loop"]) == set()
+            row = await row_of(job_id)
+            assert (row["status"], row["attempt"], row["claimed_by"], row["error"]) == ("running", 2, "w", None)
+            await raw.execute("DELETE FROM dl_jobs WHERE job_id = $1", job_id)
+
+            await begin()
             report = await supervisor.drain()
             assert (report.returned, report.stuck, told["stopped_by"]) == (1, (), "drain")
 

@@ -39,6 +39,8 @@ def ask(url):
 %s
 trio.run(main)
 print("the host's own line", structlog.is_configured())
+# It changes asyncio for the whole process: only where a task is asyncio's.
+assert "trio_asyncio" not in sys.modules
 """
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 
 import trio
 from conditions import until
 from logged import capture_logs
 
+from dataloader import AioJob, Tasks
 from dataloader.jobs.telemetry import Telemetry
+from dataloader.supervisor import watchdog
 from dataloader.supervisor.watchdog import STALL_S, watch_loop
+from dataloader.testing import run_task
 
 
 class Turns(trio.abc.Instrument):
@@ -54,6 +59,32 @@ async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
     assert told == sorted(told)
     assert len(told) >= 2
     assert told[-1] > STALL_S
+
+
+async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other(monkeypatch):
+    monkeypatch.setattr(watchdog, "TICK_S", 0.01)
+    monkeypatch.setattr(watchdog, "STALL_S", 0.1)
+    tasks, reported = Tasks(), threading.Event()
+
+    @tasks.task("block", asyncio=True)
+    async def block(job: AioJob) -> bool:
+        await asyncio.sleep(0.01)  # for a turn of its own
+        for _ in range(1_000):
+            if reported.is_set():
+                break
+            time.sleep(0.01)  # noqa: ASYNC251 - this is what is watched for
+        return reported.is_set()
+
+    def hear(_for_s: float) -> None:
+        # Of a busy machine there may be others.
+        if any("in block\n" in line.get("stack", "") for line in logs):
+            reported.set()
+
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_loop, Telemetry(), hear)
+            assert (await run_task(tasks, "block")).result is True
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
