@@ -41,6 +41,14 @@ class Contender:
         return importlib.util.find_spec(self.peer) is not None
 
 
+_AWA_DONE: Final = """
+SELECT (SELECT coalesce(sum(completed_count), 0) FROM awa.receipt_completion_batches)
+     + (SELECT count(*) FROM awa.done_entries WHERE state = 'completed')
+     + (SELECT coalesce(sum(pruned_completed_count), 0) FROM awa.queue_terminal_rollups)
+"""
+"""Batches of completed jobs, those that need a row of their own, and the sum of those that it has cleared away."""
+
+
 def _in_modes(peer: str, modes: tuple[str, ...], done: str, rows: str) -> list[Contender]:
     return [Contender(peer=peer, mode=mode, done=done, rows=rows) for mode in modes]
 
@@ -72,6 +80,7 @@ ALL: Final = {
             "SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'",
             "SELECT count(*) FROM chancy_jobs",
         ),
+        *_in_modes("awa", ("default", "tuned"), _AWA_DONE, "SELECT count(*) FROM awa.ready_entries"),
     )
 }
 
