@@ -6,12 +6,13 @@ copy of it. All tools get the same server: the embedded PostgreSQL 18 as `datalo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ class Arena:
     def program(self, contender: Contender, database: str, *arguments: str) -> Program:
         """Start an adaptor's `worker` or `feed`."""
         return Program(self._command(contender, arguments), self._environment(database), self._log(contender))
+
+    @contextlib.contextmanager
+    def held_snapshot(self, contender: Contender, database: str) -> Iterator[None]:
+        """Another session holds a snapshot that is older than what is done within the block."""
+        with psycopg.connect(self.server.dsn_of(database)) as holder:
+            holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            holder.execute(contender.rows.encode())
+            yield
 
     def done(self, contender: Contender, connection: psycopg.Connection[Any]) -> int:
         """How many jobs are recorded complete."""

@@ -58,7 +58,7 @@ ALL: Final = {
     for contender in (
         *_in_modes(
             OURS,
-            ("default",),
+            ("default", "tuned", "keyed", "http"),
             "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'",
             "SELECT count(*) FROM dl_jobs",
         ),

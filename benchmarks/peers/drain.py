@@ -39,8 +39,12 @@ class Drained:
         return {f"{prefix}{name}": value for name, value in attrs.asdict(self).items() if value is not None}
 
 
-def drain(arena: Arena, contender: Contender, database: str, *, jobs: int, cap_s: float) -> Drained:
+def drain(
+    arena: Arena, contender: Contender, database: str, *, jobs: int, cap_s: float, health_of: str | None = None
+) -> Drained:
     """Run a worker until `jobs` are recorded complete, or `cap_s` seconds.
+
+    Ours is asked for /health meanwhile, or instead of it the service at the address `health_of`.
 
     Raises `RuntimeError` when a job is complete before the worker starts: that would not be the load asked for.
     """
@@ -52,7 +56,7 @@ def drain(arena: Arena, contender: Contender, database: str, *, jobs: int, cap_s
         worker = stack.enter_context(arena.program(contender, database, "worker", *arguments))
         started, cpu_before_s = worker.wait("start")["t"], worker.cpu_s()
         ready = worker.wait("ready") if contender.peer == OURS else None
-        probe = stack.enter_context(HealthProbe(ready["url"])) if ready is not None else None
+        probe = stack.enter_context(HealthProbe(health_of or ready["url"])) if ready is not None else None
         end = started + int(cap_s * 1e9)
         ran = worker.get("ran", (end - time.monotonic_ns()) / 1e9)
         while True:

@@ -5,13 +5,15 @@ Two ways of asking: one job at a time on an idle queue, and jobs at a steady pac
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
+from collections.abc import Collection
 
 import attrs
 
 from benchmarks.peers.arena import Arena
-from benchmarks.peers.contenders import Contender
+from benchmarks.peers.contenders import OURS, Contender
 
 WARM_UP = 5
 PAUSE_S = 0.02
@@ -25,8 +27,9 @@ def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples:
     took: list[float] = []
     with arena.program(contender, database, "worker", "--job=report") as worker:
         worker.wait("start")
+        address = [f"--url={worker.wait('ready')['url']}"] if contender.peer == OURS else []
         time.sleep(SETTLE_S)
-        with arena.program(contender, database, "feed") as feed:
+        with arena.program(contender, database, "feed", *address) as feed:
             feed.wait("ready")
             for number in range(samples + WARM_UP):
                 feed.write(f"{number}\n")
@@ -43,33 +46,37 @@ def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples:
 
 @attrs.frozen
 class Paced:
-    """What came of jobs at a pace: milliseconds of each, and when each was enqueued, in seconds of the wall clock."""
+    """What came of jobs at a pace, by number: milliseconds of each, and when it was enqueued (wall clock, seconds)."""
 
-    took_ms: list[float]
+    took_ms: dict[int, float]
     enqueued_at: dict[int, float]
 
 
-def at_a_pace(arena: Arena, contender: Contender, database: str, *, per_s: float, seconds: float) -> Paced:
-    """Enqueue `per_s` × `seconds` jobs, numbered from 0."""
+def at_a_pace(
+    arena: Arena, contender: Contender, database: str, *, per_s: float, seconds: float, feeders: int = 1
+) -> Paced:
+    """Enqueue `per_s` × `seconds` jobs, numbered from 0; `feeders` processes take turns, a call at a time each."""
     epoch_ns = time.time_ns() - time.monotonic_ns()
-    with (
-        arena.program(contender, database, "worker", "--job=report") as worker,
-        arena.program(contender, database, "feed") as feed,
-    ):
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(arena.program(contender, database, "worker", "--job=report"))
+        feeds = [stack.enter_context(arena.program(contender, database, "feed")) for _ in range(feeders)]
         worker.wait("start")
-        feed.wait("ready")
+        for feed in feeds:
+            feed.wait("ready")
         time.sleep(SETTLE_S)
         began, count = time.monotonic(), int(per_s * seconds)
         for number in range(count):
             time.sleep(max(began + number / per_s - time.monotonic(), 0))
-            feed.write(f"{number}\n")
-        enqueued = {event["n"]: event["t"] for event in (feed.wait("q") for _ in range(count))}
-        took_ms = [(event["t"] - enqueued[event["n"]]) / 1e6 for event in (worker.wait("s") for _ in range(count))]
+            feeds[number % feeders].write(f"{number}\n")
+        answers = (feeds[number % feeders].wait("q") for number in range(count))
+        enqueued = {event["n"]: event["t"] for event in answers}
+        started = (worker.wait("s") for _ in range(count))
+        took_ms = {event["n"]: (event["t"] - enqueued[event["n"]]) / 1e6 for event in started}
         time.sleep(SETTLE_S)  # the last outcomes are still to be written
     return Paced(took_ms, {number: (at + epoch_ns) / 1e9 for number, at in enqueued.items()})
 
 
-def percentiles(took_ms: list[float]) -> dict[str, float]:
+def percentiles(took_ms: Collection[float]) -> dict[str, float]:
     """The median, the 99th percentile and the longest."""
     return {
         "p50_ms": statistics.median(took_ms),

@@ -51,7 +51,7 @@ def planned(
 
 def _is_measured(workload: Workload, contender: Contender, *, for_bars: bool) -> bool:
     if contender.peer == OURS:
-        return True
+        return contender.mode in workload.our_modes
     if workload.solo or (contender.mode != "default" and not workload.of_modes):
         return False
     return not for_bars or any(contender.name in bar.of for bar in workload.bars)

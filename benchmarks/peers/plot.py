@@ -107,7 +107,7 @@ def _rates(rates: Mapping[str, Mapping[str, float]], top: int) -> Iterator[str]:
             yield text(LEFT, top + BASELINE, f"W1, {queue} queue: jobs/s", weight="bold")
             top += ROW
         for name in names:
-            rate, colour = rates[name][figure], OUR_COLOUR if name == OURS else THEIR_COLOUR
+            rate, colour = rates[name][figure], OUR_COLOUR if ALL[name].peer == OURS else THEIR_COLOUR
             length = max(round(rate / longest * RATES_LENGTH), SHORTEST)
             yield (
                 text(TITLES, top + BASELINE, name)

@@ -90,7 +90,7 @@ def judged(bar: Bar, results: Iterable[Result]) -> float | None:
     runs: dict[int, dict[str, dict[str, float]]] = {}
     for result in results:
         runs.setdefault(result.run, {})[result.contender] = result.figures
-    values = [bar.value(run.get(OURS, {}), run) for run in runs.values()]
+    values = [bar.value(run) for run in runs.values()]
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

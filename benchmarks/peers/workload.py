@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from benchmarks.peers.contenders import Contender
+from benchmarks.peers.contenders import OURS, Contender
 
 if TYPE_CHECKING:  # the table and the plot can be made where no peer is installed
     from benchmarks.peers.arena import Arena
@@ -30,6 +30,7 @@ class Sizes:
     hot: int = 10_000
     independent: int = 100_000
     held: int = 200_000
+    held_s: float = 240
     idle_s: float = 30
     pace_s: float = 600
     http_requests: int = 20_000
@@ -48,6 +49,7 @@ QUICK: Final = Sizes(
     hot=500,
     independent=5_000,
     held=15_000,
+    held_s=20,
     idle_s=10,
     pace_s=15,
     http_requests=2_000,
@@ -65,6 +67,7 @@ class Bar:
         figure: ours.
         least, most: the bar; one of the two.
         of: contenders to compare with; empty for the figure itself.
+        ours: our rows whose figure it is; the better one counts.
     """
 
     text: str
@@ -72,17 +75,21 @@ class Bar:
     least: float | None = None
     most: float | None = None
     of: tuple[str, ...] = ()
+    ours: tuple[str, ...] = (OURS,)
 
-    def value(self, ours: Figures, others: Mapping[str, Figures]) -> float | None:
-        """The figure or the ratio; None where something was not measured."""
-        mine = ours.get(self.figure)
-        if mine is None or not self.of:
-            return mine
-        theirs = [others[name][self.figure] for name in self.of if self.figure in others.get(name, {})]
-        if not theirs:
+    def value(self, found: Mapping[str, Figures]) -> float | None:
+        """The figure or the ratio, of what was found for each contender; None where something was not measured."""
+        ours = self._best(self.ours, found)
+        if ours is None or not self.of:
+            return ours
+        theirs = self._best(self.of, found)
+        return ours / theirs if theirs else None
+
+    def _best(self, names: tuple[str, ...], found: Mapping[str, Figures]) -> float | None:
+        figures = [found[name][self.figure] for name in names if self.figure in found.get(name, {})]
+        if not figures:
             return None
-        best = max(theirs) if self.least is not None else min(theirs)
-        return mine / best if best else None
+        return min(figures) if self.least is None else max(figures)
 
     def is_reached(self, value: float) -> bool:
         """Whether `value` is good enough."""
@@ -107,7 +114,8 @@ class Workload:
         figures: those that are shown, with their headings.
         bars: what ours must reach.
         solo: the peers have nothing to compare.
-        of_modes: False if a tool does the same in all its modes, so that one is enough.
+        of_modes: False if a peer does the same in all its modes, so that one is enough.
+        our_modes: those of ours that are measured.
     """
 
     name: str
@@ -117,8 +125,9 @@ class Workload:
     bars: tuple[Bar, ...]
     solo: bool = False
     of_modes: bool = True
+    our_modes: tuple[str, ...] = ("default",)
 
 
 HEALTH: Final = "health_p99_ms"
 HEALTH_BAR: Final = Bar(text="/health under 20 ms (p99)", figure=HEALTH, most=20)
-PYTHON_PEERS: Final = ("pgqueuer", "procrastinate", "chancy")
+PYTHON_PEERS: Final = ("pgqueuer", "procrastinate", "chancy", "awa")

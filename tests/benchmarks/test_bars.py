@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import import_module
 
 import attrs
 import pytest
@@ -24,6 +25,17 @@ def test_a_bar_is_reached_missed_or_not_measured(workloads):
 def test_of_several_runs_the_median_of_the_ratios_counts(workloads):
     results = race(1, OURS, 1000.0) + race(2, OURS, 5000.0) + race(3, {"short_rate": 100.0}, 100.0)
     assert verdicts(results, workloads)[0].value == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value"),
+    [({"least": 1, "of": ("pgqueuer", "awa")}, 1.5), ({"most": 1, "of": ("pgqueuer", "awa")}, 1.0), ({"most": 1}, 4.0)],
+)
+def test_of_several_rows_the_better_one_counts_for_ours_as_for_theirs(bounds, value):
+    found = {"dataloader": {"x": 4.0}, "dataloader tuned": {"x": 6.0}, "pgqueuer": {"x": 4.0}, "awa": {}}
+    bar = Bar(text="", figure="x", ours=("dataloader", "dataloader tuned"), **bounds)
+    assert bar.value(found) == value
+    assert attrs.evolve(bar, ours=("dataloader keyed",)).value(found) is None
 
 
 @pytest.mark.parametrize(
@@ -86,3 +98,11 @@ def test_what_was_measured_again_counts_in_place_of_what_failed(tmp_path):
     for result in (failed, good):
         result.append_to(kept)
     assert read(kept) == [good]
+
+
+def test_a_pickup_that_grows_is_that_of_the_last_eighth_by_the_first_whatever_the_order_of_starts():
+    pytest.importorskip("psutil")  # it comes with the embedded server
+    w15, latency = import_module("benchmarks.peers.workloads.w15_held"), import_module("benchmarks.peers.latency")
+    took_ms = {number: 2.0 if number < 70 else 6.0 for number in reversed(range(80))}
+    paced = latency.Paced(took_ms, {number: number / 10 for number in took_ms})
+    assert w15.pickup(paced) == {"first_ms": 2, "last_ms": 6, "ratio": 3, "per_s": pytest.approx(80 / 7.9)}

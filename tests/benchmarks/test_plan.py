@@ -1,10 +1,15 @@
 """Which measurements are made."""
 
+from importlib import import_module
+
+import attrs
+import pytest
+
 from benchmarks.peers.contenders import ALL
 from benchmarks.peers.plan import planned
 from benchmarks.peers.results import Result
 
-CONTENDERS = [ALL[name] for name in ("dataloader", "pgqueuer", "pgqueuer tuned")]
+CONTENDERS = [ALL[name] for name in ("dataloader", "dataloader keyed", "pgqueuer", "pgqueuer tuned")]
 
 
 def names(steps):
@@ -24,6 +29,18 @@ def test_contenders_take_turns_and_modes_that_do_the_same_are_measured_once(work
         "w2 dataloader run 2",
         "w2 pgqueuer run 2",
     ]
+
+
+def test_ours_is_measured_in_the_modes_that_a_workload_asks_for(workloads):
+    keyed = attrs.evolve(workloads["w2"], our_modes=("keyed",))
+    assert names(planned([keyed], CONTENDERS, 1)) == ["w2 dataloader keyed run 1", "w2 pgqueuer run 1"]
+
+
+def test_all_that_a_bar_compares_is_measured_by_its_workload():
+    pytest.importorskip("psutil")  # it comes with the embedded server
+    for workload in import_module("benchmarks.peers.workloads").WORKLOADS.values():
+        measured = {step.contender.name for step in planned([workload], ALL.values(), 1)}
+        assert {name for bar in workload.bars for name in (*bar.ours, *bar.of)} <= measured
 
 
 def test_a_plan_for_the_bars_has_no_peer_that_no_bar_compares_with(workloads):

@@ -1,21 +1,30 @@
 """dataloader, with its default settings but for the queue's concurrency: its worker is what `dataloader serve` runs.
 
-The other commands are what any embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
+tuned: a concurrency of 1,000. keyed: the default, jobs with a key each. http: the default, jobs triggered over HTTP.
+
+`feed` is another program: it calls `dl_enqueue` over asyncpg, or the worker's HTTP API. The other commands are what any
+embedder could call: `open_supervisor`, `Tasks`, `Settings`, `NewJob`.
 """
 
 from __future__ import annotations
 
-import sys
+import asyncio
+import http.client
+import json
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
+import asyncpg
 import trio
 
+from benchmarks.peers.adaptors.asyncio_script import feed
 from benchmarks.peers.adaptors.script import DSN, QUEUE, Body, arguments, chunks, emit, now
 from dataloader import Job, NewJob, Settings, Supervisor, Tasks, Worker, configure_logging, open_supervisor
 from dataloader.supervisor.serve import serve
 
 options = arguments()
 ORDINARY, URGENT = 100, 10
+TUNED = 1_000
 
 
 def job(number: int) -> NewJob:
@@ -24,7 +33,7 @@ def job(number: int) -> NewJob:
         queue=QUEUE,
         task=QUEUE,
         args={"n": number},
-        lock_key=options.key or f"job-{number}",
+        lock_key=options.key.format(n=number) or None,
         available_at=due,
         priority=URGENT if options.urgent else ORDINARY,
     )
@@ -41,7 +50,8 @@ async def work() -> None:
             await trio.sleep(body.sleep_s)
         body.end(number)
 
-    workers = () if options.no_queues else (Worker(QUEUE, options.concurrency),)
+    concurrency = TUNED if options.mode == "tuned" else options.concurrency
+    workers = () if options.no_queues else (Worker(QUEUE, concurrency),)
 
     async def tell(supervisor: Supervisor) -> None:
         emit(ev="ready", t=now(), url=supervisor.url)
@@ -67,12 +77,29 @@ async def enqueue(supervisor: Supervisor) -> None:
             for numbers in chunks(0, options.count):
                 await supervisor.jobs.enqueue_many([job(number) for number in numbers])
             emit(ev="enqueued", seconds=(now() - began) / 1e9)
-        case "feed":
-            emit(ev="ready")
-            while line := await trio.to_thread.run_sync(sys.stdin.readline):
-                began = now()
-                await supervisor.jobs.enqueue_many([job(int(line))])
-                emit(ev="q", n=int(line), t=began)
+
+
+async def feed_by_sql() -> None:
+    connection = await asyncpg.connect(DSN)
+
+    async def one(number: int) -> None:
+        await connection.fetchval("SELECT dl_enqueue($1, $2, queue => $1)", QUEUE, json.dumps({"n": number}))
+
+    await feed(one)
+
+
+async def feed_by_http() -> None:
+    connection = http.client.HTTPConnection(urlsplit(options.url).netloc, timeout=30)
+
+    async def one(number: int) -> None:  # nothing else is to be done meanwhile
+        body = json.dumps({"queue": QUEUE, "task": QUEUE, "lock_key": None, "args": {"n": number}})
+        connection.request("POST", "/api/v1/jobs/trigger", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status >= http.client.BAD_REQUEST:
+            raise RuntimeError(f"answered {answer.status}: {answer.read()!r}")
+        answer.read()
+
+    await feed(one)
 
 
 async def main() -> None:
@@ -85,4 +112,7 @@ async def main() -> None:
 
 if __name__ == "__main__":
     configure_logging()  # as `serve` does: stdout has the events
-    trio.run(main)
+    if options.command == "feed":
+        asyncio.run(feed_by_http() if options.mode == "http" else feed_by_sql())
+    else:
+        trio.run(main)

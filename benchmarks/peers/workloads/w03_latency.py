@@ -1,9 +1,12 @@
-"""W3: from the trigger to the first line of the handler, on an idle queue, one job at a time."""
+"""W3: from the trigger to the first line of the handler, on an idle queue, one job at a time.
+
+Another process triggers: each peer's by its own call, ours by SQL, and in a row of its own by HTTP to the worker.
+"""
 
 from __future__ import annotations
 
 from benchmarks.peers.arena import Arena
-from benchmarks.peers.contenders import Contender
+from benchmarks.peers.contenders import OURS, Contender
 from benchmarks.peers.latency import one_at_a_time, percentiles
 from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 
@@ -12,13 +15,18 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
     return percentiles(one_at_a_time(arena, contender, arena.fresh(contender), samples=sizes.samples))
 
 
+def _bars(ours: str, way: str) -> tuple[Bar, ...]:
+    return (
+        Bar(text=f"{way}: p50 ≤ 1.0 × pgqueuer", figure="p50_ms", ours=(ours,), of=("pgqueuer",), most=1),
+        Bar(text=f"{way}: p99 ≤ 1.2 × pgqueuer", figure="p99_ms", ours=(ours,), of=("pgqueuer",), most=1.2),
+    )
+
+
 WORKLOAD = Workload(
     name="w3",
     title="trigger to start, idle",
     measure=measure,
     figures={"p50_ms": "p50, ms", "p99_ms": "p99, ms", "max_ms": "longest, ms"},
-    bars=(
-        Bar(text="p50 ≤ 1.0 × pgqueuer", figure="p50_ms", of=("pgqueuer",), most=1),
-        Bar(text="p99 ≤ 1.2 × pgqueuer", figure="p99_ms", of=("pgqueuer",), most=1.2),
-    ),
+    bars=(*_bars(OURS, "by SQL"), *_bars(f"{OURS} http", "by HTTP")),
+    our_modes=("default", "http"),
 )

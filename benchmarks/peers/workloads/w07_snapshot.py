@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from benchmarks.peers.arena import Arena, Load
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.drain import drain
@@ -13,9 +11,7 @@ from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
     free = drain(arena, contender, arena.fresh(contender, Load(sizes.held)), jobs=sizes.held, cap_s=sizes.cap_s)
     database = arena.fresh(contender, Load(sizes.held))
-    with psycopg.connect(arena.server.dsn_of(database)) as holder:
-        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        holder.execute(contender.rows.encode())
+    with arena.held_snapshot(contender, database):
         held = drain(arena, contender, database, jobs=sizes.held, cap_s=sizes.cap_s)
     figures = held.figures() | {"free_rate": free.rate, "ratio": held.rate / free.rate}
     if held.first_tenth is not None and held.last_tenth is not None:

@@ -23,7 +23,7 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
         ends = dict(connection.execute(_ENDS).fetchall())
         dead = scalar(connection, _DEAD)
     to_end_ms = [(ends[number] - at) * 1000 for number, at in paced.enqueued_at.items()]
-    figures = percentiles(paced.took_ms)
+    figures = percentiles(paced.took_ms.values())
     figures |= {f"end_{name}": value for name, value in percentiles(to_end_ms).items()}
     return figures | {"dead_rows": dead, "dead_per_live": dead / len(ends)}
 
