@@ -202,25 +202,6 @@ async def test_the_journal_tells_the_whole_life_of_a_job(open_worker, raw, journ
     assert payloads[3]["error"].startswith("ValueError: first")
 
 
-@pytest.mark.requirement("Q11")
-async def test_heartbeats_are_journalled_once_a_minute_at_most(open_worker, raw):
-    tasks, release = Tasks(), trio.Event()
-
-    @tasks.task("wait")
-    async def wait(job):
-        await release.wait()
-
-    async with open_worker(tasks, heartbeat_s=0.05) as supervisor:
-        job = await supervisor.jobs.enqueue("wait", queue="q")
-        await until(
-            lambda: raw.fetchval("SELECT extract(epoch FROM heartbeat_at - started_at)::float8 FROM dl_jobs"),
-            lambda beating_s: beating_s is not None and beating_s > 0.5,
-        )
-        release.set()
-        await when_ended(supervisor, job.job_id, within_s=10)
-    assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'heartbeat'") == 0
-
-
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("lock", ["FOR NO KEY UPDATE", "FOR UPDATE"])
 async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(

@@ -1,9 +1,15 @@
-"""The recorder turns only when there is something to write, and ends when all of it is written."""
+"""The recorder turns only when there is something to write, and ends when all of it is written.
+
+Its database is the tests' own, so that pauses take no time.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import attrs
+import pytest
 import trio
 import trio.testing
 from logged import capture_logs
@@ -11,10 +17,10 @@ from logged import capture_logs
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
-from dataloader.actors.recorder import Recorder, open_channel
+from dataloader.actors.recorder import MAX_PAUSE_S, UNSTORABLE, Recorder, open_channel
 from dataloader.actors.recorder_messages import Ended, Shown
 from dataloader.actors.wake import Wake
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import StoreUnavailable, Unstorable
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome
@@ -118,10 +124,10 @@ async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_tol
     assert run.outbox.newest_progress == "{}"
 
 
-def ended(runs: Runs, token: int) -> Ended:
+def ended(runs: Runs, token: int, *, result: str | None = None) -> Ended:
     run = a_run(token)
     runs.add(run)
-    return Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED))
+    return Ended(run, Outcome(run.job.job_id, token, Step.SUCCEED, result=result))
 
 
 async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_longer_and_longer_pauses(
@@ -211,3 +217,100 @@ async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_n
     told = [line["event"] for line in lines if line["log_level"] == "warning"]
     assert {"progress waits for the database", "log lines could not be kept"} <= set(told)
     assert told[-2:] == ["the database can't be used", "the database can be used again"]
+
+
+LONGEST_S = MAX_PAUSE_S * 1.2
+"""Pauses differ by up to a fifth."""
+
+
+class Gone:
+    """A database that takes no outcome until the time `back_at`; `asked` at these times, for so many."""
+
+    def __init__(self, back_at: float) -> None:
+        self.back_at = back_at
+        self.asked: list[tuple[float, int]] = []
+
+    async def write(self, _finish, outcomes: list[Outcome]) -> Finished:
+        self.asked.append((trio.current_time(), len(outcomes)))
+        if trio.current_time() < self.back_at:
+            raise StoreUnavailable("gone")
+        return Finished({outcome.token: Status.SUCCEEDED for outcome in outcomes}, [])
+
+
+async def test_outcomes_wait_for_a_database_in_longer_and_longer_pauses_and_go_together_when_it_is_back(autojump_clock):
+    runs, session = Runs(), Gone(trio.current_time() + 60)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(2)
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run, receive)
+            for token in (1, 2):
+                send.send_nowait(ended(runs, token))
+            await trio.sleep(59)
+            assert len(runs) == 2
+            # What comes meanwhile is the next batch.
+            send.send_nowait(ended(runs, 3))
+            send.close()
+    assert (len(runs), recorder.tally[Step.SUCCEED]) == (0, 3)
+    assert [number for _, number in session.asked] == [2] * (len(session.asked) - 1) + [1]
+    pauses = [later - sooner for (sooner, _), (later, _) in itertools.pairwise(session.asked[:-1])]
+    assert pauses[0] < 0.2
+    assert max(pauses) <= LONGEST_S
+    assert min(pauses[-10:]) >= MAX_PAUSE_S / 1.25
+    assert session.asked[-2][0] <= session.back_at + LONGEST_S
+    told = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert told == ["the database can't be used", "the database can be used again"]
+
+
+async def test_at_the_bound_of_a_drain_what_a_database_that_is_away_could_not_take_is_left_to_its_lease(autojump_clock):
+    runs, session = Runs(), Gone(math.inf)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(2)
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(recorder.run, receive)
+            for token in (1, 2):
+                send.send_nowait(ended(runs, token))
+            send.close()
+            await trio.sleep(30)
+            assert len(runs) == 2
+            recorder.insisting = False
+            bound = trio.current_time()
+    assert len(runs) == 0
+    assert trio.current_time() - bound <= LONGEST_S
+    [told] = [line for line in lines if line["log_level"] == "error"]
+    assert (told["event"], told["jobs"]) == ("outcomes could not be written: the jobs are left to their leases", 2)
+
+
+class Particular:
+    """A database that refuses a batch in which the text `bad` is, with `error`, and writes down what it takes."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.taken: dict[int, Outcome] = {}
+
+    async def write(self, _finish, outcomes: list[Outcome]) -> Finished:
+        if any("bad" in (outcome.result, outcome.error) for outcome in outcomes):
+            raise self.error
+        self.taken |= {outcome.token: outcome for outcome in outcomes}
+        return Finished({outcome.token: Status.SUCCEEDED for outcome in outcomes}, [])
+
+
+@pytest.mark.parametrize("error", [Unstorable("what it says"), TypeError("of the driver")])
+async def test_what_can_t_be_stored_ends_its_own_job_without_its_text_and_no_other_waits(autojump_clock, error):
+    runs, session = Runs(), Particular(error)
+    recorder = a_recorder(session, runs)
+    send, receive = open_channel(3)
+    messages = [ended(runs, token, result=result) for token, result in enumerate(("good", "bad", "good"), 1)]
+    for message in messages:
+        send.send_nowait(message)
+    send.close()
+    began = trio.current_time()
+    with capture_logs() as lines, trio.fail_after(10):
+        await recorder.run(receive)
+    assert (len(runs), trio.current_time()) == (0, began)
+    assert (session.taken[1], session.taken[3]) == (messages[0].outcome, messages[2].outcome)
+    bare = attrs.evolve(messages[1].outcome, result=None, error=UNSTORABLE)
+    assert attrs.asdict(session.taken[2]) == attrs.asdict(bare)
+    [told] = [line for line in lines if line["log_level"] == "error"]
+    assert (told["event"], told["error"]) == ("an outcome could not be stored as it is", str(error))
