@@ -1,7 +1,7 @@
-"""Sees handlers that go on after they had to end: says so, and ends the process of one that has lost its job (Q8).
+"""Watches for handlers that go on after they had to end: reports them, and calls `unstoppable` for lost jobs (Q8).
 
-Beside the heartbeat, and with nothing to ask of the database: a beat may wait long for one that is silent, and then
-this matters most. It keeps for itself what it has seen of a run, and forgets it when the run's body has ended.
+Apart from the heartbeat, since it does not use the database: a beat may wait long for a silent database, and just then
+this watch is needed. It keeps what it has seen of a run, and forgets it when the run's body has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_EVERY_S: Final = 1.0
 
 @attrs.define(eq=False)
 class _Seen:
-    """Since when a body has been seen to go on that had to end, and what has been told of it."""
+    """Since when a body that had to end has been seen to go on, and what has been done about it."""
 
     since: float = math.inf
     is_told: bool = False
@@ -34,9 +34,9 @@ class _Seen:
 
 @attrs.define(eq=False, kw_only=True)
 class OverdueWatch:
-    """Looks at all runs of this process, every `look_s` seconds and when one has to have ended.
+    """Looks at all runs of this process, every `look_s` seconds and at each moment when one must have ended.
 
-    `unstoppable` is told once of each run that goes on although its lease is gone.
+    `unstoppable` is called once for each run that goes on although its lease is gone.
     """
 
     runs: Runs
@@ -53,14 +53,17 @@ class OverdueWatch:
             self._look()
 
     def loop_blocked(self, for_s: float) -> None:
-        """The loop has been blocked for so long, says another thread: no heartbeat can have kept a lease."""
+        """The watchdog's thread says that the loop has been blocked for `for_s` seconds.
+
+        If no heartbeat can have renewed any lease by now, `unstoppable` is called with one of the runs.
+        """
         runs = [run for run in self.runs if not run.body_ended and not self._is_given_up(run)]
-        # As for a process that stood still: its handlers have their grace, should it go on.
+        # The grace is added as for a process that stood still: should the loop go on, its handlers can still stop.
         if runs and for_s > max(run.job.lease_s for run in runs) + self.cancel_grace_s:
             self._give_up(runs[0], self._seen.setdefault(runs[0], _Seen()))
 
     def _next_look(self) -> float:
-        """Soon, and no later than when a body has to have ended: another worker may run its job from then on."""
+        """Soon, and no later than the moment when a body must have ended: another worker may run its job then."""
         now = trio.current_time()
         moments = [now + min(self.look_s, LOOK_EVERY_S)]
         for run in self.runs:
@@ -77,7 +80,8 @@ class OverdueWatch:
             stopped_at = min(run.stopped_at, run.scope.deadline)
             if run.body_ended or now < stopped_at:
                 continue
-            # Not from when it was stopped: the whole process may have stood still, and then the body ticks first.
+            # The grace counts from the first look after the stop, not from the stop: if the whole process stood still
+            # since, the handler had no time to end.
             seen = self._seen.setdefault(run, _Seen())
             seen.since = min(seen.since, now)
             has_had_its_grace = now - seen.since >= self.cancel_grace_s
@@ -90,11 +94,11 @@ class OverdueWatch:
                     why=None if run.stop_reason is None else run.stop_reason.value,
                     for_s=round(now - stopped_at, 1),
                 )
-            # Who could have stopped in time has no more grace when the lease is over.
+            # A handler that had half of the margin in which to stop gets no grace beyond the end of its lease.
             was_in_time = run.lease.until - seen.since >= margin_s(run.job.lease_s) / 2
             lease_is_gone = now >= run.lease.until and (was_in_time or has_had_its_grace)
             job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
-            # What has committed has no lease to lose: nobody will run its job again. But it may lose its key.
+            # A job that has committed needs no lease: nobody will run it again. But it may lose its key.
             is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST
             if (lease_is_gone or job_is_gone) and not is_harmless:
                 self._give_up(run, seen)

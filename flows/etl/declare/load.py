@@ -31,7 +31,7 @@ from dataloader.store.etl.suppliers import Budget
 from dataloader.store.etl.target_table import as_names
 
 Row = Mapping[str, Any]
-"""A row by its columns' names; what is no column goes into the column `payload`, where the table has one."""
+"""A row by its columns' names; other names go into the column `payload`, if the table has one."""
 
 Made = Row | Sequence[Row] | None
 """What a transform makes of a record."""
@@ -43,12 +43,12 @@ _NOTHING: Final[Given] = MappingProxyType({})
 class Target:
     """The table that rows go to; its columns are read from the database.
 
-    `key` are the columns of a unique index. `mode`: `upsert` inserts and updates by the key and leaves unchanged rows
-    alone; `insert` only adds. Rows are unchanged by their `content_hash`, where the table has such a column, which is
-    made of all values but those of `hash_without`; else by comparing the columns. `delete_missing` names the column
-    (`deleted_at` or a boolean) that marks rows which the source no longer has, within the window or, without windows,
-    in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled where the table has
-    them.
+    `key` are the columns of a unique index. `mode`: `upsert` inserts and updates by the key and does not write
+    unchanged rows; `insert` only adds. If the table has a column `content_hash`, a row is unchanged if that is equal (a
+    hash of all values except those of `hash_without`); otherwise the columns are compared. `delete_missing` names the
+    column (`deleted_at` or a boolean) that marks rows which the source no longer has, within the window or, without
+    windows, in the whole table. The columns `source_file`, `source_endpoint` and `fetched_at` are filled if the table
+    has them.
     """
 
     table: str
@@ -76,11 +76,12 @@ class Target:
 
 @attrs.frozen(kw_only=True)
 class Detail:
-    """For each record of a list a request of its own, after the list is written (E7).
+    """A request for each record of a list, sent after the list is written (E7).
 
-    `id` gives what is asked for, or None for a record that has no details; `request` makes the request of it. `source`
-    reads the answers: another one than the list's when the format is another. `transform` makes a row of the id, as
-    text, and a record of the answer, or None to leave it out; with `reads` it is given a `Reader` as well.
+    `id` takes a record of the list and returns the id of its detail, or None if it has none; `request` takes the id and
+    returns the request. `source` sends it and reads the answer: another one than the list's if the format differs.
+    `transform` takes the id, as text, and a record of the answer, and returns a row, or None to leave it out; with
+    `reads` it also takes a `Reader`.
     """
 
     id: Callable[[Record], str | int | None]
@@ -91,7 +92,7 @@ class Detail:
     reads: bool = False
 
     def of(self, detail: str | int) -> Request:
-        """The request for what has this id, known by it."""
+        """The request for the detail with this id, which becomes the request's key."""
         return attrs.evolve(self.request(detail), key=str(detail))
 
 
@@ -99,10 +100,10 @@ class Detail:
 class Load:
     """One table's load (E6). Its `name` is the task's.
 
-    `transform` makes a row of a raw record, a list of rows, or None to leave it out; it runs in threads, or in
-    `processes` if it takes much time and is a function of a module. With `reads` it is given a `Reader` as well, for
-    what it looks up in the database (E2). `pipeline` are settings of `PipelineConfig` for this load. `budgets` limit
-    the requests to its source on top of the pause. `timeout_s` stops a run.
+    `transform` takes a raw record and returns a row, a list of rows, or None to leave it out. It runs in threads, or
+    with `processes` in other processes, for functions of a module that take much CPU time. With `reads` it also takes a
+    `Reader`, to look things up in the database (E2). `pipeline` has settings of `PipelineConfig` for this load.
+    `budgets` limit the requests to its source in addition to the pause. A run is stopped after `timeout_s` seconds.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
@@ -124,7 +125,7 @@ class Load:
         if not self.name or len(self.name) > MAX_NAME:
             raise ValueError(f"name: must be 1 to {MAX_NAME} characters, not {self.name!r:.80}")
         check_names(self.pipeline, f"load {self.name}: pipeline")
-        # Of a pause with one end the other is known when the run begins.
+        # If only one end of the pause is declared, the other is known when the run begins.
         PipelineConfig(**{"rate_min": 0, "rate_max": LONGEST_S, **self.pipeline})
         if self.detail is not None and not self.target.key:
             raise ValueError(f"load {self.name}: target.key: is missing; a list whose details are asked for needs it")
@@ -132,8 +133,8 @@ class Load:
             raise ValueError(f"load {self.name}: windows: is missing; history needs an instant for each snapshot")
         if self.target.delete_missing is not None and self.windows is not None and self.windows.column is None:
             raise ValueError(
-                f"load {self.name}: windows.column: is missing; by it rows of {self.target.table} that the source has "
-                "no more in a window are found"
+                f"load {self.name}: windows.column: is missing; delete_missing needs it to find the rows of a window "
+                f"in {self.target.table}"
             )
         if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
             raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
@@ -142,7 +143,7 @@ class Load:
                 pickle.dumps(function)
             except Exception:  # noqa: BLE001 - whatever pickle says of it
                 raise ValueError(
-                    f"load {self.name}: {function!r} can't be sent to another process; a function of a module can"
+                    f"load {self.name}: {function!r} can't be sent to another process; use a function of a module"
                 ) from None
 
     def _functions(self) -> list[Callable[..., Any]]:

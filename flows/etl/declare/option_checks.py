@@ -1,6 +1,6 @@
-"""What the options of sources and formats may be: attrs validators, with one message for all of them.
+"""attrs validators for the options of sources and formats, with messages of one form.
 
-`field: must be what is allowed, not the value`, raised as `ValueError` when a source is declared.
+They raise `ValueError` when a source is declared, such as `size: must be an integer of at least 1, not 0`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataloader.jobs.secrets.masking import mask_text
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 _LONGEST_S: Final = 86_400
-# Text encodings by Python's register, but no encodings of documents; some take quadratic time.
+# Python's text encodings that no document is encoded in; some take quadratic time.
 _NO_CHARSETS: Final = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined", "utf-7"})
 
 
 def refuse(field: str, value: object, allowed: str) -> ValueError:
-    """The error that says that `field` may not be `value`, and what is allowed there."""
+    """The error `field: must be allowed, not value`; secrets in the value are masked."""
     return ValueError(f"{field}: must be {allowed}, not {mask_text(repr(value))[:200]}")
 
 

@@ -1,9 +1,9 @@
 """How a pipeline runs: its workers, queues, batches, pauses and limits (E5).
 
-A value can be given in four places; the nearer to the run, the stronger: the defaults here, `DL_PIPELINE__RATE_MIN` and
-`--pipeline-rate-min` for every load of a process, a load's own declaration, `DL_PIPELINE__<LOAD>__RATE_MIN` for this
-load in this process, and the `pipeline` of a job's args for one run. A load that was declared to be gentle with its
-source stays so when somebody makes all others faster.
+A setting can be given in several places, of which a later one in this list overrides the earlier ones: the defaults
+here; `DL_PIPELINE__RATE_MIN` and `--pipeline-rate-min`, for every load of a process; the load's own declaration;
+`DL_PIPELINE__<LOAD>__RATE_MIN`, for this load in this process; the `pipeline` of a job's args, for one run. So a load
+that was declared with long pauses keeps them when the pauses of all loads are shortened.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import attrs
 class PipelineConfig:
     """The settings of one pipeline. Times are in seconds.
 
-    `workers` read and transform responses; `queue_size` responses wait for them at most. `batch_size` rows, or what
-    has come in `batch_timeout` since the first of them, are written at once. `rate_min` to `rate_max` is the pause
-    between the end of a response and the next request to the same source, drawn evenly. A request is tried `attempts`
-    times, each for `request_timeout` at most. More than `max_failures` failures in a row, of requests, records and
-    batches, end the run. A run that has gone through has failed if more than `max_failed_segments` of its segments
-    could not be loaded, or more than the share `max_failed_share` (0 to 1) of its records or details. `drain_timeout`
-    is how long a cancelled run goes on with what has come in.
+    `workers` read and transform responses; at most `queue_size` responses wait for them. A batch of rows is written
+    when it has `batch_size` rows, or `batch_timeout` after its first one. Between the end of a response and the next
+    request to the same source there is a random pause from `rate_min` to `rate_max`. A request is tried up to
+    `attempts` times, each for at most `request_timeout`. More than `max_failures` failures in a row, of requests,
+    records and batches, end the run. A run that comes to its end has failed if more than `max_failed_segments` of its
+    segments could not be loaded, or more than the share `max_failed_share` (0 to 1) of its records or details.
+    `drain_timeout` is how long a cancelled run may still process and write the responses that it has.
 
     Raises `ValueError`, which names the setting, its value and what is allowed.
     """
@@ -88,16 +88,16 @@ def check_names(given: Given, where: str) -> None:
 
 
 def variable_of(load: str) -> str:
-    """What stands for a load in a variable's name: ecb.rates is ECB_RATES, as in DL_PIPELINE__ECB_RATES__WORKERS."""
+    """A load's name as part of a variable's: ecb.rates is ECB_RATES, as in DL_PIPELINE__ECB_RATES__WORKERS."""
     return re.sub(r"[^A-Z0-9]+", "_", load.upper()).strip("_")
 
 
 @attrs.frozen
 class PipelineSettings:
-    """What a process was told about pipelines: for all loads, and for single ones by `variable_of` their names.
+    """The pipeline settings of a process: `of_all` loads, and `of_one` load, by the `variable_of` its name.
 
-    The values are numbers, or the texts of variables. `tables_at_once`: so many tables of a set of dimensions are
-    merged at the same time, if the set does not say otherwise.
+    The values are numbers, or the texts of variables. `tables_at_once` is how many tables of a set of dimensions are
+    merged at the same time, unless the set says otherwise.
     """
 
     of_all: Given = attrs.field(factory=dict)
@@ -105,7 +105,7 @@ class PipelineSettings:
     tables_at_once: int = 4
 
     def config(self, load: str, declared: Given, asked: Given) -> PipelineConfig:
-        """The settings of a run of `load`, whose declaration says `declared` and whose job asks for `asked`.
+        """The settings of a run of `load`, with the settings `declared` with the load and `asked` by the job's args.
 
         Raises `ValueError` for a setting that is not allowed.
         """
@@ -114,7 +114,7 @@ class PipelineSettings:
         return PipelineConfig(**{name: _number(name, value) for name, value in given.items()})
 
     def of_no_load(self, loads: Collection[str]) -> list[str]:
-        """A sentence for each load that has settings of its own and is none of `loads`, with the nearest name."""
+        """A sentence for each load that has settings of its own but is not in `loads`, with the nearest name."""
         known = {variable_of(load): load for load in loads}
         sentences = []
         for name in sorted(set(self.of_one) - set(known)):
@@ -128,7 +128,7 @@ class PipelineSettings:
 
 @contextmanager
 def _naming(prefix: str) -> Iterator[None]:
-    """Name the variable, which begins with `prefix`, where a setting is refused."""
+    """In errors, replace a setting's name by its variable's, which begins with `prefix`."""
     try:
         yield
     except ValueError as error:
@@ -164,7 +164,7 @@ PREFIX: Final = "DL_PIPELINE__"
 
 
 def _number(name: str, value: Any) -> Any:
-    """A number out of a variable's text; what is none comes back as it is, and is refused by name."""
+    """The number in a variable's text; any other text is returned as it is, to be refused with the variable's name."""
     if not isinstance(value, str):
         return value
     try:

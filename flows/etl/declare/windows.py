@@ -1,7 +1,8 @@
-"""Which spans of time a run loads, and how they are cut into segments (E6).
+"""Which span of time a run loads, and how it is cut into segments (E6).
 
-A run begins where the last one has come to, less a look-back for what is corrected late, and ends now. Segments are cut
-at calendar boundaries of a time zone, so that the same day always lies in the same segment; each is committed whole.
+A run begins at the watermark of the one before, less a look-back for records that are corrected late, and ends now.
+Segments are cut at calendar boundaries of a time zone, so that a day is always in the same segment; each segment is
+committed as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST_SEGMENTS: Final = 100_000
 
 
 def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
-    """A day or an instant as an instant: a day is its midnight, and what has no zone is in `zone`."""
+    """A day or an instant as an instant: a day is its midnight; a value without a zone is in `zone`."""
     if not isinstance(value, datetime):
         value = datetime.combine(value, time())
     return value.replace(tzinfo=zone) if value.tzinfo is None else value.astimezone(zone)
@@ -32,10 +33,10 @@ def instant(value: date | datetime, zone: ZoneInfo) -> datetime:
 class Windows:
     """The windows of a load.
 
-    `start` is where the very first run begins. `segment` is a calendar unit, or a timedelta counted from `start`.
-    `look_back` is loaded again by each run. `delay` leaves out what is too young to be complete. `column` is the
-    target's column that lies in the window: rows of a window that its source no longer has are looked for by it.
-    `zone` is where days begin.
+    The very first run begins at `start`. `segment` is a calendar unit, or a timedelta counted from `start`. Each run
+    loads the time `look_back` before the watermark again. It leaves out the last `delay` before now, whose records may
+    not be complete. `column` is the target's column with the time of a row, by which rows of a window are found that
+    the source no longer has. `zone` is the time zone in which days begin.
 
     Raises `ValueError`, which names the field and what is allowed.
     """
@@ -75,13 +76,13 @@ class Windows:
     ) -> list[Window]:
         """The segments of a run, oldest first; none if nothing is new.
 
-        `watermark` is how far the load has come; `since` and `until`, when they are given, are loaded instead. The last
-        segment may end in the middle of its unit: at `until`, and now less the delay at the latest.
+        All before `watermark` is loaded; `since` and `until`, if they are given, bound what is loaded instead. The last
+        segment may end in the middle of its unit: at `until`, but no later than now less the delay.
 
-        Raises `BadRequest` if `since` is not before `until`, or for more segments than anybody can want.
+        Raises `BadRequest` if `since` is not before `until`, or for more than `MOST_SEGMENTS` segments.
         """
         zone = self._zone()
-        # Nor further when more was asked for: what is to come yet would never be loaded, behind the watermark.
+        # Not beyond now, even if that was asked for: the watermark would move over records that are still to come.
         end, told = now.astimezone(zone) - self.delay, "now"
         if self.delay:
             told = f"now, less the load's delay of {str(self.delay).removesuffix(', 0:00:00')}"
@@ -106,7 +107,8 @@ class Windows:
         return windows
 
     def _cut(self, begin: datetime, end: datetime) -> Iterator[Window]:
-        # Compared in UTC: of two wall clock times in the hour that a zone has twice the later one may read less.
+        # Compared in UTC: in the hour that occurs twice in a zone, the later of two instants may have the earlier wall
+        # clock time.
         zone, begin, end = self._zone(), begin.astimezone(UTC), end.astimezone(UTC)
         while begin < end:
             following = min(self._next(begin.astimezone(zone)).astimezone(UTC), end)
@@ -116,7 +118,7 @@ class Windows:
     def _next(self, begin: datetime) -> datetime:
         """The first boundary behind `begin`."""
         if isinstance(self.segment, timedelta):
-            # Counted in absolute time from `start`: an hour more or less in a day moves no boundary.
+            # Counted in absolute time from `start`: a day of 23 or 25 hours moves no boundary.
             start = instant(self.start, self._zone()).astimezone(UTC)
             passed = (begin.astimezone(UTC) - start) // self.segment
             return (start + (passed + 1) * self.segment).astimezone(begin.tzinfo)

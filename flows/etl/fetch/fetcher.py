@@ -1,8 +1,8 @@
-"""Fetches what the segments take, one request after the other, and hands the responses on (E1, E7, E10).
+"""Sends the requests of the segments, one after the other, and hands the responses on (E1, E7, E10).
 
-It runs in the job's scope: whatever stops the job stops it at once, in a pause or in a response. A place in the
-processing queue is taken before a request is sent, so a full queue holds up the next request and never a response; and
-a response is handed on before its source's pause begins.
+It runs in the job's scope: a stop of the job stops it at once, even in a pause or while a response arrives. It takes a
+place in the processing queue before it sends a request, so a full queue delays the next request and never a response. A
+response is handed on before its source's pause begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_REDIRECTS: Final = 5
 
 @attrs.define(eq=False)
 class Fetcher:
-    """Fetches what the segments take, in their order."""
+    """Sends the requests of the segments, in their order."""
 
     shared: PipelineState
     sender: RequestSender
@@ -35,7 +35,7 @@ class Fetcher:
     _was_full: bool = attrs.field(init=False, default=False)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> None:
-        """Ask for everything; the last response may still be on its way to the writer then."""
+        """Send all requests. When this returns, the last rows may still be on their way to the writer."""
         async with aclosing(segments), AsyncExitStack() as stack:
             async for segment in segments:
                 self.shared.progress.segment = segment.name
@@ -66,9 +66,9 @@ class Fetcher:
                 ids = part.ids
 
     def _requests_of(self, part: Part, detail: Detail, ids: Sequence[tuple[str | int, str]]) -> Iterator[Request]:
-        """The details' requests, one for each id that is not in yet. Ids of one text, such as 1 and "1", are one.
+        """The details' requests, one for each id that is not done yet. Ids with the same text (1 and "1") are one id.
 
-        That one can't be made is that id's own affair.
+        If a request can't be made, that is a failure of its id alone.
         """
         known = set(part.segment.done)
         for given, segment in ids:
@@ -84,14 +84,14 @@ class Fetcher:
                 yield attrs.evolve(request, segment=segment) if segment else request
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until it is so. What turns out to be unreadable meanwhile is asked for again."""
+        """Wait until `is_so()`. Meanwhile, send requests again whose answer can't be read."""
         await self._ask_again()
         while not is_so():
             await self.shared.retry_queue.stirred()
             await self._ask_again()
 
     async def _ask_again(self) -> None:
-        """Ask again for what can't be read, though nobody waited for it when it came."""
+        """Send requests again whose answer turned out to be unreadable after the fetcher had gone on."""
         while self.shared.retry_queue.unread:
             unread = self.shared.retry_queue.unread.popleft()
             try:
@@ -101,7 +101,8 @@ class Fetcher:
             await self.shared.drop_answer(unread.part, unread.request)
 
     async def _walk(self, part: Part, first: Request) -> None:
-        # Where the next page was known the run that failed has gone on with it; else its walk ended here, and goes on.
+        # For a retry: if the next page was known when this request failed, the failed run went on with that page, and
+        # only this request is sent. Otherwise the walk ended here, and is continued.
         is_alone = part.segment.is_retry and part.table.source.after_failure(first) is not None
         request: Request | None = first
         while request is not None:
@@ -110,7 +111,7 @@ class Fetcher:
             request = None if is_alone else following
 
     async def _ask(self, part: Part, request: Request) -> Request | None:
-        """Ask, again if it may help, and hand the response on. The next request of the walk comes back."""
+        """Send a request, retry it if that may help, and hand the response on. Returns the walk's next request."""
         try:
             fetched = await self.sender.tried(partial(self._once, part, request))
         except SourceError as error:
@@ -119,17 +120,17 @@ class Fetcher:
         return fetched.page.following if fetched.page is not None else None
 
     async def _once(self, part: Part, request: Request, tries: int) -> Fetched:
-        """Ask for the `tries`th time, and hand the response on; it has been read if the source needs that."""
+        """Try for the `tries`th time, and hand the response on; wait until it is read if the source needs that."""
         fetched = await self._try(part, request, tries)
         if part.table.source.needs_answer:
             await fetched.is_read.wait()
-            # An error in its records, which may have shown by now, is the worker's to tell of.
+            # With a page, an error is one of its records, which the ETL worker reports.
             if fetched.page is None and fetched.error is not None:
                 raise fetched.error
         return fetched
 
     async def _try(self, part: Part, request: Request, tries: int) -> Fetched:
-        """Ask, for the `tries`th time, and go where the source redirects to, when there is a place for the answer."""
+        """Wait for a place in the queue, try for the `tries`th time, and follow redirects."""
         await self._take_place()
         is_handed_on = False
         asked = request
@@ -180,7 +181,7 @@ class Fetcher:
                     held_bytes=room.bytes,
                 )
             self.shared.progress.waiting = {"for": "a place in the processing queue"}
-        # Told of once, until a request need not wait.
+        # Logged once, until a request does not have to wait.
         self._was_full = room.is_full
         try:
             await room.take_place()

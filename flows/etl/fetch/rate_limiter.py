@@ -1,9 +1,9 @@
 """The rate limiter: one request at a time to a source, over all processes, with pauses and budgets (E1, S4).
 
-The database holds each supplier's request slot (store/etl/suppliers.py); here is the waiting, and what a run says of it
-meanwhile. A run has the slot until its request is over: its answer has been read, or its connection is closed. The
-pause counts from there, and begins when the response has been handed on. A cancelled request is still at work in its
-source: the rate limiter waits for its answer a little, and only then closes the connection.
+The database holds each supplier's request slot (store/etl/suppliers.py); this file waits for it, and shows the wait in
+the run's progress. A run has the slot until its request is over: its answer has been read, or its connection is closed.
+The pause counts from there. The source still works on a request that was cancelled, so the rate limiter waits for its
+answer a little before it closes the connection.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from dataloader.store.etl.suppliers import Budget, aio_return_slot, aio_take_slo
 T = TypeVar("T")
 
 LEASE_MARGIN_S: Final = 15.0
-"""How much longer than its own deadline a request may hold its source: for the database."""
+"""How much longer than its request's deadline a slot may be held: the time for the database's statements."""
 LINGER_S: Final = 2.0
-"""How long the answer to a request that was cancelled is waited for before its connection is closed."""
+"""The seconds for the answer to a cancelled request, after which its connection is closed."""
 LOOK_S: Final = (0.1, 1.0)
-"""How soon to look again, and how late, when another run's request is under way: nobody knows when it ends."""
+"""The shortest and longest pause between looks at a slot that another run has: nobody knows when its request ends."""
 
 
 @attrs.define(kw_only=True)
 class RequestSlot:
-    """The right to send one request. `hint_s`: for how many seconds the source wants no request, as its answer says.
+    """The right to send one request.
 
-    `tries`: the number of the request's try, from 1.
-    `ends_at`: when the slot ends at the latest, by Trio's clock.
+    hint_s: for how many seconds the source wants no request, as its answer says.
+    tries: the number of the request's try, from 1.
+    ends_at: when the slot ends at the latest, by Trio's clock.
     """
 
     linger_s: Callable[[], float]
@@ -46,7 +47,7 @@ class RequestSlot:
     tries: int = 1
 
     def within(self, timeout_s: float) -> float:
-        """The seconds for the request: `timeout_s`, fewer if the slot ends before: a process may have stood still."""
+        """The seconds for the request: `timeout_s`, or fewer if the slot ends sooner."""
         return max(0.0, min(timeout_s, self.ends_at - trio.current_time()))
 
     async def send(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -61,7 +62,7 @@ class RequestSlot:
                 finally:
                     sent.scope.deadline = trio.current_time() + self.linger_s()
         except BaseExceptionGroup:
-            # Of this task alone, which was cancelled: the other one raises nothing. Who cancelled it sees no group.
+            # Only this task, which was cancelled, has raised. Raised outside of the nursery's exception group.
             await trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC120 - that is the exception
             raise
         return sent.answer()
@@ -69,7 +70,7 @@ class RequestSlot:
 
 @attrs.define
 class _Sent(Generic[T]):
-    """A request that goes on when those who wait for it are cancelled, until the deadline of its `scope`."""
+    """A request that goes on when its waiting task is cancelled, until the deadline of its `scope`."""
 
     scope: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -120,7 +121,7 @@ class RateLimiter:
         finally:
             pause_s = self.draw.uniform(self.rate_min, self.rate_max)
             waits_for = "pause" if slot.hint_s <= pause_s else "retry-after"
-            # Shielded, with the store's deadline: else nobody could ask until the lease has ended.
+            # Shielded, with the store's deadline: otherwise no run could send a request until the slot's lease ends.
             await self.database.write(  # noqa: ASYNC102
                 aio_return_slot, source, self.holder, max(pause_s, slot.hint_s), waits_for
             )

@@ -1,7 +1,7 @@
 """Sends requests to a source, each in its request slot, and counts and logs them (E1).
 
-All that a run asks of a source goes through here, a list of objects too: so `requests` is the number of requests that
-were sent, each try and each hop of a redirect for itself, as budgets count them.
+Every request of a run goes through here, also one for a list of objects. So `requests` is the number of requests that
+were sent: each try and each hop of a redirect counts, as it does for budgets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RETRY_S: Final = (1.0, 30.0)
 
 
 def wait_s(tries: int) -> float:
-    """How many seconds to wait when so many tries have failed."""
+    """How many seconds to wait before the next try when `tries` have failed."""
     return min(RETRY_S[0] * 2.0 ** (tries - 1), RETRY_S[1])
 
 
@@ -36,9 +36,9 @@ class RequestSender:
     rate_limiter: RateLimiter
 
     async def tried(self, ask: Callable[[int], Awaitable[T]], *, after: int = 0) -> T:
-        """Await `ask`, which is told the number of the try, again as long as that may help.
+        """Await `ask`, called with the number of the try; repeat it as long as that may help.
 
-        `after` so many tries that have failed already. Raises the `SourceError` of the last one.
+        `after` is the number of tries that have failed already. Raises the `SourceError` of the last try.
         """
         tries = after
         while True:
@@ -52,7 +52,7 @@ class RequestSender:
                     raise
 
     async def send(self, slot: RequestSlot, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request in its slot by `ask`, which takes the seconds that it has; returns the answer.
+        """Send a request in its slot by `ask`, called with its timeout in seconds; return the answer.
 
         Raises what `ask` raises.
         """
@@ -85,9 +85,9 @@ class RequestSender:
         )
 
     async def listed(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request for a list of what there is to ask for, again if it may help.
+        """Send a request for a list of what there is to fetch; retry it if that may help.
 
-        Raises `SourceError` when it failed for good: without the list nobody knows what the run has to do.
+        Raises `SourceError` when it failed for good: without the list the run can't know what to do.
         """
 
         async def once(tries: int) -> T:
@@ -101,5 +101,5 @@ class RequestSender:
 
 
 def _shown(endpoint: str) -> str:
-    """What the log says was asked for: the address of a redirect may be signed."""
+    """The endpoint as the log shows it: the address of a redirect may contain a signature."""
     return endpoint.partition("?")[0]

@@ -13,8 +13,8 @@
         ),
     )
 
-Each table is merged in a transaction of its own. One that fails does not stop the others; the run has failed then, and
-when it is tried again only what failed is.
+Each table is merged in a transaction of its own. If one fails, the others are still merged, and the run has failed; a
+retry merges only the tables that failed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class TablesFailed(DataloaderError):  # noqa: N818 - says what has
 
 @attrs.frozen(kw_only=True)
 class Dimension:
-    """A table, and the SELECT that gives its rows; a column of the query goes to the table's column of its name.
+    """A table, and the SELECT that returns its rows; a column of the query goes to the table's column of that name.
 
     `$1` in the query, if it is there, is the date as of which it is asked. With `history` each version of a row is
-    kept; without, rows are brought up to date by the key, and those that the query does not give stay as they are. With
-    `history` a query that gives no row at all has failed, or every version would be closed, unless `allow_empty`.
+    kept. Without it, rows are updated by the key, and rows that the query does not return stay as they are. With
+    `history`, a query that returns no row has failed, since it would close every version, unless `allow_empty`.
     """
 
     table: str
@@ -87,7 +87,7 @@ class Dimensions:
 
 
 async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, done: Mapping[str, Any]) -> None:
-    """Merge the tables as of a date, but for those that an earlier attempt has merged; `done` is its summary.
+    """Merge the tables as of a date, except those that an earlier attempt has merged; `done` is its summary.
 
     Raises `TablesFailed` at the end if any could not be merged.
     """
@@ -121,7 +121,7 @@ async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, do
 
 @attrs.frozen(eq=False)
 class _Merging:
-    """A set of dimensions under way; `tables` are those that are done, by name, with what came of them."""
+    """A set of dimensions that is being merged; `tables` has the results of those that are done, by name."""
 
     run: EtlRun
     dimensions: Dimensions
@@ -130,7 +130,7 @@ class _Merging:
     limiter: trio.CapacityLimiter
 
     async def merge(self, dimension: Dimension) -> None:
-        """Merge one table when a place is free; that it was refused is noted, and stops no other."""
+        """Merge one table when a place is free. A failure is noted, and does not stop the others."""
         run, log = self.run, LoadLog.of(self.run.job, self.dimensions.name)
         load = DimensionLoad(
             table=dimension.table,

@@ -3,9 +3,9 @@
     nightly = Flow(name="nightly", layers={"ods": [rates, countries], "dwd": [stars]})
     add_flows(tasks, nightly)
 
-The tasks of a run go one after the other, in the order of their registration, so that of all their requests one is in
-flight at a time. A layer begins when the one before it has succeeded, with failures or without. A run that is tried
-again goes on with the tasks that have not.
+The tasks of a run are run one after the other, in the order of their registration, so only one request of the run is in
+flight at a time. A layer begins when the one before it has succeeded, with failures or without. A retry goes on with
+the tasks that have not succeeded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def loads_of(tasks: Mapping[str, Task]) -> set[str]:
 
 
 async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None) -> object:
-    """Run a flow as a job: the handler of its task. Its args are those of a load, for all, and `as_of`, a date."""
+    """Run a flow as a job: the handler of its task. Its args are those of a load, for all its loads, and `as_of`."""
     try:
         as_of, asked = _read_args(job.args)
         settings = job.resource(PipelineSettings)
@@ -102,7 +102,7 @@ async def run_flow(flow: Flow, job: Job, cancel: CancellationToken | None = None
 
 @attrs.frozen(eq=False)
 class _Layers:
-    """A flow under way. `configs` are those of its loads, `day` is the date as of which dimensions are asked."""
+    """A running flow. `configs` are those of its loads; dimensions are merged as of the date `day`."""
 
     job_run: EtlRun
     configs: Mapping[str, PipelineConfig]
@@ -111,7 +111,7 @@ class _Layers:
     day: date
 
     async def run(self, flow: Flow) -> list[str]:
-        """Run the layers, up to the first in which something fails; why it did, for each task that did."""
+        """Run the layers, up to the first in which a task fails; return the reason of each task that failed."""
         reasons: list[str] = []
         for tasks in flow.layers.values():
             for task in tasks:
@@ -123,7 +123,7 @@ class _Layers:
         return reasons
 
     async def _task(self, task: Load | Dimensions) -> list[str]:
-        """Run a task unless an earlier attempt has; why it failed, if it did."""
+        """Run a task unless an earlier attempt has; return the reason if it failed."""
         run, name = self.job_run, task.name
         status = self.state.statuses[name]
         if status in GONE_THROUGH:

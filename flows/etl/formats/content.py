@@ -1,7 +1,7 @@
-"""What a format makes of a body, and what formats have in common: the contract, bounds, and paths into documents.
+"""The contract of a format, the content that it reads from a body, and what formats share: limits, document paths.
 
-A source gives a format a stream and not bytes, so that an archive is unpacked piece by piece, never whole beside its
-records.
+A source gives a format a stream rather than bytes, so that an archive is unpacked piece by piece and never held in
+memory as a whole beside its records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloader.flows.etl.sources.source import SAMPLE, Broken, Record, SourceEr
 
 GIB: Final = 2**30
 MAX_BROKEN: Final = 10_000
-"""With more broken parts than this a body is not what the format says, and keeping them all would fill the memory."""
+"""A body with more broken parts is taken to have another format; keeping all of them would fill the memory."""
 
 
 @attrs.define
@@ -39,7 +39,7 @@ class Content:
         return itertools.chain(self.records, self.rest)
 
     def whole(self) -> Content:
-        """With all records read. Raises `SourceError`."""
+        """The same with all records read. Raises `SourceError`."""
         self.records += self.rest
         return self
 
@@ -72,13 +72,13 @@ class Format(Protocol):
             charset: the encoding that the source names, None if it names none.
 
         Raises:
-            SourceError: it is not what the format expects. `is_retryable` if it is broken as a whole, as it is when it
-                was cut or when a proxy has put a page of its own in its place; not if it is well formed and other.
+            SourceError: it is not what the format expects. `is_retryable` if it is broken as a whole, as when it was
+                cut off or a proxy has replaced it by a page of its own; not if it is well formed but something else.
         """
 
 
 class Bounded(io.RawIOBase):
-    """A stream that gives no more than `limit` bytes of another: for what grows when it is unpacked."""
+    """A stream that reads at most `limit` bytes of another one, for data that grows when it is unpacked."""
 
     def __init__(self, inner: IO[bytes], limit: int, what: str) -> None:
         """`what` names the stream in the error."""
@@ -93,7 +93,7 @@ class Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as there is something. Raises `SourceError` past the limit."""
+        """Fill the buffer as far as there is data. Raises `SourceError` beyond the limit."""
         data = self._inner.read(len(buffer))
         self.left -= len(data)
         if self.left < 0:
@@ -105,7 +105,7 @@ class Bounded(io.RawIOBase):
 
 
 def bounded(inner: IO[bytes], limit: int, what: str) -> tuple[io.BufferedReader, Bounded]:
-    """A buffered stream over `inner` that ends in `SourceError` past `limit` bytes, and what counts them."""
+    """A buffered stream over `inner` that raises `SourceError` beyond `limit` bytes, and the `Bounded` that counts."""
     counter = Bounded(inner, limit, what)
     return io.BufferedReader(counter, 256 * 1024), counter
 
@@ -116,7 +116,7 @@ def parts_of(path: str) -> tuple[str, ...]:
 
 
 def refuse_html(beginning: str) -> None:
-    """Raise `SourceError` for a text that begins as a page of HTML does, which a proxy puts in the place of answers."""
+    """Raise `SourceError` for a text that begins like a page of HTML, by which a proxy may replace an answer."""
     if _HTML.match(beginning):
         raise SourceError(f"this is a page of HTML: it begins {beginning[:SAMPLE]!r}", is_retryable=True)
 
@@ -127,7 +127,7 @@ MISSING: Final = object()
 
 
 def look_up(document: Any, path: str) -> Any:
-    """What stands at a dotted path in a document of objects; `MISSING` if there is nothing."""
+    """The value at a dotted path in a document of objects; `MISSING` if there is none."""
     for name in parts_of(path):
         if not isinstance(document, Mapping) or name not in document:
             return MISSING
@@ -139,7 +139,7 @@ _KINDS: Final[Mapping[type, str]] = {str: "a text", list: "a list", bool: "a tru
 
 
 def describe(document: Any) -> str:
-    """A few words on what a document is, for errors that say what was found in the place of what was sought."""
+    """A few words that describe a document, for errors that say what was found instead of the expected value."""
     if isinstance(document, Mapping):
         names = ", ".join(map(str, list(document)[:10]))
         return f"an object with {names}{', …' if len(document) > 10 else ''}" if names else "an empty object"

@@ -20,7 +20,7 @@ from dataloader.flows.etl.formats.content import Content, refuse_html
 from dataloader.flows.etl.sources.source import Record, SourceError
 
 MOST_BLANK: Final = 100
-"""Lines of a CSV file that are looked at, and kept meanwhile, for one that is not blank."""
+"""The most lines at the beginning of a CSV file that are searched for one that is not blank."""
 # Bytes that can't be decoded come as half surrogates (PEP 383), which no decoded text has.
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
 
@@ -36,8 +36,8 @@ class Csv:
             without a name must be empty, and is left out.
         quote: one character around cells that have delimiters or line breaks.
 
-    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded. Blank lines count
-    for nothing. A quote that is never closed breaks what follows it, up to 131,072 characters, then reading goes on.
+    A row with more or fewer cells than there are columns is broken, as is one that can't be decoded. Blank lines are
+    ignored. A quote that is never closed breaks up to 131,072 characters after it; then reading goes on.
     """
 
     delimiter: str = attrs.field(default=",", validator=option_checks.one_character)
@@ -62,7 +62,7 @@ class Csv:
 
     @property
     def has_end(self) -> bool:
-        """False: nobody misses rows behind the last one, nor half a cell."""
+        """False: a file that was cut off looks complete."""
         return False
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
@@ -120,7 +120,7 @@ class Csv:
 
 @contextmanager
 def _decoding(encoding: str) -> Iterator[None]:
-    """Encodings of more than one byte can fail in ways that can't be put off to the row."""
+    """Turn errors of multi-byte encodings that can't be assigned to a row into `SourceError`."""
     try:
         yield
     except UnicodeError as error:

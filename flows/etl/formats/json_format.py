@@ -36,13 +36,13 @@ class Json:
     """A JSON document.
 
     Args:
-        path: where in it the records are, names with dots between them (`data.items`); empty if the document is the
-            list. One object in its place is one record, null is none.
-        errors: takes the document, and gives a text if it says that the request failed, though its HTTP status does
-            not; None if all is well. That is a `SourceError` that passes.
+        path: the place of the list of records, names with dots between them (`data.items`); empty if the document is
+            the list. A single object instead of the list is one record, null is none.
+        errors: a function that takes the document and returns a text if the document says that the request failed,
+            although its HTTP status does not; None if not. The text becomes a retryable `SourceError`.
 
-    A part of the list that is no object, or no JSON, is broken; the others are read. Numbers with a fraction or an
-    exponent are `Decimal`, others `int`.
+    An item of the list that is not an object, or not JSON, is broken; the others are read. Numbers with a fraction or
+    an exponent are `Decimal`, others `int`.
     """
 
     path: str = attrs.field(default="", validator=_check_path)
@@ -55,7 +55,7 @@ class Json:
 
     @property
     def has_end(self) -> bool:
-        """True: a document that was cut is none."""
+        """True: a document that was cut off can't be parsed."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
@@ -85,9 +85,9 @@ class Json:
 
 @attrs.frozen
 class JsonLines:
-    """One JSON object on each line; empty lines count for nothing, a line that is no object is broken.
+    """One JSON object on each line; empty lines are ignored, a line that is not an object is broken.
 
-    If the last one is no JSON and has no line's end, the body was cut: that is a `SourceError` that passes.
+    If the last line is not JSON and has no line end, the body was cut off: that is a retryable `SourceError`.
     """
 
     @property
@@ -97,7 +97,7 @@ class JsonLines:
 
     @property
     def has_end(self) -> bool:
-        """False: nobody misses lines behind the last one."""
+        """False: if it was cut off between two lines, it looks complete."""
         return False
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
@@ -152,9 +152,9 @@ class _Unreadable:
 
 
 def _decode(body: bytes, path: Sequence[str]) -> Any:
-    """The document; if it can't be read, and that is because of items of the list at `path`, those are `_Unreadable`.
+    """The document; items of the list at `path` that can't be read are `_Unreadable`.
 
-    Raises `SourceError` for any other.
+    Raises `SourceError` if something else can't be read.
     """
     document = _read(body)
     if not isinstance(document, _Unreadable):

@@ -1,8 +1,8 @@
 """The items of a list in a JSON document that can't be read as a whole, one by one (E10).
 
-One value that is no JSON (NaN, half of a surrogate pair, bytes that are no UTF-8) makes a document of ten thousand
-records unreadable. Here it is cut by its brackets, commas and strings alone. A document that ends before its end, or
-whose brackets don't match, stays unreadable: what it lacks nobody knows.
+One value that is not JSON (NaN, half of a surrogate pair, bytes that are not UTF-8) makes a document of ten thousand
+records unreadable. So this cuts the document by its brackets, commas and strings only. A document that was cut off, or
+whose brackets don't match, stays unreadable: nobody knows what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from dataloader.jobs.text import JSON_TEXT
 
-# A text that does not end is taken with all that is behind it: such a document has no end either.
+# A string without an end is matched up to the end of the document, which is then incomplete too.
 _STRING: Final = re.compile(JSON_TEXT, re.DOTALL)
 _SCALAR: Final = re.compile(rb'[^\s\[\]{},:"]+')
 _BRACKET: Final = re.compile(JSON_TEXT + rb"|[\[\]{}]", re.DOTALL)
@@ -32,7 +32,7 @@ class Items:
 
 
 def items_at(body: bytes, path: Sequence[str]) -> Items | None:
-    """The items of the list at `path`; None if there is none, or the document ends before its end."""
+    """The items of the list at `path`; None if there is no list, or the document was cut off."""
     try:
         return _Cutting(body).items(path)
     except _NoDocument:
@@ -40,12 +40,12 @@ def items_at(body: bytes, path: Sequence[str]) -> Items | None:
 
 
 class _NoDocument(Exception):  # noqa: N818 - caught above
-    """The text is not what it has to be here."""
+    """The text can't be a JSON document at this place."""
 
 
 @attrs.define
 class _Cutting:
-    """A document, and the place in it that is looked at."""
+    """A document, and the current place in it."""
 
     body: bytes
     at: int = 0

@@ -1,7 +1,7 @@
 """Formats around another format: what is packed into a zip archive, or compressed by gzip or xz.
 
-Unpacked piece by piece, and never beyond a bound: a small body can hold gigabytes of nothing. Archives as sets of
-files, one request for each member, are the business of archives.py.
+Unpacked piece by piece and within a limit: a small body can unpack to gigabytes. archives.py reads archives as sets of
+files, with one request for each member.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Zip:
 
     @property
     def has_end(self) -> bool:
-        """True: an archive that was cut can't be unpacked."""
+        """True: an archive that was cut off can't be unpacked."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
@@ -91,7 +91,7 @@ class Compressed:
 
     @property
     def has_end(self) -> bool:
-        """True: what was cut can't be unpacked."""
+        """True: a body that was cut off can't be unpacked."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:

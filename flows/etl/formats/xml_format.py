@@ -63,7 +63,7 @@ class Xml:
 
     @property
     def has_end(self) -> bool:
-        """True: a document that was cut is not well formed."""
+        """True: a document that was cut off is not well formed."""
         return True
 
     def parse(self, stream: IO[bytes], charset: str | None) -> Content:
@@ -98,7 +98,7 @@ class Xml:
 
 
 class _Collector:
-    """What expat tells, put together to records."""
+    """Builds records from expat's events."""
 
     def __init__(self, wanted: tuple[str, ...], inherit: tuple[str, ...]) -> None:
         self.content = Content()

@@ -1,8 +1,8 @@
 """Rows as lines of COPY's text format, so that the database's own input functions read the values.
 
-Processing workers call it for every row, in threads or processes: pure, and fast for what rows mostly are, short texts
-and numbers. A text goes into any type that the database can read from one, such as dates and numbers. Into JSON it
-goes as a text, or "5" would become a number there.
+ETL workers call it for every row, in threads or processes: it is pure, and fast for short texts and numbers, of which
+rows mostly consist. A text can go into any type that the database reads from text, such as dates and numbers. In a
+column of JSON a text stays a text: otherwise "5" would become a number.
 
 Rejected: binary records, which asyncpg encodes value by value on the one loop, and for which every value needs the
 exact Python type of its column.
@@ -83,7 +83,7 @@ class LineEncoder:
         return "\t".join(map(self._told, self.columns, given)).encode() + b"\n"
 
     def _is_plain(self, line: str, cells: Sequence[object]) -> bool:
-        """The line has no special character that is a text's: searching all of it at once is faster than each cell."""
+        """Whether no cell has a special character: searching the whole line is faster than searching each cell."""
         return (
             "\n" not in line
             and "\r" not in line
@@ -98,7 +98,7 @@ class LineEncoder:
         return _document(cell) if name in self.documents and cell is not None else cell
 
     def _told(self, name: str, cell: object) -> str:
-        """The cell, whose type may be a subtype of those we know. Raises `Unstorable` with the column's name."""
+        """The cell as text; its type may be a subtype of a known one. Raises `Unstorable` with the column's name."""
         try:
             cell = self._literal(name, cell)
             text = _cell_of(cell)(cell)
@@ -113,14 +113,14 @@ class LineEncoder:
 
 
 def _escape(text: str) -> str:
-    # Four searches are faster than one by pattern, and both than a translation that changes nothing.
+    # Four searches are faster than one by a pattern, and both are faster than a translation that changes nothing.
     if "\\" in text or "\t" in text or "\n" in text or "\r" in text:
         return text.translate(_ESCAPES)
     return text
 
 
 def _duration(value: dt.timedelta) -> str:
-    # Each part with its sign: else IntervalStyle may apply the first one to all.
+    # Each part with its sign: otherwise some IntervalStyles apply the first sign to all parts.
     return f"{value.days:+d} days {value.seconds:+d}.{value.microseconds:06d} seconds"
 
 
@@ -180,7 +180,7 @@ def _escaped(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: _escape(text_of(value))
 
 
-# Cells of a line. What can hold a special character is looked through; numbers and dates can't.
+# Cells of a line. Only types that can hold a special character are searched for one: not numbers and dates.
 _CELLS: Final[dict[type, Callable[[Any], str]]] = {
     **_TEXTS,
     **{kind: _escaped(_TEXTS[kind]) for kind in (bytes, bytearray, memoryview, dict, list, tuple)},

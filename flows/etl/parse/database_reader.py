@@ -1,4 +1,4 @@
-"""What a transform reads the queue's database with (E2)."""
+"""The reader by which a transform reads the queue's database (E2)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ CLOSE_S: Final = 4.0
 class Reader:
     """The database of the queue, for the transform of a worker, on a connection of that worker's own.
 
-    Called in the worker's thread, which waits for the answer. Each call is a transaction of its own that may only read.
-    Raises `StoreError`, whose kind `StoreUnavailable` ends the run for the queue to try again: of a record it says
-    nothing.
+    Call it in the worker's thread, which waits for the answer. Each call is a read-only transaction of its own. It
+    raises `StoreError`, which is a failure of the record; but `StoreUnavailable` ends the run, which the queue retries.
     """
 
     def __init__(self, database: Database) -> None:
@@ -36,7 +35,7 @@ class Reader:
         return next((value for row in self.fetch(sql, *args) for value in row.values()), None)
 
     async def close(self) -> None:
-        """Close the connection; a thread that was left behind gets none again."""
+        """Close the connection for good: a thread that was left behind can't open it again."""
         await self._session.close()
         await self._session.cut()
 

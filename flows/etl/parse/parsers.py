@@ -16,7 +16,7 @@ from dataloader.flows.etl.sources.source import Page, Response, Source, SourceEr
 from dataloader.store.connection.bridge import Database
 
 MOST_TOLD: Final = 50
-"""Names of fields in one line of the log."""
+"""The most names of fields in one log line."""
 
 
 @attrs.define(eq=False)
@@ -77,7 +77,7 @@ class Parsers:
             await self._give_up(fetched, fetched.error)
 
     async def _give_up(self, fetched: Fetched, error: SourceError) -> None:
-        """Leave an unreadable answer to the fetcher if its request is to be sent again; else it has failed."""
+        """Hand an unreadable answer to the fetcher if its request is to be sent again; otherwise note its failure."""
         part, request = fetched.part, fetched.request
         is_again = self.shared.is_to_be_tried_again(error, fetched.tries)
         if is_again:
@@ -129,7 +129,7 @@ class Parsers:
         await self.shared.to_writer.send(rows)
 
     def _look_at_the_writer(self) -> None:
-        """Tell once when it lags behind, and once when it does no more: half of that, or it would be told all along."""
+        """Log when the writer lags behind, and when it has caught up; at different limits, so not all the time."""
         waiting, queue_size = self.shared.to_writer.statistics().current_buffer_used, self.shared.config.queue_size
         told = {"responses": waiting, "rows": self.shared.progress.unwritten}
         if not self._is_writer_behind and waiting > 2 * queue_size:
@@ -140,7 +140,7 @@ class Parsers:
             self.shared.log.info("the writer has caught up", phase="processing", **told)
 
     def _tell_of_dropped(self, table: str, names: frozenset[str]) -> None:
-        """Once for each field: it is meant so, or a name is misspelt."""
+        """Log each dropped field once: it is left out on purpose, or its name is misspelt."""
         known = self._dropped.setdefault(table, set())
         if not names <= known:
             told = sorted(map(str, names - known))
@@ -153,7 +153,7 @@ class Parsers:
             )
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """A thread that has not ended when its time is over is left behind: what it makes is nobody's."""
+        """Run it in a thread, which is abandoned with its result if it still runs when its time is over."""
         return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.limiter)
 
     async def _in_process(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a worker makes of a page: rows as lines for the database, and the failures of single records (E2, E10).
+"""Makes a page's records into rows as lines for the database, and the failures of single records (E2, E10).
 
-Runs in a thread, or in another process: all it is given is in a `Recipe`, and it touches nothing else, but for a
-transform that reads the database.
+Runs in a thread or in another process: everything that it uses is in a `Recipe`, except the reader of a transform that
+reads the database.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MAX_KEY: Final = 200
 MAX_DIGITS: Final = 1_000
 _sorted_json = msgspec.json.Encoder(order="sorted", decimal_format="number").encode
 MAX_REFUSED: Final = 1_000
-"""Records of a page that are refused one by one; of the others the number is kept. All have the page's request."""
+"""The most refused records of a page that are kept one by one, each with the page's request; more are only counted."""
 PIECE: Final = 10_000
-"""Lines that are joined: by themselves they take as much again."""
+"""The number of lines that are joined into one: single lines take twice the memory."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class Recipe:
 
 @attrs.frozen
 class RefusedRecord:
-    """A record that became no row: its place in the page, its key or what stands for it, why, and its beginning."""
+    """A record that became no row: its place in the page, its key or a substitute, the error, and its beginning."""
 
     index: int
     key: str
@@ -234,9 +234,9 @@ class _Table:
 
 
 def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) -> str:
-    """A digest of a row's values but for those `without`, behind the version of the way it is made.
+    """A digest of a row's values except those `without`, after the version of the algorithm.
 
-    The same for the same contents: keys in any order, 10, 10.0 and Decimal("10.00"), composed and decomposed letters.
+    Equal for equal contents: keys in any order, 10, 10.0 and Decimal("10.00"), composed and decomposed letters.
     """
     canonical = _canonical({name: value for name, value in row.items() if name not in without})
     text = _sorted_json(canonical)
@@ -247,7 +247,7 @@ def content_hash(row: Mapping[str, Any], without: frozenset[str] = frozenset()) 
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, float):
-        # As it is written, and not as it is in binary: 0.1 is 0.1.
+        # By its decimal text, not its binary value: 0.1 is 0.1.
         value = Decimal(repr(float(value)))
     if isinstance(value, Decimal):
         return _number(value)
@@ -282,7 +282,7 @@ def sample_of(value: object) -> str:
 
 
 def brief(text: str, limit: int = MAX_SAMPLE) -> str:
-    """The beginning of a text, masked before it is cut: of a secret that a cut goes through a part would stay."""
+    """The beginning of a text, masked before it is cut: a cut through a secret would leave a part of it, unmasked."""
     return storable_text(mask_text(mask_text(text[:20_000])[:limit]))
 
 

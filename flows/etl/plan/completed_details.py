@@ -1,4 +1,4 @@
-"""Which details of a segment have come in whole, so that a run that goes on need not ask for them again."""
+"""Which details of a segment are complete, so that a resumed run need not request them again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import attrs
 
 @attrs.define(eq=False)
 class CompletedDetails:
-    """The details of one part, by their keys. `done` are those that nobody has taken yet.
+    """The details of one part, by their keys. `done` are complete ones that were not taken yet.
 
-    A detail has come in when its walk is over without a failure, and the rows of each answer are staged.
+    A detail is complete when its walk has ended without a failure, and the rows of each answer are staged.
     """
 
     done: list[str] = attrs.field(factory=list)
@@ -20,11 +20,11 @@ class CompletedDetails:
     _failed: set[str] = attrs.field(factory=set)
 
     def answered(self, key: str) -> None:
-        """An answer is on its way."""
+        """An answer has arrived."""
         self._open[key] += 1
 
     def dropped(self, key: str) -> None:
-        """An answer can't be read; it may be asked for again."""
+        """An answer can't be read; its request may be sent again."""
         self._open[key] -= 1
 
     def failed(self, key: str) -> None:
@@ -42,7 +42,7 @@ class CompletedDetails:
         self._look_at(key)
 
     def take(self) -> list[str]:
-        """Those that have come in; they are the caller's now."""
+        """Return the complete ones, each once."""
         taken, self.done = self.done, []
         return taken
 

@@ -1,4 +1,4 @@
-"""The segments of a run: what is new, what was asked for, or only what failed before (E6, E10)."""
+"""Plans the segments of a run: the new ones, those that its args ask for, or only earlier failures (E6, E10)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.text import storable_text
 
 MOST_RETRIED: Final = 1_000
-"""Failures that one segment tries again."""
+"""The most failures that one segment retries."""
 
 Kept = Mapping[int, Sequence[Mapping[str, Any]]]
-"""The requests that are kept with failures, by the failures' numbers."""
+"""The requests that are stored with failures, by the failures' numbers."""
 
 
 @attrs.frozen(kw_only=True)
 class LoadArgs:
-    """What a job's args ask of a load: `from` and `to` instead of what is new, settings of the pipeline.
+    """The args of a load's job: `from` and `to` in place of the new windows, and settings of the pipeline.
 
-    `failures`: only what failed before is tried again, all (an empty tuple) or the failures of these numbers.
+    With `failures`, the run only retries earlier failures: all (an empty tuple), or those with these numbers.
     """
 
     since: date | datetime | None = None
@@ -80,12 +80,12 @@ def _instant(args: Mapping[str, Any], name: str) -> date | datetime | None:
 async def new_segments(
     load: Load, asked: LoadArgs, tables: list[Table], ask: AskForList, *, watermark: datetime | None, now: datetime
 ) -> AsyncGenerator[Segment, None]:
-    """What is new since `watermark`, until `now`, or what was asked for, in order. `ask` sends requests for lists."""
+    """The segments from `watermark` until `now`, or those that were asked for, in order. `ask` sends list requests."""
     if load.windows is None:
         windows, moves = [Window()], False
     else:
         windows = load.windows.plan(watermark=watermark, now=now.astimezone(UTC), since=asked.since, until=asked.until)
-        # The watermark says that all before it is loaded: what begins behind it leaves out what lies between.
+        # The watermark says that everything before it is loaded, so a run that begins after it must not move it.
         loaded_to = watermark or load.windows.begin()
         moves = all(window.start is not None and window.start <= loaded_to for window in windows[:1])
     if load.source.walks_are_segments:
@@ -109,9 +109,9 @@ async def new_segments(
 async def single_walks(
     load: Load, windows: Sequence[Window], ask: AskForList = ask_at_once
 ) -> AsyncGenerator[tuple[Window, Request], None]:
-    """The requests of a source whose walks are segments, such as files, each once, with the windows they belong to.
+    """The requests of a source whose walks are segments, such as files, each once, with the window that it belongs to.
 
-    Of a load with windows they come in the order of their own ones: a snapshot never goes before an older one.
+    For a load with windows they are in the order of their own windows, so that an older snapshot comes first.
     """
     if not windows:
         return
@@ -121,7 +121,7 @@ async def single_walks(
             async for request in requests:
                 yield span, request  # noqa: ASYNC119 - who iterates closes us
             return
-        # What nothing tells the window of is what the source has by now.
+        # A request without a window of its own is for what the source has now.
         by_now = windows[-1] if load.target.history is not None else span
         found = [(_within(span, load.source.window(request)) or by_now, request) async for request in requests]
     for window, request in sorted(found, key=lambda walk: walk[0].start or _EVER):
@@ -129,7 +129,7 @@ async def single_walks(
 
 
 def _within(span: Window, own: Window | None) -> Window | None:
-    """A file's own window, whole; where it is open, as far as the run goes."""
+    """A file's own window as a whole; where it is open, bounded by the run's span."""
     return own and Window(own.start or span.start, own.end or span.end)
 
 
@@ -153,10 +153,10 @@ def _listed(numbers: Sequence[int]) -> str:
 async def retried_segments(
     kept_behind: Callable[[int], Awaitable[Kept]], tables: list[Table]
 ) -> AsyncGenerator[Segment, None]:
-    """Segments of the requests that are kept with failures; `kept_behind` gives the next ones behind a number.
+    """Segments of the requests that are stored with failures; `kept_behind` returns the next ones after a number.
 
-    Each resolves its failures when it is committed, so a run that goes on finds those alone that are left. A segment is
-    known by the first of them.
+    Each segment resolves its failures when it is committed, so that a resumed run finds only those that are left. Its
+    name has the number of its first failure.
     """
     last = 0
     while kept := await kept_behind(last):

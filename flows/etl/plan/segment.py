@@ -1,6 +1,6 @@
-"""What a run is going to do: its segments, the tables they go to, and how each record becomes a row.
+"""The plan of a run: its segments, their target tables, and how each record becomes a row.
 
-A segment is what is committed together: a window, or a file. It has a part for each table: the list's, then the
+A segment is committed as a whole: it is a window, or a file. It has a part for each table: the list's, then the
 details'.
 """
 
@@ -30,7 +30,7 @@ log = get_logger(__name__)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Table:
-    """Where rows of one kind come from and go to. `detail` is None for the list."""
+    """The source and the target of rows of one kind. `detail` is None for the list."""
 
     info: TableInfo
     staging: str
@@ -48,11 +48,11 @@ class Table:
 
 @attrs.define(eq=False, kw_only=True)
 class Segment:
-    """Something that is loaded whole or not at all. `is_whole` until something of it fails for good.
+    """A span or a file that is loaded as a whole or not at all. `is_whole` until a request of it fails for good.
 
-    `is_refused` when its table refused rows of it. `planned` segments are in the run, if that is known before.
-    `retries` are the failures that it tries again: then it is made of single requests, `details` those for details.
-    `done` are details that are in already; `counts` are what was done for it so far, and is on record.
+    `is_refused` when its table refused rows of it. `planned` is the number of segments of the run, if known before.
+    `retries` are the failures that it retries: then it consists of single requests, and `details` are those for
+    details. `done` are the details that are complete already; `counts` is what was done for it and is recorded.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Segment:
 
     @property
     def is_retry(self) -> bool:
-        """It is made of single requests that had failed."""
+        """Whether it consists of single requests that had failed."""
         return bool(self.retries)
 
     @property
     def span(self) -> tuple[dt.datetime, dt.datetime] | None:
-        """The two ends of a window; None of what is no window, such as a file, or is open."""
+        """The two ends of its window; None if it has none, as a file, or if the window is open."""
         window = self.window
         if self.name != str(window) or window.start is None or window.end is None:
             return None
@@ -85,14 +85,18 @@ class Segment:
 
 @attrs.define(eq=False, kw_only=True)
 class Part:
-    """The rows of a segment for one table, as far as they have come.
+    """The rows of a segment for one table, as far as they have arrived.
 
-    `lacks_records` when some could not be made rows. `sent` requests are not among the `counts` yet. `answers` have
-    come, which gives each its number.
-    `open` responses are under way; `is_asked` when no more requests will come, `is_closed` when all of its rows are on
-    their way to the writer, `is_ready` when they are there. `ids` are what details are asked for, each with the segment
-    of its request, `completed` which of them have come in; `counts` are what was done and is not on record, `kept_at`
-    is when details were merged last.
+    lacks_records: some records could not be made rows.
+    sent: requests that are not among the `counts` yet.
+    answers: how many answers have arrived; each gets its number by it.
+    open: responses that are not completely processed.
+    is_asked: no more requests will be sent.
+    is_closed: all of its rows are sent to the writer; is_ready: the writer has them.
+    ids: the ids whose details are to be requested, each with the segment of its request.
+    completed: which of these details are complete.
+    counts: what was done and is not recorded yet.
+    kept_at: when details were merged last.
     """
 
     segment: Segment
@@ -117,30 +121,30 @@ class Part:
 
     @keeps_details.default
     def _can_be_merged_in_pieces(self) -> bool:
-        """True of details that are merged as they come: what is gone, or a version, shows only in all of them."""
+        """Whether details are merged as they arrive. Marking deleted rows, or keeping versions, needs all of them."""
         target = self.table.target
         is_plain = target.history is None and target.delete_missing is None
         return self.table.detail is not None and bool(target.key) and is_plain and not self.segment.is_retry
 
     def kept(self, request: Request) -> dict[str, Any]:
-        """A request as it is kept with a failure: all that is needed to make it again, and who has tried it again."""
+        """A request as stored with a failure: what is needed to send it again, and the segment that retried it."""
         fields = attrs.asdict(request, filter=lambda field, _: field.name != "segment")
         tried = {"tried_by": self.segment.name} if self.segment.is_retry else {}
         return {"of": "list" if self.table.detail is None else "detail", **tried, **fields}
 
     def count_sent(self) -> None:
-        """Have the requests that were sent by now among the counts."""
+        """Add the requests that were sent by now to the counts."""
         self.counts["requests"] += self.sent
         self.sent = 0
 
     def staged_as(self, token: int) -> StagedSegment:
-        """How the part's rows are known in the staging table."""
+        """What identifies the part's rows in the staging table."""
         return StagedSegment(self.table.staging, token, self.segment.number)
 
     def merges(self, token: int, *, is_complete: bool) -> list[Merge | HistoryMerge]:
-        """What becomes of the rows, if there are any. `is_complete`: what is not among them is gone from the source.
+        """The merges of the rows, if there are any. `is_complete`: other rows are gone from the source.
 
-        A source that has nothing at all is taken for a broken one: nothing is marked as gone, or closed.
+        A source without any record is taken for a broken one: no row is marked as deleted or closed.
         """
         is_complete &= not self.segment.is_retry
         target, info, window = self.table.target, self.table.info, self.segment.window
@@ -170,7 +174,7 @@ class Part:
         ]
 
     def _scope(self) -> Scope | None:
-        """The rows of the target that a complete segment speaks for."""
+        """The rows of the target that are deleted if a complete segment lacks them."""
         window, column = self.segment.window, self.table.scope_column
         if window.start is None:
             return Scope()
@@ -178,7 +182,7 @@ class Part:
         if is_of_days and any(
             moment is not None and moment.time() != dt.time() for moment in (window.start, window.end)
         ):
-            return None  # of a day that is loaded in part it can't be told which rows are gone
+            return None  # if only a part of a day is loaded, its missing rows need not be deleted
         return Scope(column, window.start, window.end)
 
     def _history_merge(

@@ -1,7 +1,7 @@
 """`CancellationToken`: asks a pipeline to stop, from any thread (E4).
 
-A job needs none: whoever cancels the job cancels its pipeline. It is for programs that run a load themselves, and for
-loads that should stop by themselves after some time.
+A job needs none: a cancel of the job cancels its pipeline. It is for programs that run a load themselves, and for loads
+that should stop after some time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import trio
 
 
 class CancellationToken:
-    """Stops the requests of every run that has it; what has come in by then is still processed and written.
+    """Stops the requests of every run that has it; responses that have arrived are still processed and written.
 
-    `timeout` seconds after it was made it cancels itself. Raises `ValueError` for a timeout that is not greater than 0.
+    It cancels itself `timeout` seconds after it was made. Raises `ValueError` for a timeout that is not greater than 0.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
@@ -32,7 +32,7 @@ class CancellationToken:
 
     @property
     def is_cancelled(self) -> bool:
-        """True once somebody has called `cancel`, or the time is over. From any thread."""
+        """True once `cancel` was called, or the timeout is over. From any thread."""
         return self._cancelled or time.monotonic() >= self._deadline
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""A job's run of loads as its record has it: begun, gone on with, ended; and what of the process it needs."""
+"""A job's run of loads and its record in the database: its beginning, its resumption after a retry, its end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dataloader.store.queue.transaction import Transactions
 
 CLEAN_UP_S: Final = 5.0
 DRAIN_S: Final = 4.0
-"""How long what has come in is written when the process is leaving: it has ten seconds in all."""
+"""The seconds in which responses that have arrived are written when the process ends, which has ten in all."""
 LOST: Final = frozenset({StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST})
-"""After these nothing of this run may be written."""
+"""After a stop for one of these reasons nothing of this run may be written."""
 
 _FROM_BAD_TO_GOOD: Final = ("failed", "canceled", SUCCEEDED_WITH_FAILURES)
 
@@ -36,7 +36,7 @@ Summary = Mapping[str, Any]
 
 @attrs.define(eq=False)
 class TaskEnd:
-    """How a task of a run ended: nobody has said yet if `status` is None. `summary` is what it has done by now."""
+    """How a task of a run ended; `status` is None until that is known. `summary` is what it has done by now."""
 
     status: str | None = None
     summary: Summary = attrs.field(factory=dict)
@@ -46,9 +46,9 @@ class TaskEnd:
 class EtlRun:
     """The run of the job `job` under the name `name`; `cancel` stops it as a cancel of the job does.
 
-    `ended` are its tasks that have begun, by their names; `status` is the run's, once it has ended.
+    `ended` has its tasks that have begun, by their names; `status` is the run's, once it has ended.
 
-    Raises `LookupError` where jobs have no database.
+    Raises `LookupError` if the process has no database for its jobs.
     """
 
     job: Job
@@ -67,13 +67,13 @@ class EtlRun:
         self.claimed = self.job.resource(ClaimedJob)
 
     async def begin(self, kind: str, tasks: Sequence[tuple[str, str]]) -> RunState:
-        """Begin the run of these tasks, (layer, name), or go on with it."""
+        """Begin the run of these tasks, (layer, name), or resume it."""
         self.kind, claimed = kind, self.claimed
         return await self.transactions.run(aio_begin_run, claimed.job_id, claimed.token, self.name, kind, tasks)
 
     @asynccontextmanager
     async def noted(self) -> AsyncIterator[None]:
-        """However the block ends, the run's end is noted, and what it has done is the job's result."""
+        """After the block, record the run's end, however that came, and keep its summary as the job's result."""
         is_over = False
         try:
             yield
@@ -88,14 +88,14 @@ class EtlRun:
                     await self.transactions.run(aio_end_run, self.claimed.job_id, self.claimed.token, status, summary)
 
     def summary(self) -> Summary:
-        """What the run has done: of a load alone its own summary."""
+        """What the run has done; the summary of a single load is its own."""
         if self.kind == "load":
             return next((end.summary for end in self.ended.values()), {"status": self.status})
         return {"status": self.status, "tasks": {name: end.summary for name, end in self.ended.items()}}
 
     @asynccontextmanager
     async def task(self, name: str) -> AsyncIterator[TaskEnd]:
-        """Note that a task of the run begins, and how it has ended: also when the job is stopped, or it fails."""
+        """Record that a task of the run begins, and how it ends, also when the job is stopped or the task fails."""
         end = self.ended[name] = TaskEnd()
         await self._note(name, "running", end.summary)
         try:
@@ -107,7 +107,7 @@ class EtlRun:
                     await self._note(name, end.status, end.summary)
 
     def status_of_stop(self) -> str:
-        """How a run that did not come to its end is left."""
+        """The status of a run that was stopped."""
         match self.job.stopped_by:
             case None | StopReason.TIMEOUT:
                 return "failed"
@@ -118,11 +118,11 @@ class EtlRun:
 
     @property
     def is_lost(self) -> bool:
-        """Nothing of it may be written any more: the job is another worker's, or soon will be."""
+        """Whether nothing of it may be written any more: another worker has the job, or soon will."""
         return self.job.stopped_by in LOST
 
     def drain_s(self, most_s: float) -> float:
-        """For how many seconds what has come in may be written now that the job was stopped."""
+        """The seconds in which responses that have arrived may be written, now that the job was stopped."""
         match self.job.stopped_by:
             case StopReason.DRAIN:
                 return min(most_s, DRAIN_S)

@@ -12,7 +12,7 @@ from dataloader.jobs.logger import get_logger
 log = get_logger("dataloader.flows.etl")
 
 Phase = Literal["requests", "processing", "writing", "run"]
-"""What a line is about: a part of the pipeline, or the run as a whole."""
+"""The part of the pipeline that a line is about, or the run as a whole."""
 
 
 @attrs.frozen
@@ -28,11 +28,11 @@ class LoadLog:
         return cls(job.log_of(load), load)
 
     def info(self, message: str, *, phase: Phase, **fields: object) -> None:
-        """What happened."""
+        """Log an event of the run."""
         log.info(message, load=self.load, phase=phase, **fields)
         self.job.info(message, phase=phase, **fields)
 
     def warning(self, message: str, *, phase: Phase, **fields: object) -> None:
-        """What went wrong while the run goes on, or slows it down."""
+        """Log an error that does not end the run, or what slows it down."""
         log.warning(message, load=self.load, phase=phase, **fields)
         self.job.warning(message, phase=phase, **fields)

@@ -1,7 +1,7 @@
-"""What a run has done so far: counts, phases, failures, and when they are too many in a row (E9, E10).
+"""What a run has done so far: counts, phases, failures, and whether too many failed in a row (E9, E10).
 
-One object that the parts of a pipeline write and nobody waits for: its snapshots are the job's progress, its summary is
-the job's result, and the failures it has gathered are taken from it by the writer.
+One object that all parts of a pipeline update, without waiting. Its snapshots are the job's progress, its summary is
+the job's result, and the writer takes the failures from it to save them.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ FAILED: Final = {
     "row": "rows_failed",
     "batch": "rows_failed",
 }
-"""The count of each kind of failure; a batch's are its rows. A segment is counted at its end."""
+"""The count that each kind of failure adds to; a batch counts as its rows. A segment is counted at its end."""
 MAX_LISTED: Final = 1_000
-"""Failures that the summary lists; all are in the table of failures."""
+"""The most failures that the summary lists; all are in the table of failures."""
 MANY_UNSAVED: Final = 1_000
-"""From so many on failures are put on record at once, and not with their segment."""
+"""With this many unsaved failures they are saved at once, rather than with their segment."""
 
 
 @attrs.define
 class PhaseTimes:
-    """When a phase began, when it was at work last, and for how many seconds in all, over its workers."""
+    """When a phase began, when it worked last, and how many seconds it worked in all, summed over its workers."""
 
     began_at: datetime | None = None
     ended_at: datetime | None = None
     busy_s: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """It was at work for so long, until now."""
+        """Add `seconds` of work that have ended now."""
         self.ended_at = datetime.now(UTC)
         began_at = self.ended_at - timedelta(seconds=seconds)
         self.began_at = began_at if self.began_at is None else min(self.began_at, began_at)
@@ -52,7 +52,7 @@ class PhaseTimes:
 
 @attrs.define(eq=False, kw_only=True)
 class LoadProgress:
-    """A run's account. `too_many` is called once when more than `max_failures` things in a row have failed."""
+    """The progress of one run. `too_many` is called once, when more than `max_failures` failures come in a row."""
 
     load: str
     max_failures: int
@@ -78,11 +78,11 @@ class LoadProgress:
         self.telemetry(self.load, numbers)
 
     def worked(self) -> None:
-        """Something succeeded: failures before it don't count as a row any more."""
+        """Something succeeded: this ends a row of failures."""
         self._in_a_row = 0
 
     def failed(self, failure: Failure, *, is_on_record: bool = False) -> None:
-        """Something failed for good. `is_on_record`: other failures say in the database already what is missing."""
+        """Something failed for good. `is_on_record`: other failures in the database already say what is missing."""
         if failure.phase in FAILED:
             self.count(**{FAILED[failure.phase]: failure.times})
         self.last = failure
@@ -120,21 +120,21 @@ class LoadProgress:
         )
 
     def take_unsaved(self) -> list[Failure]:
-        """The failures that are not in the database yet; they are the caller's now."""
+        """Return the failures that are not in the database yet, each once."""
         taken, self.unsaved = self.unsaved, []
         return taken
 
     @property
     def are_many_unsaved(self) -> bool:
-        """So many failures are not in the database that they should not wait for their segment's end."""
+        """Whether there are so many unsaved failures that they should not wait for their segment's end."""
         return len(self.unsaved) >= MANY_UNSAVED
 
     def put_back(self, failures: Sequence[Failure]) -> None:
-        """They are not in the database after all."""
+        """Take back failures that could not be saved."""
         self.unsaved = [*failures, *self.unsaved]
 
     def snapshot(self) -> dict[str, Any]:
-        """How far it is, for the job's progress."""
+        """The state of the run, for the job's progress."""
         shown: dict[str, Any] = {
             "segment": self.segment,
             **({} if self.segments_planned is None else {"segments_planned": self.segments_planned}),
@@ -146,7 +146,7 @@ class LoadProgress:
         return shown if self.waiting is None else {**shown, "waiting": dict(self.waiting)}
 
     def summary(self, status: str, reason: str) -> dict[str, Any]:
-        """What came of it, for the job's result; `reason` says why, where there is something to say."""
+        """The outcome of the run, for the job's result; `reason` says why it failed or was stopped, or is empty."""
         return {
             "status": status,
             **({"reason": reason} if reason else {}),

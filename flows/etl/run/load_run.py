@@ -48,9 +48,9 @@ LOG_S: Final = 30.0
 
 
 async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadArgs, state: RunState) -> Verdict:
-    """Run `load` to its end, from where an earlier attempt of the job has left it.
+    """Run `load` to its end, from where an earlier attempt of the job has stopped.
 
-    Raises `TargetError` if its table is not as it says, and what stops the job.
+    Raises `TargetError` if the target table does not fit the declaration.
     """
     metrics = run.job.resource(LoadMetrics)
     progress = LoadProgress(load=load.name, max_failures=config.max_failures, telemetry=metrics.count)
@@ -70,7 +70,7 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
             told = {
                 name: summary[name] for name in ("status", "reason", "seconds", "counts", "phases") if name in summary
             }
-            # No warning if it has failed: that is the job's own, which fails with it.
+            # No warning if it has failed: the job fails with it, and that is logged.
             LoadLog.of(run.job, load.name).info("ended", phase="run", **told)
     return verdict
 
@@ -80,7 +80,7 @@ CANCELED: Final = Verdict(end="canceled", reason="the run's cancellation token w
 
 @attrs.frozen(eq=False)
 class _Loading:
-    """One load, under way."""
+    """A running load."""
 
     run_of_job: EtlRun
     load: Load
@@ -89,7 +89,7 @@ class _Loading:
     progress: LoadProgress
 
     async def run(self, state: RunState) -> Verdict:
-        """Do it all."""
+        """Run the load; return how it ended."""
         async with self._tables() as tables:
             pipeline = self._pipeline(state)
             end = await self._shown(pipeline, self._segments(state, tables, pipeline.sender))
@@ -134,7 +134,7 @@ class _Loading:
         )
 
     async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
-        """Run the pipeline; how far it is, is the job's progress meanwhile."""
+        """Run the pipeline; meanwhile show its state as the job's progress."""
         job = self.run_of_job.job
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show, pipeline.shared.log)
@@ -142,7 +142,7 @@ class _Loading:
                 end = await pipeline.run(segments)
             finally:
                 nursery.cancel_scope.cancel()
-                # Not through a checkpoint: the job may be stopped, and the last word counts.
+                # Without a checkpoint: the job may be stopped, and the last progress must still be shown.
                 job.progress_nowait({"load": self.load.name, **self.progress.snapshot()})
         return end
 
@@ -159,16 +159,16 @@ class _Loading:
     async def _segments(
         self, state: RunState, tables: list[Table], sender: RequestSender
     ) -> AsyncGenerator[Segment, None]:
-        """What is to be done, in order, without what this run has committed before."""
+        """The segments to be loaded, in order, without those that this run has committed before."""
         run, load = self.run_of_job, self.load
         done = state.segments.get(load.name, {})
         details = state.details.get(load.name, {})
-        # Not by `count`: the process's metrics have them, or those of the process that wrote them.
+        # Not by `count`: they are in this process's metrics already, or in those of another process.
         for counts in done.values():
             self.progress.counts.update(counts if "segments_failed" in counts else {**counts, "segments": 1})
         for phase, times in state.failed.get(load.name, {}).items():
             self.progress.counts.update({FAILED[phase]: times} if phase in FAILED else {})
-        # What was sent was sent, though nothing may have come of it that is on record.
+        # Requests of an earlier attempt count even if nothing that they brought is recorded.
         sent = ((state.summaries.get(load.name) or {}).get("counts") or {}).get("requests", 0)
         on_record = [*done.values(), *(came_in.counts for came_in in details.values())]
         self.progress.counts["requests"] += max(0, sent - sum(counts.get("requests", 0) for counts in on_record))
@@ -195,15 +195,15 @@ class _Loading:
                     yield segment  # noqa: ASYNC119 - the fetcher closes us, too
 
     async def _kept_behind(self, is_any_done: bool, number: int) -> Kept:  # noqa: FBT001 - given by a partial
-        """The next failures to be tried again, behind the one with the number.
+        """The next failures to retry, after the one with that number.
 
-        Raises `BadRequest` for a number in the job's args that is no open failure's.
+        Raises `BadRequest` for a number in the job's args that is not that of an unresolved failure.
         """
         run, asked = self.run_of_job, self.asked.failures
         if not asked:
             mine = run.claimed.job_id
             return await run.database.run(aio_next_failures, self.load.name, mine, number, MOST_RETRIED)
-        # All that are asked for are one segment.
+        # All failures that the args ask for are one segment.
         if number or is_any_done:
             return {}
         kept: Kept = await run.database.run(aio_open_failures, self.load.name, asked)
@@ -211,7 +211,7 @@ class _Loading:
         return kept
 
     async def _not_behind(self, segments: AsyncGenerator[Segment, None], table: Table) -> AsyncGenerator[Segment, None]:
-        """Snapshots without those that the table took in whole before its last one; they can't change it any more."""
+        """The snapshots without those that the table has merged before its last one: they can't change it any more."""
         history = table.target.history
         behind = frozenset[tuple[str, datetime]]()
         if history is not None:
@@ -223,7 +223,7 @@ class _Loading:
             else:
                 yield segment  # noqa: ASYNC119 - who iterates closes us
         if left_out:
-            told = "snapshots older than the last one are left out: the table has taken them in before"
+            told = "snapshots older than the last one are left out: the table has merged them before"
             LoadLog.of(self.run_of_job.job, self.load.name).info(told, phase="run", segments=left_out)
 
     @asynccontextmanager
@@ -275,7 +275,7 @@ class _Loading:
 
 
 def loaded_columns(info: TableInfo, target: Target) -> list[str]:
-    """The columns of a table that a load may bring: not what the database writes, nor what the merge does."""
+    """The columns of a table that a load may fill: not those that the database or the merge writes."""
     ours = {target.delete_missing}
     if target.history is not None:
         ours |= {*target.history.columns}

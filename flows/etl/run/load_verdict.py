@@ -1,7 +1,7 @@
 """How a run of a load has ended, by what failed in it: succeeded, succeeded with failures, or failed (E10).
 
-What is good is written in any case. A segment fails when a request of it failed for good, or its table refused it: it
-holds the watermark. Records, rows and details that fail don't; too many of them still fail the run.
+Good rows are written in any case. A segment has failed when a request of it failed for good, or its table refused it;
+then the watermark stays before it. Failed records, rows and details don't hold it, but too many of them fail the run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataloader.flows.etl.run.load_progress import LoadProgress
 from dataloader.store.etl.run_journal import SUCCEEDED_WITH_FAILURES, Failure
 
 _WRITTEN: Final = ("inserted", "updated", "unchanged", "changed", "reappeared", "filled", "corrected")
-"""Counts of merges: what has come into a table, or was there."""
+"""The counts of merges for rows that are in the table now."""
 
 _OF_SEGMENTS: Final = frozenset({"request", "batch", "segment"})
 _OF_RECORDS: Final = frozenset({"record", "row", "batch"})
@@ -26,7 +26,7 @@ RunEnd = Literal["succeeded", "succeeded_with_failures", "failed", "canceled"]
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """How a load ended, and the sentence to say why, where it did not simply succeed."""
+    """How a load ended, with the reason as a sentence if it did not simply succeed."""
 
     end: RunEnd
     reason: str = ""
@@ -36,7 +36,7 @@ def judge(progress: LoadProgress, config: PipelineConfig) -> Verdict:
     """How a run ended that has gone through all of its segments."""
     counts = progress.counts
     if reasons := list(_too_many(counts, config)):
-        # Of the kind that the first sentence is about: a row that was refused does not fail its segment.
+        # A failure of the kind that the first reason is about: a refused row, for example, does not fail its segment.
         (_, phases), *_ = reasons
         first = next((failure for failure in progress.failures if failure.phase in phases), None)
         told = "" if first is None else f"; the first failure was {_named(first)}"
@@ -64,9 +64,9 @@ def _is_failure(name: str) -> bool:
 
 
 def _too_many(counts: Mapping[str, int], config: PipelineConfig) -> Iterator[tuple[str, frozenset[str]]]:
-    """What failed too often: more than the settings bear, or all there was, whatever they bear.
+    """What failed more often than the settings allow, or without any success.
 
-    Sentences, each with the phases of the failures that it is about.
+    As sentences, each with the phases of the failures that it is about.
     """
     failed, loaded = counts.get("segments_failed", 0), counts.get("segments", 0)
     # Of a segment that lacks a page the others are written.

@@ -2,8 +2,8 @@
 
     segments → fetcher ─(responses)→ parsers ─(rows)→ writer → staging table → one transaction a segment
 
-The fetcher runs in the job's scope. The parsers and the writer run behind a shield, so that what has come in is
-processed and written when the job is stopped, for a bounded time.
+The fetcher runs in the job's scope. The parsers and the writer are shielded from its cancellation, so that responses
+that have arrived are processed and written after a stop, for a bounded time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PipelineEnd = Literal["through", "failed", "canceled"]
 class Pipeline:
     """One run of a load.
 
-    `drain_s` tells, when the job was stopped, for how many seconds what has come in may still be written; `is_lost`,
-    that nothing may.
+    After a stop of the job, `drain_s` returns for how many seconds responses that have arrived may still be written;
+    `is_lost` returns whether nothing may be written.
     """
 
     shared: PipelineState
@@ -49,11 +49,9 @@ class Pipeline:
     _is_written: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     async def run(self, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
-        """Go through all of it.
+        """Load the segments; return `failed` after too many failures in a row, `canceled` after a cancel of the token.
 
-        `failed` when too many things in a row have failed, `canceled` when the token was cancelled.
-
-        When the job is stopped, what has come in is written before `Cancelled` goes on its way.
+        When the job is stopped, the responses that have arrived are written before `Cancelled` is raised.
         """
         shared = self.shared
         shared.progress.too_many = self._give_up
@@ -74,7 +72,7 @@ class Pipeline:
                         self._stop_soon(self.drain_s())
                         raise
         finally:
-            # Now that nobody is left who counts any, whatever has ended them.
+            # Here the parsers and the writer have ended, so that no more failures come.
             if not self.is_lost():
                 await writer.save_failures()  # noqa: ASYNC102 - shields itself, with a deadline
         return self._end

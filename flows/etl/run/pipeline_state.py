@@ -1,4 +1,4 @@
-"""What flows between the fetcher, the parsers and the writer, and what they share for one run."""
+"""The messages between the fetcher, the parsers and the writer, and what they share for one run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MOST_BYTES: Final = 8 * 2**20
 
 @attrs.define(eq=False)
 class Fetched:
-    """A response on its way from the fetcher to an ETL worker, the part's `number`th.
+    """A response on its way from the fetcher to an ETL worker: the part's `number`th, to the request's `tries`th try.
 
-    It is the answer to the request's `tries`th try. Once `is_read` is set, `page` is there, or `error`.
+    Once `is_read` is set, it has a `page` or an `error`.
     """
 
     part: Part
@@ -46,9 +46,9 @@ class Fetched:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """So many rows of the part's `answer`th response, or none, on their way from a worker to the writer.
+    """Rows of the part's `answer`th response, possibly none, on their way from an ETL worker to the writer.
 
-    `counts` are what was done for the answer, on record with its rows.
+    `counts` is what was done for the answer; it is recorded with its rows.
     """
 
     part: Part
@@ -61,7 +61,7 @@ class Rows:
 
 @attrs.frozen(eq=False)
 class UnreadAnswer:
-    """A request whose `tries`th answer can't be read, and that is to be tried again."""
+    """A request whose answer to the `tries`th try can't be read, and that is to be sent again."""
 
     part: Part
     request: Request
@@ -70,7 +70,7 @@ class UnreadAnswer:
 
 @attrs.define(eq=False)
 class RetryQueue:
-    """The requests that the fetcher has to send again. Their answers stay open in their parts until it has."""
+    """The requests that the fetcher has to send again. Their answers count as open in their parts until it has."""
 
     unread: deque[UnreadAnswer] = attrs.field(factory=deque)
     _stirred: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -81,11 +81,11 @@ class RetryQueue:
         self.stir()
 
     def stir(self) -> None:
-        """An answer is read, or a part is committed: who waits for that looks again."""
+        """An answer was read, or a part was committed: wake those that wait in `stirred`."""
         self._stirred.set()
 
     async def stirred(self) -> None:
-        """Wait for the next of these."""
+        """Wait for the next `add` or `stir`."""
         self._stirred = trio.Event()
         await self._stirred.wait()
 
@@ -105,28 +105,28 @@ class Backpressure:
 
     @property
     def is_heavy(self) -> bool:
-        """There are too many bytes."""
+        """Whether it holds too many bytes."""
         return self.bytes >= self.most_bytes
 
     @property
     def is_full(self) -> bool:
-        """No request may be sent now."""
+        """Whether no request may be sent now."""
         return self.places == 0 or self.is_heavy
 
     async def take_place(self) -> None:
-        """Take a place, when there is one."""
+        """Wait for a place, and take it."""
         while self.is_full:
             self._freed = trio.Event()
             await self._freed.wait()
         self.places -= 1
 
     def give_place(self) -> None:
-        """A response has left the queue, or did not come."""
+        """Give a place back: its response has left the queue, or did not arrive."""
         self.places += 1
         self._freed.set()
 
     def hold(self, number: int) -> None:
-        """So many bytes more are held, or fewer."""
+        """Add `number` to the bytes that are held; it may be negative."""
         self.bytes += number
         if number < 0:
             self._freed.set()
@@ -166,7 +166,7 @@ class PipelineState:
     processed: trio.MemoryReceiveChannel[Rows | Part] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # The room bounds what is on its way to the workers.
+        # `backpressure` bounds the responses on their way to the workers.
         self.backpressure = Backpressure(self.config.queue_size)
         self.to_workers, self.fetched = trio.open_memory_channel[Fetched](math.inf)
         self.to_writer, self.processed = trio.open_memory_channel[Rows | Part](WRITER_QUEUE * self.config.queue_size)
@@ -183,7 +183,7 @@ class PipelineState:
         times: int = 1,
         segment: str = "",
     ) -> Failure:
-        """A failure in a part of the run, to be reported. What is tried again keeps the segment in which it failed."""
+        """A failure in a part of the run, to be reported. A retried request keeps its first failure's segment."""
         return Failure(
             load=self.load,
             segment=segment or (requests[0].segment if requests else "") or part.segment.name,
@@ -196,32 +196,32 @@ class PipelineState:
         )
 
     def is_to_be_tried_again(self, error: SourceError, tries: int) -> bool:
-        """Tell whether a request is sent once more whose `tries`th try has failed so."""
+        """Whether a request is sent again whose `tries`th try has failed with `error`."""
         return error.is_retryable and tries < self.config.attempts
 
     def request_failed(self, part: Part, request: Request, error: SourceError) -> None:
-        """A request failed for good. A list that lacks a page is not whole; a detail that fails is its own affair."""
+        """A request failed for good. A list without one of its pages is not whole; a missing detail leaves it whole."""
         phase = "request" if part.table.detail is None else "detail"
         part.is_whole &= phase == "detail"
         part.completed.failed(request.key)
         key = request.key or request.endpoint
-        # Of a walk that has ended this page alone is not what is missing, unless it was tried alone.
+        # If the walk ended here, a retry of this page alone would not bring the later pages.
         requests = [] if error.ends_walk and not part.segment.is_retry else [request]
         self.progress.failed(self.failure(part, phase, key, str(error), requests=requests))
 
     async def answer_done(self, part: Part) -> None:
-        """An answer is no longer under way: its rows are on their way to the writer, or it is given up."""
+        """An answer is processed: its rows are sent to the writer, or it is given up."""
         part.open -= 1
         await self.close_if_done(part)
         self.retry_queue.stir()
 
     async def drop_answer(self, part: Part, request: Request) -> None:
-        """An answer can't be read, and its request is asked again or has failed."""
+        """An answer can't be read; its request was sent again or has failed."""
         part.completed.dropped(request.key)
         await self.answer_done(part)
 
     async def close_if_done(self, part: Part) -> None:
-        """Send the part to the writer, behind its rows, if nothing of it is under way any more."""
+        """Send the part to the writer, after its rows, if all of its requests and answers are done."""
         if part.is_asked and part.open == 0 and not part.is_closed:
             part.is_closed = True
             await self.to_writer.send(part)

@@ -38,7 +38,7 @@ async def test_a_transform_runs_in_other_processes_if_the_load_says_so(database,
 @pytest.mark.requirement("E2")
 def test_a_transform_that_can_not_be_sent_to_a_process_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"load numbers: .* can't be sent to another process; a function of a module can"
+        ValueError, match=r"load numbers: .* can't be sent to another process; use a function of a module"
     ):
         Load(
             name="numbers",
