@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -33,6 +34,16 @@ def pytest_configure(config):
     config.stash[MISSING] = [version for version in versions if not is_at_hand(version)]
     if config.stash[MISSING] and "CI" in os.environ:
         pytest.exit(_missing(config), returncode=1)
+
+
+def pytest_collection(session):
+    # Nothing that is collected is ever garbage: the collector looks at it neither now nor after each of the tests.
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config):

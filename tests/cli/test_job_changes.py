@@ -96,21 +96,18 @@ def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_fil
     assert (refused.returncode, "range" in refused.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database):
+    add("q", "t")
+    for options in [
         (),
         ("--queue", "q"),
         ("--all", "--yes"),
         ("--all", "--queue", "q"),  # nobody is there to be asked
         ("--all", "--queue", "q", "--yes", MISSING),
         ("--queue", "q", MISSING),
-    ],
-)
-def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database, options):
-    add("q", "t")
-    assert on_database("cancel", *options).returncode == 2
-    assert statuses(database) == ["queued"]
+    ]:
+        assert on_database("cancel", *options).returncode == 2, options
+        assert statuses(database) == ["queued"], options
 
 
 @pytest.mark.parametrize(("answer", "code", "after"), [("y", 0, "canceled"), ("n", 1, "queued")])

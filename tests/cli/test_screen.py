@@ -8,8 +8,8 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import termios
+import threading
 
 import pytest
 
@@ -50,41 +50,67 @@ ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @pytest.fixture
-def on_terminal(start, database):
+def on_terminal(on_database):
     """Runs a command on a terminal of so many columns: the lines that stand there, without colours."""
 
     def on_terminal(columns, *arguments):
         keyboard, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        process = start(
-            *arguments, stdout=terminal, stderr=subprocess.STDOUT, DL_DB_DSN=database.dsn, TERM="xterm", COLUMNS=""
-        )
+        shown = []
+        # A terminal keeps few characters that nobody has read.
+        reader = threading.Thread(target=_read, args=(keyboard, shown), daemon=True)
+        reader.start()
+        with _standard_output_to(terminal):
+            ended = on_database(*arguments, TERM="xterm", COLUMNS="")
         os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
-            while more := os.read(keyboard, 10_000):
-                shown += more
+        reader.join(20)
         os.close(keyboard)
-        assert process.wait(timeout=20) == 0, shown
-        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r\n", "\n")
+        assert ended.returncode == 0, shown
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(shown).decode()).replace("\r\n", "\n")
         return [line.rstrip() for line in text.splitlines()]
 
     return on_terminal
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_row_of_a_list_is_one_line_on_a_terminal_of_80_columns(on_terminal, database, command):
+def _read(keyboard, shown):
+    with contextlib.suppress(OSError):  # how Linux says that nobody has the terminal open any more
+        while more := os.read(keyboard, 10_000):
+            shown.append(more)
+
+
+@contextlib.contextmanager
+def _standard_output_to(terminal):
+    """Descriptors and streams: a command may ask either whether it is on a terminal, and how wide that is."""
+    kept = [os.dup(1), os.dup(2)]
+    os.dup2(terminal, 1)
+    os.dup2(terminal, 2)
+    try:
+        with (
+            os.fdopen(os.dup(terminal), "w") as out,
+            os.fdopen(os.dup(terminal), "w") as err,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            yield
+    finally:
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def test_a_row_of_a_list_is_one_line_on_a_terminal_of_80_columns(on_terminal, database):
     database.psql(ROWS)
-    lines = on_terminal(80, *command.split())
-    *table, last = lines
-    if not last.startswith("no room for "):
-        table = lines
-    assert max(map(len, table)) <= 80, "\n".join(lines)
-    if command != "config":
-        # None is broken: each has a text in its first column.
-        assert all(re.match(r"\S", line) for line in table), "\n".join(lines)
-    if command in {"jobs", "audit"}:
-        assert sum(bool(ID.search(line)) for line in table) == 5
+    for command in COMMANDS:
+        lines = on_terminal(80, *command.split())
+        *table, last = lines
+        if not last.startswith("no room for "):
+            table = lines
+        assert max(map(len, table)) <= 80, "\n".join(lines)
+        if command != "config":
+            # None is broken: each has a text in its first column.
+            assert all(re.match(r"\S", line) for line in table), "\n".join(lines)
+        if command in {"jobs", "audit"}:
+            assert sum(bool(ID.search(line)) for line in table) == 5, "\n".join(lines)
 
 
 def test_a_column_of_noughts_gives_way_to_one_that_says_something(on_terminal, database):

@@ -6,8 +6,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FACE = ROOT / "src" / "dataloader"
 ROOMS = {"supervisor", "cli", "actors", "web", "flows", "store", "jobs"}
@@ -34,28 +32,30 @@ def test_imports_run_one_way() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("package", "wrong_import"),
-    [
-        ("dataloader.jobs", "dataloader.store"),
-        ("dataloader.store", "dataloader.actors"),
-        ("dataloader.actors", "dataloader.web"),
-        ("dataloader.web", "dataloader.flows"),
-        ("dataloader.flows", "dataloader.supervisor"),
-        ("dataloader.supervisor", "asyncpg"),
-        ("dataloader.actors", "asyncpg"),
-        ("dataloader.actors", "quart"),
-        ("dataloader", "hypercorn"),
-        ("dataloader.jobs", "prometheus_client"),
-    ],
-)
-def test_a_wrong_import_is_found(tmp_path: Path, package: str, wrong_import: str) -> None:
+WRONG_IMPORTS = [
+    ("dataloader.jobs", "dataloader.store"),
+    ("dataloader.store", "dataloader.actors"),
+    ("dataloader.actors", "dataloader.web"),
+    ("dataloader.web", "dataloader.flows"),
+    ("dataloader.flows", "dataloader.supervisor"),
+    ("dataloader.supervisor", "asyncpg"),
+    ("dataloader.actors", "asyncpg"),
+    ("dataloader.actors", "quart"),
+    ("dataloader", "hypercorn"),
+    ("dataloader.jobs", "prometheus_client"),
+]
+
+
+def test_each_wrong_import_is_found(tmp_path: Path) -> None:
     for name in (*ROOMS, "src"):
         _copy_python(ROOT / name, tmp_path / name)
-    (tmp_path / "src" / package.replace(".", "/") / "wrong.py").write_text(f"import {wrong_import}\n")
+    wrong = {f"{package}.wrong_{number}": wrong_import for number, (package, wrong_import) in enumerate(WRONG_IMPORTS)}
+    for module, wrong_import in wrong.items():
+        (tmp_path / "src" / f"{module.replace('.', '/')}.py").write_text(f"import {wrong_import}\n")
     done = _lint_imports(tmp_path)
     assert done.returncode == 1
-    assert f"{package}.wrong -> {wrong_import}" in done.stdout, done.stdout + done.stderr
+    for module, wrong_import in wrong.items():
+        assert f"{module} -> {wrong_import}" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_domain_is_pure() -> None:

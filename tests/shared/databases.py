@@ -20,6 +20,7 @@ import asyncpg
 import attrs
 import psycopg
 import trio
+from psycopg.pq import ExecStatus
 
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.connection.loop import Loop, open_loop
@@ -53,12 +54,26 @@ class Database:
 
     def psql(self, sql: str) -> str:
         """Run statements, each by itself; the rows come back as psql's unaligned text, without a last newline."""
+        if ";" not in sql.strip().removesuffix(";"):
+            return self._one_statement(sql)
         arguments, environment = self.server.psql("-XqAt", "-v", "ON_ERROR_STOP=1", database=self.name)
         result = subprocess.run(
             arguments, env=environment, input=sql, capture_output=True, text=True, check=False, timeout=60
         )
         assert result.returncode == 0, result.stderr
         return result.stdout.removesuffix("\n")
+
+    def _one_statement(self, sql: str) -> str:
+        # As psql would: to start that takes longer than most statements.
+        with psycopg.connect(self.dsn, autocommit=True, options="-c statement_timeout=60s") as connection:
+            result = connection.pgconn.exec_(sql.encode())
+            assert result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.EMPTY_QUERY}, (
+                result.error_message.decode()
+            )
+            rows = [
+                [result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)
+            ]
+        return "\n".join("|".join((value or b"").decode() for value in row) for row in rows)
 
     def deadlocks(self) -> str:
         """What the server has logged of deadlocks in all its databases: who waited for whom, with which statements."""

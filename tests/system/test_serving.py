@@ -61,9 +61,16 @@ def queued_for_a_core_s(pid):
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
-@pytest.mark.requirement("Q16")
-async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serve, add, row_when):
+@pytest.mark.requirement("Q3", "Q16", "Q17")
+async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serve, add, row_when, client_of):
     service = await serve()
+    # A job of another service is run and shown.
+    job_id = await add("quick", {"answer": 42})
+    await row_when(job_id, "succeeded")
+    async with client_of(service) as client:
+        shown = (await client.get(f"/api/v1/jobs/{job_id}")).json()
+    assert (shown["status"], shown["result"], shown["attempt"]) == ("succeeded", 42, 1)
+
     job_id = await add("log", {"password": "sesame"})
     row = await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
     written = await service.logged("a line")
@@ -83,19 +90,14 @@ async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serv
 
 
 @pytest.mark.requirement("Q16")
-@pytest.mark.parametrize(("level", "said"), [("info", True), ("off", False)])
-async def test_what_jobs_log_goes_to_the_processs_log_by_a_setting(serve, add, row_when, level, said):
-    service = await serve(job_log_level=level)
+async def test_what_jobs_and_requests_log_goes_to_the_processs_log_by_a_setting(serve, add, row_when, client_of):
+    service = await serve(log_level="debug", job_log_level="info")
     job_id = await add("log")
     await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
     await service.logged("the job failed")
-    lines = [line["event"] for line in service.lines if line["logger"] == "dataloader.job"]
-    assert lines == (["what is only kept", "what is worth a look"] if said else [])
+    assert _logged_by_jobs(service) == ["what is only kept", "what is worth a look"]
 
-
-@pytest.mark.requirement("Q16")
-async def test_lines_of_a_request_carry_its_id(serve, client_of):
-    service = await serve(log_level="debug")
+    # And the lines of a request carry its id.
     async with client_of(service) as client:
         answer = await client.post(
             "/api/v1/jobs/trigger",
@@ -107,14 +109,17 @@ async def test_lines_of_a_request_carry_its_id(serve, client_of):
     assert request["request_id"] == "from-outside-1"
 
 
-@pytest.mark.requirement("Q3", "Q17")
-async def test_a_job_of_another_service_is_run_and_shown(serve, add, row_when, client_of):
-    service = await serve()
-    job_id = await add("quick", {"answer": 42})
-    await row_when(job_id, "succeeded")
-    async with client_of(service) as client:
-        shown = (await client.get(f"/api/v1/jobs/{job_id}")).json()
-    assert (shown["status"], shown["result"], shown["attempt"]) == ("succeeded", 42, 1)
+@pytest.mark.requirement("Q16")
+async def test_what_jobs_log_is_not_in_the_processs_log_where_it_is_switched_off(serve, add, row_when):
+    service = await serve(job_log_level="off")
+    job_id = await add("log")
+    await until(lambda: row_when(job_id, "queued"), lambda row: row["error"])
+    await service.logged("the job failed")
+    assert _logged_by_jobs(service) == []
+
+
+def _logged_by_jobs(service):
+    return [line["event"] for line in service.lines if line["logger"] == "dataloader.job"]
 
 
 @pytest.mark.slow
