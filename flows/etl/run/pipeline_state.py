@@ -21,10 +21,10 @@ from dataloader.store.etl.run_journal import Failure
 from dataloader.store.etl.staging import Lines
 
 WRITER_QUEUE: Final = 4
-"""Processed responses that wait for the writer at most, as a multiple of `queue_size`; from 2 on there are warnings."""
+"""The most processed responses that wait for the writer, as a multiple of `queue_size`; above 2 the log warns."""
 
 MOST_BYTES: Final = 8 * 2**20
-"""Of responses and rows that wait to be processed and written: then no request is sent."""
+"""With this many bytes of responses and rows that wait to be processed or written, no request is sent."""
 
 
 @attrs.define(eq=False)

@@ -1,6 +1,6 @@
 """Where records come from: HTTP interfaces, files and archives, buckets.
 
-source.py is what a pipeline asks of any of them. http.py, files.py and s3.py are the sources; pagination.py walks from
-page to page; retry_after.py reads how long a service wants to be left alone. Nothing here knows of queues, pauses,
-retries or the database. What turns a body into records is in formats/.
+source.py has the contract of a source. http.py, files.py and s3.py are the sources; pagination.py walks from page to
+page; retry_after.py reads for how long a service wants no request. Nothing here knows of queues, pauses, retries or the
+database. formats/ turns bodies into records.
 """

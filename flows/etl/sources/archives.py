@@ -1,7 +1,6 @@
 """Archives as sets of files: their members' names, and each member's bytes (tar, plain or by gzip or xz, and zip).
 
-Nothing is ever written to disk, and links and devices in an archive are no files to us. All functions block: they are
-for threads.
+Nothing is written to disk; links and devices in an archive are ignored. All functions block: they are for threads.
 
 A compressed tar archive is one stream. To know its members is to unpack all of it once, and a member can be had only by
 unpacking all that is before it. So an open archive remembers where it stands: members that are asked for in the order
@@ -51,7 +50,7 @@ class Archive:
     """An open archive. One thread at a time uses it."""
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
-        """Nothing is opened before the first question."""
+        """Nothing is opened before the first call."""
         self._path = path
         self._max_bytes = max_bytes
         self._files = ExitStack()
@@ -65,7 +64,7 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close what is open; the next question opens it again."""
+        """Close what is open; the next call opens it again."""
         self._zip = self._tar = None
         self._files.close()
 
@@ -127,7 +126,7 @@ class Archive:
         self._tar = self._files.enter_context(tarfile.open(fileobj=bound, mode="r|"))  # noqa: SIM115 - the stack closes it
 
     def _check_end(self, stream: IO[bytes]) -> None:
-        """A tar archive ends in blocks of zeros; without them tarfile takes one that was cut for one that is whole."""
+        """Check for the zero blocks at a tar archive's end: tarfile alone takes an archive without them as complete."""
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - tarfile.BLOCKSIZE))
         if size < tarfile.BLOCKSIZE or any(stream.read()):

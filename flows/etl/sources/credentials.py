@@ -1,7 +1,7 @@
-"""Who asks: the secrets of a source, in one value that shows none of them.
+"""The credentials of a source, in one value that shows none of its secrets.
 
-They are given here and nowhere else, so that what is kept and logged of a request (its parameters, its address) can be
-kept and logged as it is. Where they come from, such as a setting or a file, is the business of who declares the source.
+Secrets are given here and nowhere else, so that the other parts of a request (its parameters, its address) can be kept
+and logged as they are. Whoever declares the source reads them from a setting or a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataloader.jobs.secrets.masking import MASKED, mask_text
 
 _VALUE: Final = re.compile(r"[\x20-\x7e]+")
 _SHORTEST: Final = 4
-"""Shorter secrets are not looked for in texts: they would be found everywhere."""
+"""Shorter secrets are not replaced in texts: they would be found everywhere."""
 
 
 def _names(values: Mapping[str, str]) -> str:
@@ -27,15 +27,15 @@ def _names(values: Mapping[str, str]) -> str:
 def _check_values(_instance: Any, attribute: attrs.Attribute[Any], values: Mapping[str, str]) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            # Never the value: it is a secret, or what somebody takes for one.
+            # Never the value: it is a secret.
             raise ValueError(f"{attribute.name}.{name}: must be printable ASCII, at least one character, not ***")
 
 
 @attrs.frozen(kw_only=True)
 class Auth:
-    """What a request must carry to be answered, as headers and as parameters; their names can be shown.
+    """The secret headers and parameters of each request to a source; their names may be shown.
 
-    Raises `ValueError` for an empty secret (is the setting there?) or one that no header can hold.
+    Raises `ValueError` for a secret that is empty, as when its setting is missing, or that no header can hold.
     """
 
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=_names, validator=_check_values)
@@ -73,5 +73,5 @@ class Auth:
 
 def _given(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}: it is empty; is the setting there that it comes from?")
+        raise ValueError(f"{name}: must not be empty; check the setting that it comes from")
     return value

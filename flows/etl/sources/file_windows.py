@@ -1,6 +1,6 @@
 """Which window a file or an object belongs to, by its name, so that a load of some windows reads no others.
 
-A pattern with the named groups `year`, `month` and `day` says it for most; a function says it for the rest.
+A pattern with the named groups `year`, `month` and `day` does for most names; otherwise, give a function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_window_of(_instance: Any, attribute: attrs.Attribute[Any], value: Wind
 
 
 def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
-    """Tell whether what has this name belongs to the window, if only in part; all does without `window_of`.
+    """Whether a file of this name belongs to the window, at least in part; without `window_of` every file does.
 
     Raises `SourceError` for a name whose numbers are no date.
     """
@@ -52,7 +52,7 @@ def is_wanted(name: str, window_of: WindowOf | None, window: Window) -> bool:
 
 
 def own_window(name: str, window_of: WindowOf | None) -> Window | None:
-    """The window of what has this name; None if nothing tells of one. Raises `SourceError` as `is_wanted` does."""
+    """The window of a file of this name; None if it has none. Raises `SourceError` as `is_wanted` does."""
     if window_of is None or not isinstance(window_of, str):
         return None if window_of is None else window_of(name)
     return _window_by(name, window_of)

@@ -1,8 +1,8 @@
 """Files as a source, on a local or a network disk: one request for each, or for each member of an archive.
 
-Everything that touches the disk is done in threads, since a network disk can hang; one that hangs past its time is left
-behind in its thread. A file that changes while it is read is not taken: half of it may be missing. Nobody need wait
-between files, so the source has no name.
+Every access to the disk is in a thread, since a network disk can hang; a thread that hangs beyond its time is
+abandoned. A file that changes while it is read is an error: half of it may be missing. No pauses are needed between
+files, so the source has no supplier's name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dataloader.flows.etl.sources.source import Page, Record, Request, Response,
 T = TypeVar("T")
 
 THREADS: Final = 4
-"""At work at once for one source; also those that hang."""
+"""The most threads at work for one source, including those that hang."""
 SOURCE_FILE: Final = "source_file"
 """The field that `record_source` adds."""
 LISTING_S: Final = 600.0
-"""Seconds for a list of files, or of an archive's members, which may mean to unpack it."""
+"""Seconds for a list of files, or of an archive's members, for which it may have to be unpacked."""
 
 
 def _as_patterns(value: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
@@ -54,9 +54,9 @@ class Files(Source):
     Args:
         paths: a path, a pattern with `*`, `?`, `[…]` and `**` (folders of any depth), or a list of such.
         format: what a file is.
-        members: reads each file as an archive (tar, also by gzip or xz, or zip), and of it the members that this
-            pattern takes, each as a file of its own.
-        window_of: to which window a file belongs, or a member; None reads all in each run. See `WindowOf`.
+        members: reads each file as an archive (tar, also compressed by gzip or xz, or zip), and its members that match
+            this pattern, each as a file of its own.
+        window_of: the window of a file or a member, by its name; None reads all in each run. See `WindowOf`.
         record_source: adds to each record `source_file`, the file's name, or the member's path.
         max_body_bytes: a file, or a member, with more is an error.
         max_unpacked_bytes: an archive whose members have more, together, is an error.
@@ -77,7 +77,7 @@ class Files(Source):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[FilesConnection]:
-        """What keeps an archive open between its members, for the length of a block."""
+        """A connection, which keeps an archive open between its members, for the length of a block."""
         connection = FilesConnection(self)
         try:
             yield connection
@@ -111,7 +111,7 @@ class Files(Source):
 
 @attrs.define
 class FilesConnection:
-    """Reads files; keeps the last archive open where it stands."""
+    """Reads files; keeps the last archive open at its current place."""
 
     source: Files
     _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(THREADS))
@@ -147,7 +147,7 @@ class FilesConnection:
             if self._archive is None or self._archive_path != request.endpoint:
                 self.close()
             archive = self._archive or Archive(Path(request.endpoint), max_bytes=self.source.max_unpacked_bytes)
-            # A thread that is left behind keeps its archive; only one that came back is used again.
+            # An abandoned thread keeps its archive; an archive is used again only after its thread has returned.
             self._archive = None
             limit = self.source.max_body_bytes
             body = await _in_thread(self._threads, _read_member, archive, request.key, limit)
@@ -164,13 +164,13 @@ def page_of(form: Format, response: Response, file: str | None) -> Page:
 
 def _with_source(records: Iterable[Record], file: str) -> Iterator[Record]:
     for record in records:
-        # It has just been made, and nobody else has it yet.
+        # The record was just made and nothing else has it, so it may be changed.
         cast("dict[str, Any]", record)[SOURCE_FILE] = file
         yield record
 
 
 async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
-    """Call it in a thread, which is left behind when this is cancelled. A limiter of our own: hung ones fill it."""
+    """Call it in a thread, which is abandoned on cancel. With a limiter of its own, since hung threads may fill it."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=threads)
 
 

@@ -1,8 +1,8 @@
 """HTTP interfaces as sources: an address, parameters by window, pages, a format.
 
-One request is one answer, whole or not at all: within its time, below its bound, not cut. It is never sent twice from
-here; retries, pauses and the following of redirects are the pipeline's. Redirects and links to the next page may lead
-to the declared host alone. How one is sent is in http_client.py.
+A request is answered completely, within its time and its limit of bytes, or it has failed. Nothing here sends one
+twice: retries, pauses and following redirects are done by the pipeline. Redirects and links to the next page may lead
+only to the declared host, or to `allowed_hosts`. http_client.py sends the requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dataloader.flows.etl.sources.source import SAMPLE, Page, Request, Response,
 MIB: Final = 2**20
 
 Meaning = Literal["empty", "retry", "fail"]
-"""What a status of an answer means: there are no records; ask again; it failed for good."""
+"""What an answer's status means: "empty" there are no records, "retry" send it again, "fail" it failed for good."""
 _MEANINGS: Final = ("empty", "retry", "fail")
 
 
@@ -80,24 +80,24 @@ class Http(Source):
     Args:
         url: the address that all endpoints begin with.
         endpoint: the path after it, or a `Routing` of windows to two of them.
-        params: what is asked for, or a function from a window to that; what is None is left out. Kept with requests
-            that failed and shown in logs, so no secrets. With POST they are the body, a JSON object.
-        pages: how one walks over pages; None if one answer is all.
-        format: what an answer is.
+        params: the parameters, or a function that takes a window and returns them; None leaves one out. They are kept
+            with requests that failed and shown in logs, so no secrets. With POST they are the body, a JSON object.
+        pages: how one walks over pages; None if one answer has all records.
+        format: the format of an answer.
         headers: sent with each request.
-        auth: who asks; see `Auth`.
-        name: the supplier's, which pauses and budgets belong to; by default the host.
+        auth: the credentials; see `Auth`.
+        name: the supplier's name, for pauses and budgets; by default the host.
         method: GET or POST.
         statuses: what statuses mean to this service, other than usual: `{404: "empty"}` where that is how it says that
             there are no records. "retry" asks again, as after a 503; "fail" does not, as after a 400.
         timeout_s: seconds for a whole answer, from the connection to the last byte, if less than the pipeline's
             `request_timeout`.
-        max_body_bytes: an answer of more, unpacked, is an error.
+        max_body_bytes: an answer with more bytes, unpacked, is an error.
         allowed_hosts: other hosts to which redirects and links to the next page may lead. They get no `auth` and none
             of `headers`.
-        ends_with_connection: takes an answer for whole that says no length, and is no JSON, XML or archive that would
-            show that a part of it is missing; else it is an error that passes.
-        tls: whom to trust, for example for an authority of one's own; by default whom the system trusts.
+        ends_with_connection: accepts an answer without a length, even if its format (unlike JSON, XML or an archive)
+            does not show when a part of it is missing; otherwise such an answer is a retryable error.
+        tls: the certificate authorities to trust, such as one of your own; by default those of the system.
 
     A proxy is used if the environment names one (HTTPS_PROXY, NO_PROXY).
     """
@@ -175,7 +175,7 @@ class Http(Source):
             return Page(records=content.all(), broken=content.broken)
         following = self.pages.following(response, content.whole(), self.auth.params)
         if following is not None:
-            # Where it leads is said now, not after a pause.
+            # An address that may not be requested is an error now, not after a pause.
             self.resolve(following.endpoint)
         return Page(records=content.records, broken=content.broken, following=following)
 
@@ -197,10 +197,10 @@ class Http(Source):
                 f"{self.auth.hide(endpoint)[:SAMPLE]!r} is not a URL: {error}", is_retryable=False
             ) from error
         if not url.scheme and not url.host:
-            # As text: what is quoted in a path, such as %2F, stays so.
+            # Joined as text, so that escaped characters in a path, such as %2F, stay escaped.
             return httpx2.URL(f"{self.url.rstrip('/')}/{endpoint.lstrip('/')}") if endpoint else own
         if url.host == own.host and own.scheme == "https" and url.scheme == "http" and url.port is None:
-            # Services behind a proxy often don't know that they are asked by TLS.
+            # Services behind a proxy often don't know that their clients use TLS.
             url = url.copy_with(scheme="https", port=own.port)
         may_be_asked = url.host in self.allowed_hosts and url.scheme in {"https", own.scheme}
         if not is_same_place(url, own) and not may_be_asked:

@@ -16,9 +16,9 @@ def _gunzip() -> Any:
 
 
 class HttpBody:
-    """What has come of it so far. `is_full` when there was more than the limit, `damage` says what is wrong with it.
+    """A body, as far as it has arrived. `is_full` when it exceeded the limit; `damage` says what is wrong with it.
 
-    A body without a byte is whole, whatever the header says of its encoding: an answer 204 may have it, too.
+    An empty body is complete whatever its Content-Encoding: an answer with status 204 may have that header too.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class HttpBody:
         return self._data.tell()
 
     def add(self, piece: bytes) -> bool:
-        """Take a piece as it came; tells whether another one is wanted."""
+        """Take a piece as it was received; return whether another one is wanted."""
         if piece and not self._has_begun:
             self._begin()
         if self._unpacking is None:
             self._write(piece)
         while self._unpacking is not None and piece and not self.damage and not self.is_full:
-            # What is compressed may come in several members, one behind the other (RFC 1952, 2.2).
+            # Compressed data may consist of several members, one after the other (RFC 1952, 2.2).
             if self._unpacking.eof and not _BEGINNING.startswith(piece[: len(_BEGINNING)]):
                 self.damage = "there is more than what is compressed in it"
                 break
@@ -77,14 +77,14 @@ class HttpBody:
 
     @property
     def has_end(self) -> bool:
-        """True if it would show that a part of it is missing: it is compressed."""
+        """Whether a missing part would be noticed, since the body is compressed."""
         return self._unpacking is not None
 
     def end(self) -> None:
-        """Note the damage if what was compressed ends before its end."""
+        """Note the damage if the compressed data is incomplete."""
         if not self.damage and not self.is_full and self._unpacking is not None and not self._unpacking.eof:
             self.damage = "what is compressed in it ends before its end"
 
     def value(self) -> bytes:
-        """All that has come, unpacked."""
+        """All that has arrived, unpacked."""
         return self._data.getvalue()

@@ -1,6 +1,6 @@
-"""The client of a source over HTTP: connections, who asks, one request and its whole answer.
+"""The client of an HTTP source: its connections and credentials, and one request with its complete answer.
 
-Secrets are added below everything that keeps or logs a request: they are in none of ours, nor in an error.
+Secrets are added in the transport, below everything that keeps or logs a request, so that no log or error has them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.http import Http
 
 CONNECTIONS: Final = 4
-"""Open at once to one source: one request is in flight, others may still be closing."""
+"""The most open connections to one source: one request is in flight, other connections may still be closing."""
 KEPT_S: Final = 60.0
 """How long an idle connection is kept: longer than the pauses between requests usually are."""
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WHOLE: Final = "dataloader.whole"
-"""The address to ask, in the extensions of a request whose own lacks what nobody may see."""
+"""The extension of a request that has its complete address; the request's own lacks the secret parts."""
 NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
 
 
@@ -42,7 +42,7 @@ NO_CONTENT: Final = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT})
 class Hop(Request):
     """A request to where a redirect leads.
 
-    `whole` is that address as it came: what is signed in it stays as it is, and is in nothing that is kept or logged.
+    `whole` is that address unchanged, with a signature that may be in it; it is never kept or logged.
     """
 
     whole: httpx2.URL = attrs.field(repr=False)
@@ -59,7 +59,7 @@ async def open_connection(source: Http) -> AsyncIterator[HttpConnection]:
     plain = httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=_proxy(httpx2.URL(source.url)))
     transport = _Signing(plain, source)
     headers = {"Accept-Encoding": "gzip", "User-Agent": "dataloader"}
-    # Each request has a deadline of its own, over all of it.
+    # No timeouts of the client: each request has one deadline for all of it.
     async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=None) as client:
         yield HttpConnection(source, client)
 
@@ -123,8 +123,8 @@ class HttpConnection:
         async with aclosing(answer.aiter_raw()) as pieces:
             async for piece in pieces:
                 if not body.add(piece):
-                    # Not just left: the client's own generators would wait for the garbage collector. Of a connection
-                    # that is closed there is no more than what has come.
+                    # Then read to the end: otherwise the client's own generators would wait for the garbage collector.
+                    # From a closed connection no more arrives than what is here already.
                     await answer.aclose()
                     with suppress(httpx2.RequestError):
                         async for _ in pieces:
@@ -153,7 +153,7 @@ class HttpConnection:
         status = answer.status_code
         sample = body.decode(charset_of(answer.headers.get("content-type", "")) or "utf-8", "replace")[:SAMPLE]
         rest_s = retry_after.rest_s(dict(answer.headers), now=datetime.now(UTC)) or None
-        # Some services, GitHub for one, say so of a quota that is used up.
+        # Some services, such as GitHub, use this status for a quota that is used up.
         is_quota = status == HTTPStatus.FORBIDDEN and rest_s is not None
         is_retryable = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR or is_quota
         if meaning := self.source.statuses.get(status):
@@ -168,7 +168,7 @@ class HttpConnection:
 
 
 class _Signing(httpx2.AsyncBaseTransport):
-    """Adds what only the asked host may see, when all that logs or keeps a request has done so."""
+    """Adds the secrets to a request, after everything that logs or keeps it."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, source: Http) -> None:
         self._inner = inner
@@ -191,7 +191,7 @@ class _Signing(httpx2.AsyncBaseTransport):
 
 
 def is_redirect(status: int, headers: Mapping[str, str]) -> bool:
-    """Tell whether an answer says that what was asked for is elsewhere."""
+    """Whether an answer is a redirect."""
     return status in _REDIRECTS and "location" in headers
 
 
@@ -214,7 +214,7 @@ def _proxy(url: httpx2.URL) -> str | None:
 
 
 def charset_of(content_type: str) -> str | None:
-    """The encoding that a `Content-Type` names, if there is such a one."""
+    """The encoding that a `Content-Type` names, if it is a known one."""
     message = Message()
     message["content-type"] = content_type
     charset = message.get_param("charset")
@@ -222,7 +222,7 @@ def charset_of(content_type: str) -> str | None:
 
 
 def _words(error: BaseException) -> str:
-    """The error's name, and what it says, or else what the one says that it came from."""
+    """The error's name and text, or the text of its cause if it has none."""
     said: BaseException | None = error
     while said is not None and not str(said):
         said = said.__cause__ or said.__context__
@@ -230,7 +230,7 @@ def _words(error: BaseException) -> str:
 
 
 def _is_distrust(error: BaseException) -> bool:
-    """Tell whether a connection failed because the certificate is not trusted: asking again will not help."""
+    """Whether a connection failed because the certificate is not trusted: a retry will not help."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,4 +1,4 @@
-"""What every walk over pages needs: to follow an address, and to notice that it will never end.
+"""What every walk over pages needs: following an address, and noticing that the walk would never end.
 
 Pure functions for pagination.py.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from dataloader.flows.etl.sources.source import Request, Response, SourceError
 
-# Possessive, so that a header made to be slow is not.
+# Possessive quantifiers, so that no header can make the match slow.
 _NAME: Final = r"[\w!#$%&'*+.^`|~-]++"
 _LINK: Final = re.compile(
     rf"""\s*+<([^<>]*+)>((?:\s*+;\s*+{_NAME}\s*+(?:=\s*+(?:"(?:[^"\\]|\\.)*+"|[^\s";,]*+))?)*+)\s*+(?:,|$)"""
@@ -40,16 +40,19 @@ def follow(address: str, response: Response, secrets: Collection[str], max_pages
             params[name].append(value)
         else:
             params[name] = [params[name], value]
-    # The first request may have had a path only, which the address is to be compared with.
+    # The first request may have had only a path, with which the address is compared.
     request = attrs.evolve(response.request, endpoint=response.url.partition("?")[0])
     following = attrs.evolve(request, endpoint=whole.partition("?")[0], params=params, page=request.page + 1)
     return check_circle(following, request, max_pages)
 
 
 def step(following: Request | None, response: Response, count: int, max_pages: int) -> Request:
-    """The next of pages that are counted. An interface that does not know the parameter sends the first for ever."""
+    """The next request of numbered pages. Raises `SourceError` if a page repeats the one before.
+
+    An interface that does not know the page's parameter would send the first page for ever.
+    """
     mark = hashlib.blake2b(response.body, digest_size=8).hexdigest()
-    # One record may well be the same as the one before.
+    # Two pages of a single record may well be equal.
     if count > 1 and mark == response.request.mark:
         page = response.request.page
         raise SourceError(
@@ -64,10 +67,10 @@ def step(following: Request | None, response: Response, count: int, max_pages: i
 
 
 def check_circle(following: Request, request: Request, max_pages: int) -> Request:
-    """The following request, if the walk has not been there.
+    """The following request. Raises `SourceError` if the walk has come to the same page before.
 
-    After Brent: the mark is of the page whose number is the last power of two, and every later one is compared with
-    it. A circle of any length is noticed within about three times its length, and nothing has to be kept but the mark.
+    By Brent's algorithm: the mark is that of the page whose number is the last power of two, and each later page is
+    compared with it. A circle of any length is noticed within about three times its length, by one mark alone.
     """
     if following.page > max_pages:
         raise _endless(max_pages)

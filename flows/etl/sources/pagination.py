@@ -1,9 +1,9 @@
-"""How an HTTP interface divides what it has into pages, and how one walks from each to the next.
+"""The strategies by which an HTTP interface divides its records into pages, and by which a walk finds the next page.
 
-A strategy adds what the first request needs, and finds the following request in an answer. It has no state: what a
-walk must remember (its page, a mark of an earlier one) travels in its requests, so that any of them can be asked again
-alone. No walk goes on for ever: it ends in an error when it comes by the same page again, or has more than `max_pages`.
-Whether another host may be asked is http.py's to decide.
+A strategy adds to the first request what it needs, and finds the following request in an answer. It has no state: what
+a walk must remember (its page, a mark of an earlier one) is in its requests, so that each can be sent again by itself.
+No walk goes on for ever: it ends in an error when it comes to the same page again, or has more than `max_pages`. The
+file http.py decides whether another host may be requested.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_PAGES: Final = 100_000
 
 
 class Pages(Protocol):
-    """A strategy."""
+    """A strategy of pages."""
 
     def first(self, request: Request) -> Request:
-        """The request, as its walk begins."""
+        """The first request of a walk, made of the source's request."""
 
     def following(self, response: Response, content: Content, secrets: Collection[str] = ()) -> Request | None:
         """The request for the page after this answer, None at the end.
@@ -37,9 +37,9 @@ class Pages(Protocol):
         """
 
     def after_failure(self, request: Request) -> Request | None:
-        """The request for the page after one that could not be had; None at the end, or if only its answer would tell.
+        """The request for the page after one that failed; None at the end, or if only the failed answer would name it.
 
-        So it is known only of a walk whose earlier answers have told how many records there are.
+        So it is known only in a walk whose earlier answers have said how many records there are.
         """
 
 

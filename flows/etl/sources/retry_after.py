@@ -1,9 +1,9 @@
-"""How long an HTTP service wants to be left alone, by the headers of its answers.
+"""For how long an HTTP service wants no request, by the headers of its answers.
 
 `Retry-After` (RFC 9110, 10.2.3) of an answer that refuses, and the headers that say that a quota is used up:
 `RateLimit` and `RateLimit-Remaining` with `-Reset` of the IETF's drafts, and the `X-RateLimit-…` that most services
-send, whose reset is seconds from now to some and an instant to others. Pure functions. Never more than a day: a longer
-answer is a mistake, and a run that waits for it would look dead.
+send, whose reset is seconds from now in some services and an instant in others. Pure functions. Never more than a day:
+a longer answer is a mistake, and a run that waits for it would look dead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
 
     Args:
         headers: of the answer, names in lower case.
-        now: an instant with a time zone; the answer's own `Date` goes before it, since the clocks may differ.
+        now: an instant with a time zone; the answer's own `Date` is preferred to it, since the clocks may differ.
     """
     value = headers.get("retry-after", "")
     if number := _NUMBER.fullmatch(value):
@@ -38,9 +38,9 @@ def retry_after_s(headers: Mapping[str, str], *, now: datetime) -> float | None:
 
 
 def rest_s(headers: Mapping[str, str], *, now: datetime) -> float:
-    """Seconds until a quota that is used up is filled again; 0 if some is left, or nothing is said.
+    """Seconds until a quota that is used up is available again; 0 if some is left, or no header tells.
 
-    Takes what `retry_after_s` takes. `Retry-After` counts, too: some services send it with answers that are fine.
+    Arguments as for `retry_after_s`. `Retry-After` counts too: some services send it with successful answers.
     """
     hints = [retry_after_s(headers, now=now) or 0.0, _combined_s(headers.get("ratelimit", ""))]
     for prefix in ("x-ratelimit", "ratelimit", "x-rate-limit"):
@@ -80,7 +80,7 @@ def _until(at: datetime, headers: Mapping[str, str], now: datetime) -> float:
 
 
 def _instant(value: str) -> datetime | None:
-    """An HTTP date; None for what is none."""
+    """The instant of an HTTP date; None if it is not one."""
     try:
         at = parsedate_to_datetime(value)
     except (TypeError, ValueError, IndexError, OverflowError):

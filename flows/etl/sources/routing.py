@@ -1,4 +1,4 @@
-"""Which endpoint answers for which windows, where an interface has one for what is recent and one for its archive."""
+"""Chooses the endpoint for a window, where an interface has one for recent records and one for its archive."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Routing:
     """Two endpoints for windows of different age.
 
     Args:
-        recent: the endpoint for what is younger than `recent_for`.
-        former: the one for what is older.
+        recent: the endpoint for records younger than `recent_for`.
+        former: the endpoint for older records.
         recent_for: a length of time before now. A window that begins before and ends after that instant is asked for
             in two parts, the former one first, each with its own walk over pages.
         now: the clock, for tests.

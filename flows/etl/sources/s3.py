@@ -1,9 +1,9 @@
-"""Buckets of S3, and of what speaks its protocol: one request for each object.
+"""Buckets of S3, and of services with its protocol: one request for each object.
 
-By boto3, which knows all the ways in which machines are given credentials, in threads: it is blocking. It comes with
-the extra `s3`; without it, to import this module is a `ConfigError`. Its own retries are off, since the pipeline's
-count. Rejected: asynchronous clients, which need asyncio, and signing requests ourselves, which is short for keys but
-long for roles and sessions that expire.
+Uses boto3, which knows all ways in which machines get credentials, in threads, since it blocks. It comes with the extra
+`s3`; without that, importing this module raises `ConfigError`. Its own retries are off, since the pipeline retries.
+Rejected: asynchronous clients, which need asyncio, and signing requests ourselves, which is short for keys but long for
+roles and for sessions that expire.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 THREADS: Final = 4
 CONNECT_S: Final = 10.0
 READ_S: Final = 30.0
-"""Seconds of silence after which a connection is given up; the time for all of an object is `fetch`'s."""
+"""Seconds of silence after which a connection is given up; `fetch` bounds the time for a whole object."""
 _PIECE: Final = 256 * 1024
 _PASSING: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _PASSING_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "Throttling", "InternalError"})
@@ -181,7 +181,7 @@ class S3Connection:
     def _list(self, following: str) -> tuple[list[str], str | None]:
         place = {"ContinuationToken": following} if following else {}
         page = self.client.list_objects_v2(Bucket=self.source.bucket, Prefix=self.source.prefix, **place)
-        # Names that end in a slash are folders, made by consoles; they hold nothing.
+        # Names that end in a slash are folders that consoles make; they are empty objects.
         names = [entry["Key"] for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
         return fnmatch.filter(names, self.source.pattern), page.get("NextContinuationToken")
 
@@ -195,7 +195,7 @@ class S3Connection:
                     text = f"s3://{self.source.bucket}/{name}: has more than the {limit:,} bytes allowed"
                     raise SourceError(text, is_retryable=False)
                 if time.monotonic() > until:
-                    # Nobody waits for this thread any more, which must not read on for ever.
+                    # Nothing waits for this thread any more, and it must not read on for ever.
                     raise SourceError(f"s3://{self.source.bucket}/{name}: not read in time", is_retryable=True)
         return whole.getvalue()
 
@@ -220,7 +220,7 @@ class S3Connection:
 
 
 def _is_retryable(error: botocore.exceptions.BotoCoreError) -> bool:
-    """Tell whether it is the network's fault, or that of whoever gives out credentials."""
+    """Whether it is an error of the network, or of the service that gives out credentials."""
     return isinstance(error, _OF_THE_NETWORK)
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline asks of a source: which requests a window takes, how one is answered, what an answer holds.
+"""The contract of a source: the requests for a window, the answer to a request, the records of an answer.
 
 The pipeline knows nothing of HTTP, files or formats; a source knows nothing of pauses, queues, retries or the
 database. `fetch` is awaited in the one task that sends requests; `read` runs in a worker thread (or process) and may
@@ -19,7 +19,7 @@ from dataloader.jobs.secrets.masking import mask, mask_text
 
 
 def _shown(value: object) -> str:
-    """A value as a `repr` may show it: what is in a request goes to logs and error texts (Q16)."""
+    """A value for a `repr`, with secrets masked: a request's `repr` goes to logs and error texts (Q16)."""
     return repr(mask(value))
 
 
@@ -28,7 +28,7 @@ def _sample(text: str) -> str:
 
 
 SAMPLE: Final = 200
-"""How many characters of something broken are kept."""
+"""How many characters of a broken part are kept."""
 
 LIST_S: Final = 60.0
 """Seconds for a list outside of runs."""
@@ -36,7 +36,7 @@ LIST_S: Final = 60.0
 T = TypeVar("T")
 
 Param = str | int | float | bool
-"""What a parameter of a request may be: what JSON and a query can both hold."""
+"""A parameter's value: JSON and a query can both hold it."""
 
 Record = Mapping[str, Any]
 """One raw record as the source has it: an object of a JSON list, a row of a CSV file, an element of an XML document."""
@@ -44,9 +44,9 @@ Record = Mapping[str, Any]
 
 @attrs.frozen
 class Window:
-    """The half-open span of time [start, end) that a segment loads; a source without windows gets one that is open.
+    """The half-open span of time [start, end) that a segment loads; both ends are open for a load without windows.
 
-    Instants have a time zone. None is open: since ever, or for ever.
+    Instants have a time zone. None means without a bound.
     """
 
     start: datetime | None = None
@@ -63,13 +63,15 @@ class Window:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One thing to ask of a source; all that is needed to ask it again, so that a failed one can be kept as JSON.
+    """One request to a source, with all that is needed to send it again, so that a failed one can be kept as JSON.
 
-    `endpoint` is a URL without its query, a path, or an object's name. `params` are the query, a list where a name
-    comes several times; no secrets, which a source adds when it sends. `key` names what is asked for where that is one
-    thing (the id of a detail, the member of an archive). `page` counts from 1 within a walk over pages. `mark` is what
-    the walk remembers of an earlier page, to notice that it goes in a circle; `total` is how many records the walk has,
-    where an earlier page has told. `segment` is the one in which it failed, of a request that is tried again.
+    endpoint: a URL without its query, a path, or an object's name.
+    params: the query; a list where a name occurs several times. No secrets: the source adds them when it sends.
+    key: the single thing that is requested (the id of a detail, the member of an archive), if it is one.
+    page: its number, from 1, within a walk over pages.
+    mark: what the walk remembers of an earlier page, to notice that it goes in a circle.
+    total: how many records the walk has, if an earlier page has said so.
+    segment: for a retried request, the segment in which it failed first.
     """
 
     endpoint: str = attrs.field(repr=_shown)
@@ -85,9 +87,9 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Response:
-    """An answer that has come in whole. `url` is where it came from in the end; `took_s` from sending to the last byte.
+    """A complete answer. `url` is where it came from, after redirects; `took_s` the time from sending to the last byte.
 
-    `headers` have names in lower case. What is not HTTP has status 200 and no headers.
+    `headers` have names in lower case. Sources other than HTTP give status 200 and no headers.
     """
 
     request: Request
@@ -100,9 +102,9 @@ class Response:
 
 @attrs.frozen
 class Broken:
-    """A part of an answer that is no record, while the rest is fine: counted and named, never passed over in silence.
+    """A part of an answer that is not a record, although the rest is valid. It is counted and reported.
 
-    `key` says which one (`row 12`), `error` what is wrong with it, `sample` how it begins, without secrets.
+    `key` says which part (`row 12`), `error` what is wrong with it, `sample` how it begins, without secrets.
     """
 
     key: str
@@ -114,8 +116,8 @@ class Broken:
 class Page:
     """What an answer holds: its records in order, what is broken, the request for the next page (None at the end).
 
-    The records are gone through once, in a thread; if they are read as one goes, they may raise `SourceError`, and what
-    is broken is known in the end.
+    The records are iterated once, in a thread. If they are read only then, the iteration may raise `SourceError`, and
+    the broken parts are known when it has ended.
     """
 
     records: Iterable[Record] = attrs.field(repr=False)
@@ -147,7 +149,7 @@ class SourceError(Exception):
         self.ends_walk = ends_walk
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As what `read` raises in a process comes out of it."""
+        """For pickle: `read` may raise it in another process."""
         fields = {name: getattr(self, name) for name in ("is_retryable", "retry_after_s", "status", "ends_walk")}
         return partial(SourceError, **fields), self.args
 
@@ -156,9 +158,9 @@ class SourceConnection(Protocol):
     """A source that is open: clients and sessions, for the length of a run."""
 
     async def fetch(self, request: Request, *, timeout_s: float) -> Response:
-        """Ask once, and have the whole answer within `timeout_s` seconds.
+        """Send the request once, and return the complete answer within `timeout_s` seconds.
 
-        Raises `SourceError`; how long a source wants to be left alone after an answer that is fine, `hint_s` tells.
+        Raises `SourceError`. After a valid answer, `Source.hint_s` tells for how long the source wants no request.
         """
 
 
@@ -166,20 +168,20 @@ class AskForList(Protocol):
     """Sends a request for a list of what there is to fetch; a run takes a request slot for it, and counts it."""
 
     async def __call__(self, source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-        """The answer of `ask`, which is told how many seconds it has. `endpoint` is what the log says of it.
+        """Return the answer of `ask`, which is called with its timeout in seconds. The log shows `endpoint`.
 
         Raises `SourceError` when `ask` has failed for good.
         """
 
 
 async def ask_at_once(source: Source, endpoint: str, ask: Callable[[float], Awaitable[T]]) -> T:
-    """Send it without a request slot, once: outside of runs. Raises what `ask` raises."""
+    """Call `ask` once, without a request slot; for use outside of runs. Raises what `ask` raises."""
     del source, endpoint
     return await ask(LIST_S)
 
 
 class Source(Protocol):
-    """Where records come from. A source of one's own inherits from it what it does not say itself."""
+    """Where records come from. A source of your own inherits defaults for what it does not define."""
 
     @property
     def name(self) -> str | None:
@@ -188,16 +190,16 @@ class Source(Protocol):
 
     @property
     def needs_answer(self) -> bool:
-        """True if what `read` says of one request decides on the next one, or on whether it must be asked again."""
+        """True if only `read` tells which request is the next one, or whether this one must be sent again."""
         return False
 
     @property
     def walks_are_segments(self) -> bool:
-        """True if what one request brings is committed by itself, as a file is; else a window is."""
+        """True if each walk is a segment, committed by itself, as a file is; otherwise each window is one."""
         return False
 
     def window(self, request: Request) -> Window | None:
-        """The window that a request's records belong to, where walks are segments; None if nothing tells of one."""
+        """The window of a request's records, if walks are segments; None if the request has none."""
         del request
         return None
 
@@ -205,39 +207,39 @@ class Source(Protocol):
         """Open it for a run."""
 
     def requests(self, window: Window) -> AsyncGenerator[Request, None]:
-        """The first request of each walk that the window takes, one after the other; a file source lists its files.
+        """Yield the first request of each walk of the window; a source of files yields one for each file.
 
-        Where walks are segments it is called once in a run, with the span of all its windows.
+        If walks are segments, it is called once in a run, with the span of all its windows.
 
-        Who iterates it closes it, too (`contextlib.aclosing`). Raises `SourceError` meanwhile, for example when a
-        folder can't be listed.
+        The caller must close it (`contextlib.aclosing`). It may raise `SourceError`, for example when a folder can't be
+        listed.
         """
 
     def listed(self, window: Window, ask: AskForList) -> AsyncGenerator[Request, None]:
-        """As `requests`, in a run. What has to be sent to learn of them, such as a bucket's list, is sent by `ask`."""
+        """As `requests`, in a run. Requests that are needed to list them, as for a bucket, are sent by `ask`."""
         del ask
         return self.requests(window)
 
     def redirected(self, response: Response) -> Request | None:
-        """The request to send instead, if the answer says that what was asked for is elsewhere.
+        """The request to send instead, if the answer is a redirect.
 
-        It waits for a request slot as any other. Raises `SourceError` if it may not be sent.
+        It waits for a request slot like any other. Raises `SourceError` if it may not be sent.
         """
         del response
         return None
 
     def read(self, response: Response) -> Page:
-        """What the answer holds, in a thread. Raises `SourceError` for what can't be read, or says that it failed."""
+        """Read the answer, in a thread. Raises `SourceError` if it can't be read, or says that the request failed."""
 
     def after_failure(self, request: Request) -> Request | None:
-        """The next request of the walk when this one could not be answered; None, which ends it, if there is none.
+        """The next request of the walk after this one has failed; None, which ends the walk, at its end.
 
-        None, too, when that can't be known. A page that may not exist is never asked for.
+        Also None if the next one is not known: a page that may not exist is never requested.
         """
         del request
         return None
 
     def hint_s(self, response: Response) -> float:
-        """How many seconds the source wants to be left alone after this answer, by its own words; 0 if it says none."""
+        """For how many seconds the source wants no request after this answer; 0 if it does not say."""
         del response
         return 0.0

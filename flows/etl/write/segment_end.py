@@ -1,7 +1,8 @@
-"""Decides at a segment's end what is merged and what goes on record, by what has failed of it and of those before it.
+"""Decides at a segment's end what is merged and recorded, by the failures of this segment and of those before it.
 
-Segments end in their order. A watermark never moves over a segment that lacks more than rows that are on record as
-failures, and no snapshot is merged behind one that is not whole. Nothing here is written; the writer does that.
+Segments end in their order. The watermark never moves over a segment that failed; a segment that lacks only rows that
+are recorded as failures has not failed. Later snapshots are not merged until an incomplete one is repaired. Nothing is
+written here; the writer does that.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataloader.flows.etl.plan.segment import Part
 
 @attrs.frozen(kw_only=True)
 class SegmentEnd:
-    """What becomes of a part, and of its segment if the part ends that.
+    """The decision on a part, and on its segment if the part is its last one.
 
-    `is_noted` when the segment goes on record as done. `is_complete` when what is not among the part's rows is gone
-    from the source. `left_out` is why the rows are not merged, None if they are. `watermark` is None where it stays.
+    `is_noted`: the segment is recorded as done. `is_complete`: rows that the part lacks are gone from the source.
+    `left_out`: why the part's rows are not merged; None if they are. `watermark`: its new value; None if it stays.
     """
 
     ends_segment: bool
@@ -51,7 +52,7 @@ class SegmentOrder:
         is_noted = ends_segment and (not segment.is_refused if segment.is_retry else segment.is_whole)
         left_out = None
         if waits:
-            left_out = "an older one has to be whole before"
+            left_out = "an older one must be complete first"
         elif not part.table.target.key and not is_noted:
             left_out = "without a key its rows would come twice"
         moves_watermark = ends_segment and self.is_whole_so_far and segment.moves_watermark
@@ -65,7 +66,7 @@ class SegmentOrder:
         )
 
     def refused(self, part: Part) -> None:
-        """The database has refused the segment, as a whole."""
+        """The database has refused the segment as a whole."""
         part.segment.is_refused, part.segment.is_whole, self.is_whole_so_far = True, False, False
 
 

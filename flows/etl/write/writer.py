@@ -1,8 +1,8 @@
-"""Writes rows, the only one that does (E3): batches into staging tables, segments into their targets.
+"""Writes rows, as the only part that does (E3): batches into staging tables, segments into their targets.
 
-A batch is one statement. If the database refuses it, it is taken apart: the rows it was refused for are failures, the
+A batch is one statement. If the database refuses it, it is taken apart: the rows that caused this become failures, the
 others are staged. A segment's end is one transaction, in which its staged rows are merged, its record is written and
-the load's watermark moves, as `SegmentOrder` has decided; segments end in their order.
+the load's watermark moves, as `SegmentOrder` has decided. Segments end in their order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloader.store.queue.transaction import Transactions
 
 @attrs.define(eq=False)
 class Batch:
-    """So many rows of one part that are written at once: lines, each with its answer's number, and their requests.
+    """Rows of one part that are written at once: lines, each with its answer's number, and their requests.
 
     `answers` are those whose last row is in it. `settled` rows were staged or refused when it was taken apart.
     """
@@ -66,7 +66,7 @@ class Writer:
     _order: SegmentOrder = attrs.field(init=False, factory=SegmentOrder)
 
     async def run(self) -> None:
-        """Write until no more rows come, then what is left: of a run that was stopped half a segment."""
+        """Write until no more rows come, then the rest; after a stop that may be a part of a segment."""
         while True:
             message: Rows | Part | None = None
             with trio.CancelScope(deadline=self._oldest) as scope:
@@ -101,7 +101,7 @@ class Writer:
                 if not left:
                     batch.answers.append(rows)
                 self._flush_within(self.shared.config.batch_timeout)
-                # What is asked for next would wait for the rest of a batch, which would wait for that.
+                # Otherwise the next request would wait for the rest of a batch, and the batch for that request.
                 if batch.number == size or self.shared.backpressure.is_heavy:
                     await self._flush(rows.part)
 
@@ -211,7 +211,7 @@ class Writer:
             self.shared.log.warning("rows were refused and are left out", phase="writing", **told)
 
     async def _keep(self, part: Part) -> None:
-        """Merge the details that have come in, with the note that they have: a run that goes on leaves them out."""
+        """Merge the details that are complete, and record them: a resumed run does not request them again."""
         self._unkept.discard(part)
         segment, began = part.segment, trio.current_time()
         part.kept_at = began
@@ -232,7 +232,7 @@ class Writer:
         except (StoreUnavailable, LeaseLost):
             raise
         except StoreError:
-            # They stay staged, and what is wrong is told of when the segment ends.
+            # They stay staged; the error is reported when the segment ends.
             part.keeps_details = False
         else:
             self._note(part, counts)
@@ -240,7 +240,7 @@ class Writer:
             self.shared.progress.phases["writing"].add(trio.current_time() - began)
 
     def _note(self, part: Part, counts: Mapping[str, int]) -> None:
-        """What was staged of a part is merged."""
+        """Note that a part's staged rows are merged."""
         self.shared.progress.count(**counts)
         part.segment.counts.update(part.counts)
         part.segment.counts.update(counts)
@@ -248,7 +248,7 @@ class Writer:
         part.staged = 0
 
     async def _commit_ready(self) -> None:
-        """Commit the parts that are done, in their order: no snapshot and no watermark goes before an older one."""
+        """Commit the parts that are done, in their order, which snapshots and the watermark need."""
         while self.shared.parts and self.shared.parts[0].is_ready:
             part = self.shared.parts.popleft()
             if part in self._batches:
@@ -257,7 +257,7 @@ class Writer:
             await self._commit(part, is_done=True)
 
     async def _commit_rest(self) -> None:
-        """What a cancelled run has by now: its rows are merged, but the segment is not done, and nothing is deleted."""
+        """Merge the rows that a cancelled run has by now; the segment is not done, and no row is marked as deleted."""
         await self._commit_ready()
         while self.shared.parts:
             part = self.shared.parts.popleft()
@@ -306,7 +306,7 @@ class Writer:
             self.shared.progress.count(**{"segments" if segment.is_whole else "segments_failed": 1})
 
     async def _committed(self, commit: SegmentCommit) -> Mapping[str, int]:
-        """Commit; the counts come back. Failures are left to be saved if they are not on record by it."""
+        """Commit; return the counts. Failures that the commit did not save are put back, to be saved later."""
         try:
             return await self.transactions.run(aio_commit_segment, commit)
         except BaseException:
@@ -314,13 +314,13 @@ class Writer:
             raise
 
     def _tell_of_refusal(self, part: Part, error: StoreError) -> None:
-        """A segment was refused and is rolled back."""
+        """Report a segment that the database refused, and that was rolled back."""
         segment = part.segment
         self.shared.log.warning(
             "a segment was refused and is rolled back", phase="writing", segment=segment.name, error=str(error)
         )
         refused = self.shared.failure(part, "segment", segment.name, str(error))
-        # The failures that were tried again are open still, with what is needed to try them once more.
+        # The failures that it retried are still unresolved, and keep what is needed to retry them again.
         self.shared.progress.failed(refused, is_on_record=segment.is_retry)
 
     async def _save_if_many(self) -> None:
@@ -328,12 +328,12 @@ class Writer:
             await self.save_failures()
 
     async def save_failures(self) -> None:
-        """Put what has failed since the last segment's end on record, also of a run that was stopped."""
+        """Save the failures since the last segment's end, also after a stop of the run."""
         failures = self.shared.progress.take_unsaved()
         if failures:
             with trio.move_on_after(CLEAN_UP_S, shield=True):
                 await self.transactions.run(aio_note_failures, self.shared.run_id, self.shared.token, failures)
                 return
-            # It may be tried again; better to have them on record twice than not at all.
+            # The statement may be repeated: failures that are recorded twice are better than lost ones.
             self.shared.progress.put_back(failures)
             self.shared.log.warning("failures were not put on record in time", phase="writing", failures=len(failures))

@@ -494,8 +494,8 @@ async def test_what_looks_like_a_secret_in_parameters_is_not_shown(service):
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: Auth.bearer(""), "token: it is empty; is the setting there that it comes from"),
-        (lambda: Auth.basic("bob", None), "password: it is empty"),
+        (lambda: Auth.bearer(""), "token: must not be empty; check the setting that it comes from"),
+        (lambda: Auth.basic("bob", None), "password: must not be empty"),
         (lambda: Auth.header("X-Key", "line\nbreak"), r"headers\.X-Key: must be printable ASCII, .*, not \*\*\*"),
         (lambda: Auth.param("key", ""), r"params\.key: must be .*, not \*\*\*"),
         (
