@@ -22,8 +22,8 @@ def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
         database = arena.fresh(contender, Load(jobs, key=key))
         drained = drain(arena, contender, database, jobs=jobs, cap_s=sizes.cap_s)
         figures |= {"jobs": jobs} | drained.figures(prefix)
-        if contender.peer == OURS:
-            _take_the_worse(figures, drained.health_p99_ms, _idle_health(arena, contender, Load(jobs, key=key), sizes))
+        if contender.name in {OURS, TUNED}:
+            _take_the_worse(figures, drained.health_p99_ms, _idle_health(arena, contender, Load(jobs), sizes))
     return figures
 
 
