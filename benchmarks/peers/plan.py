@@ -37,7 +37,7 @@ def planned(
     """The steps, without those whose results are kept already; one that failed is made again.
 
     Args:
-        for_bars: leave out what no bar compares with.
+        for_bars: leave out what no bar compares with, and ours tuned, which stands for ours where it is the better one.
     """
     done = {result.key for result in kept if not result.error}
     return [
@@ -51,7 +51,7 @@ def planned(
 
 def _is_measured(workload: Workload, contender: Contender, *, for_bars: bool) -> bool:
     if contender.peer == OURS:
-        return contender.mode in workload.our_modes
+        return contender.mode in workload.our_modes and not (for_bars and contender.mode == "tuned")
     if workload.solo or (contender.mode != "default" and not workload.of_modes):
         return False
     return not for_bars or any(contender.name in bar.of for bar in workload.bars)

@@ -34,6 +34,9 @@ def test_contenders_take_turns_and_modes_that_do_the_same_are_measured_once(work
 def test_ours_is_measured_in_the_modes_that_a_workload_asks_for(workloads):
     keyed = attrs.evolve(workloads["w2"], our_modes=("keyed",))
     assert names(planned([keyed], CONTENDERS, 1)) == ["w2 dataloader keyed run 1", "w2 pgqueuer run 1"]
+    tuned = attrs.evolve(workloads["w2"], our_modes=("tuned",))
+    assert names(planned([tuned], [ALL["dataloader tuned"]], 1)) == ["w2 dataloader tuned run 1"]
+    assert not planned([tuned], [ALL["dataloader tuned"]], 1, for_bars=True)
 
 
 def test_all_that_a_bar_compares_is_measured_by_its_workload():
