@@ -27,6 +27,7 @@ setup extra="dev":
 # Half of the time tests wait, so there are more of them at once than cores.
 
 # what every commit passes, in less than two minutes
+[parallel]
 check: lint types imports
     {{ bin }}/pytest -n 3 --dist worksteal -m "not slow and not packaging"
 
