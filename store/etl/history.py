@@ -1,4 +1,4 @@
-"""What a data engineer declares of a table that keeps each version of a row, and what its merge obeys (E8)."""
+"""The declaration of a table that keeps each version of a row; its merge follows it (E8)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Span(Protocol):
 
     @property
     def end(self) -> datetime | None:
-        """The first instant behind it."""
+        """The first instant after it."""
 
 
 class Snapshot(Protocol):
-    """A segment, as `as_of` is given it: its `name` (a file's path, an archive's path with the member's) and window."""
+    """A segment, for `as_of`: its `name` (a file's path; for a member the archive's and its own) and its window."""
 
     @property
     def name(self) -> str:
@@ -39,9 +39,9 @@ class Snapshot(Protocol):
 class History:
     """Keep each version of a row (SCD2): a change of a `tracked` column closes the row and opens a new one.
 
-    Each segment is a snapshot, as of the start of its window, or as of the day or instant that `as_of` makes of the
-    segment's name and window. `complete`: a key that is not in the snapshot is closed. `valid_from` and `valid_to` are
-    columns of type date or timestamptz, `is_current` is a boolean one.
+    Each segment is a snapshot as of the start of its window, or as of the day or instant that `as_of` returns for the
+    segment. `complete`: a key that is not in the snapshot is closed. `valid_from` and `valid_to` are columns of type
+    date or timestamptz, `is_current` is a boolean column.
     """
 
     tracked: tuple[str, ...] = attrs.field(converter=as_names)
@@ -53,11 +53,11 @@ class History:
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """The columns that the merge writes, and no load."""
+        """The columns that only the merge writes, and no load."""
         return self.valid_from, self.valid_to, self.is_current
 
     def instant(self, snapshot: Snapshot, table: TableInfo) -> date:
-        """As of when a snapshot holds, as the table has it: as a day or as an instant.
+        """As of when a snapshot holds: a day or an instant, whichever the table's columns have.
 
         Raises `ValueError` for a snapshot whose window has no start.
         """

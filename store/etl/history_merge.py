@@ -1,18 +1,18 @@
 """Merges a snapshot into a table of versions, set by set: slowly changing dimensions of type 2 (E8).
 
 A version holds from `valid_from` (inside) to `valid_to` (outside; NULL while it is open), and `is_current` marks the
-open one. What a snapshot says holds from its `as_of` on. A second snapshot of one instant corrects the first: the
-history is what it would be without what the first said of those keys, and versions that stay are changed in place,
-since facts may refer to them. So no version is of length zero, and nothing before the instant is touched. What the
-first brought up to date in place is kept as it was in `dl_etl_former` until a later snapshot comes: a version that the
-second ends is given it back.
+open one. The values of a snapshot hold from its `as_of` on. A second snapshot of the same instant corrects the first:
+the history becomes what it would be without the first one's values of those keys. Versions that stay are changed in
+place, since facts may refer to them. So no version has length zero, and nothing before the instant changes. Values
+that the first snapshot updated in place are kept as they were in `dl_etl_former` until a later snapshot comes: a
+version that the second one ends gets them back.
 
-`dl_etl_history` has a row for each target: the last snapshot's instant, since an older one can't be woven in, and the
-columns by which versions were told apart. A column that was not among them is filled in place. The row's lock makes
+`dl_etl_history` has a row for each target: the last snapshot's instant, since older ones can't be merged any more, and
+the columns by which versions were compared. A column that was not among them is filled in place. The row's lock makes
 merges of one target wait for each other.
 
-Statements in an order in which a unique index on the current version of each key is content at any moment. All run
-inside the caller's transaction, on a connection with the server's own planner settings.
+The order of the statements never violates a unique index on the current version of each key. All run inside the
+caller's transaction, on a connection with the server's own planner settings.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class HistoryMerge:
     Attributes:
         table: the target.
         history: what is declared of its versions.
-        segment: whose rows are the snapshot.
+        segment: the staged segment whose rows are the snapshot.
         rows: how many were staged; another number is an error.
-        key: what identifies a thing over time.
+        key: the columns that identify a thing over time.
         columns: the columns that the snapshot brings, the key's too; those that are not tracked are brought up to date
             on the current version.
-        shapes: as `Merge` has them; what a row lacks is as in the current version.
-        as_of: the snapshot's date, or instant with a zone; what it says holds from then on. A date is midnight in UTC.
-        is_complete: the snapshot has all keys that there are.
+        shapes: as in `Merge`; a column that a row lacks has the value of the current version.
+        as_of: the snapshot's date, or instant with a zone, from which its values hold. A date is midnight in UTC.
+        is_complete: the snapshot has all keys; those that it lacks may be closed.
 
     Raises `TargetError` when the target does not fit, `ValueError` for an instant without a zone.
     """
@@ -125,7 +125,7 @@ class HistoryMerge:
 
 @attrs.frozen(kw_only=True)
 class HistoryCounts:
-    """What a snapshot did.
+    """The counts of a snapshot's merge.
 
     `inserted`: first versions of new keys; `changed`: versions that follow one with other values; `closed`: versions of
     keys that are gone; `reappeared`: versions of keys that had been gone; `filled`: current versions whose other or
@@ -148,7 +148,7 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
     """Merge the staged snapshot and empty the segment (asyncio-flavoured), inside the caller's transaction.
 
     Of several staged rows of one key the last one counts: sources that are read page by page repeat rows that moved to
-    a later page meanwhile, and what was read last is what holds.
+    a later page meanwhile, and the row that was read last is the newest.
 
     Raises:
         TargetError: a later snapshot has been merged already, or the table or the staging table has changed or gone.
@@ -202,12 +202,12 @@ async def aio_merge_history(connection: Any, merge: HistoryMerge) -> HistoryCoun
 
 
 async def aio_note_snapshot(connection: Any, merge: HistoryMerge, load: str, segment: str) -> None:
-    """Note, after its merge, that a load's segment is taken in whole (asyncio-flavoured)."""
+    """Record, after its merge, that a load's segment is merged completely (asyncio-flavoured)."""
     await connection.execute(_TAKEN, merge.table.sql, load, segment, merge.instant)
 
 
 async def aio_snapshots_behind(connection: Any, table: TableInfo, load: str) -> frozenset[tuple[str, dt.datetime]]:
-    """A load's segments, and their instants, that a table took in whole before its last one (asyncio-flavoured)."""
+    """A load's segments, with their instants, that were completely merged before the last one (asyncio-flavoured)."""
     return frozenset((row["segment"], row["as_of"]) for row in await connection.fetch(_BEHIND, table.sql, load))
 
 
@@ -217,20 +217,20 @@ def instant_of(as_of: dt.date) -> dt.datetime:
 
 
 async def aio_merge_any(connection: Any, merge: Merge | HistoryMerge) -> dict[str, int]:
-    """Merge what is staged, into a table of versions or of rows (asyncio-flavoured); the counts by their names."""
+    """Merge the staged rows into a table of versions or of rows (asyncio-flavoured); return the counts by name."""
     merged = await (aio_merge(connection, merge) if isinstance(merge, Merge) else aio_merge_history(connection, merge))
     counts: dict[str, int] = attrs.asdict(merged)
     return counts
 
 
 async def _aio_lock(connection: Any, merge: HistoryMerge) -> tuple[dt.datetime | None, Sequence[str] | None]:
-    """The target's last instant and columns, once no other merge of it is under way; None for what is not known."""
+    """Wait for other merges of the target; return its last instant and its compared columns, None where unknown."""
     target = merge.table.sql
     await connection.execute(_OPEN, target)
     state = await connection.fetchrow(_LOCK, target)
     if state["last_as_of"] is not None:
         return state["last_as_of"], state["columns"]
-    # The first merge; versions that somebody else has written count as snapshots.
+    # The first merge; versions that another program has written count as snapshots.
     bounds = f"max(greatest({quote(merge.history.valid_from)}, {quote(merge.history.valid_to)}))"
     zone = "::timestamp AT TIME ZONE 'UTC'" if merge.table.column(merge.history.valid_from).type == "date" else ""
     with told_of_targets():
@@ -260,17 +260,17 @@ class _Statements:
     restore: str
 
     async def aio_run(self, connection: Any, statement: str) -> int:
-        """Run one of them (asyncio-flavoured); how many versions it wrote or removed comes back."""
+        """Run one of them (asyncio-flavoured); return how many versions it wrote or removed."""
         return affected(await connection.execute(statement, *self.arguments))
 
     async def aio_keep(self, connection: Any, statement: str) -> None:
-        """Keep what versions are before they are brought up to date (asyncio-flavoured)."""
+        """Save the values of versions before they are updated in place (asyncio-flavoured)."""
         if self.filled:
             await connection.execute(statement, *self.arguments, *self.versions)
 
     @classmethod
     def of(cls, merge: HistoryMerge, known: Sequence[str]) -> _Statements:
-        """The statements for a target whose versions were told apart by the columns `known` so far."""
+        """The statements for a target whose versions were compared by the columns `known` so far."""
         table, key = merge.table, merge.key
         staging = quote(merge.segment.staging)
         begins, ends, current = (

@@ -1,13 +1,14 @@
-"""Merges what a segment has staged into its target, set by set: insert, upsert, soft delete (E6).
+"""Merges a segment's staged rows into its target by statements over the whole set: insert, upsert, soft delete (E6).
 
-`aio_merge` is called inside the caller's transaction, so that the watermark and the run's record move with the rows; on
-a connection with the server's own planner settings (`Transactions.run`), since the queue's would walk a table by index.
-One join tells what is to be done: an UPDATE if rows have changed, an INSERT if some are missing, mostly one of them. A
-rerun writes no row at all.
+`aio_merge` is called inside the caller's transaction, so that the watermark and the run's record change with the rows;
+on a connection with the server's own planner settings (`Transactions.run`), since the queue's would read a whole table
+by index. One join finds what to do: an UPDATE if rows have changed, an INSERT if some are missing; mostly only one of
+them. A rerun writes no row.
 
 Rejected: ON CONFLICT DO UPDATE for both, which locks and so writes each unchanged row, uses up numbers of sequences,
-and refuses rows that fill some columns of present ones where another is NOT NULL; MERGE, which counts from 17 on. Also
-ON CONFLICT for the missing rows, which makes each twice as dear; if another transaction was faster, it is done again.
+and refuses rows that fill only some columns of present ones if another column is NOT NULL; MERGE, which returns no
+counts before version 17; ON CONFLICT for the missing rows, which takes twice as long for each. Instead, if another
+transaction has inserted one of them first, the merge is repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SAVEPOINT: Final = "dl_before_insert"
 
 
 class Mode(enum.Enum):
-    """Whether rows that the target has already are left as they are, or brought up to date."""
+    """Whether rows that the target has already stay as they are, or are updated."""
 
     INSERT = "insert"
     UPSERT = "upsert"
@@ -40,7 +41,7 @@ class Mode(enum.Enum):
 
 @attrs.frozen
 class Scope:
-    """The rows of the target that a complete snapshot speaks for: all, or those of a window (`end` is outside it)."""
+    """The target's rows that are marked as gone if a snapshot lacks them: all, or those of a window (without `end`)."""
 
     column: str | None = None
     start: dt.date | float | str | None = None
@@ -49,17 +50,17 @@ class Scope:
 
 @attrs.frozen(kw_only=True)
 class Merge:
-    """What becomes of a segment's rows.
+    """How a segment's rows are merged.
 
     Attributes:
         table: the target.
-        segment: whose rows.
+        segment: the staged segment.
         rows: how many were staged; another number is an error.
         columns: the columns that the load brings, in the staging table too.
         shapes: those that rows bring, for each kind of row, where there are several: a column that a row lacks keeps
             its value in the target, and has its default in a new row.
         key: columns of a unique key of the target; without one rows can only be added.
-        mode: what is done with rows that are there already.
+        mode: what to do with rows that the target has already.
         deleted: the column that marks a row as gone: an instant or a boolean. A row that comes back loses the mark.
         scope: the rows of which those that are not staged are marked as gone; None marks none.
 
@@ -105,7 +106,7 @@ class Merge:
 
 @attrs.frozen(kw_only=True)
 class Counts:
-    """What a merge did: rows of the target written, staged rows that changed nothing, and staged duplicates."""
+    """The counts of a merge: rows of the target written, staged rows that changed nothing, and staged duplicates."""
 
     inserted: int = 0
     updated: int = 0
@@ -117,8 +118,8 @@ class Counts:
 async def aio_merge(connection: Any, merge: Merge) -> Counts:
     """Merge what is staged and empty the segment (asyncio-flavoured), inside the caller's transaction.
 
-    Of several staged rows of one key the last one counts, in the order of the requests: what it lacks is as in the
-    target, and not as in the others. Only the columns that the load brings are written.
+    Of several staged rows of one key the last one counts, in the order of the requests. Columns that it lacks keep the
+    target's values; the other staged rows are not used for them. Only the columns that the load brings are written.
 
     Raises:
         StoreError: not as many rows are staged as the caller says; load the segment again.
@@ -147,13 +148,13 @@ async def aio_merge(connection: Any, merge: Merge) -> Counts:
 
 
 async def _aio_write(connection: Any, merge: Merge, rows: int) -> tuple[int, int]:
-    """Bring the target up to date with the `rows` staged ones; how many were updated and inserted."""
+    """Update the target by the `rows` staged ones; return how many were updated and inserted."""
     for has_tries in (True, True, False):
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
             written = await _aio_update_and_insert(connection, merge, rows)
         except asyncpg.UniqueViolationError:
-            # Another transaction has added a row meanwhile, which is there now. Or it is another key.
+            # Another transaction has added a row meanwhile, which is visible now. Or another unique key is violated.
             if not has_tries:
                 raise
             await connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
@@ -181,9 +182,9 @@ async def _aio_update_and_insert(connection: Any, merge: Merge, rows: int) -> tu
 
 
 def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
-    """The columns that new rows are given, with the shapes of those rows; None for all of them.
+    """The columns of new rows, each set with the shapes of its rows; None for all shapes.
 
-    What is missing in one is in the staging table, as NULL or the default, but for numbers, which the target gives it.
+    A column that a row lacks is in the staging table, as NULL or the default, except numbers that the target generates.
     """
     numbered = {name for name in merge.columns if merge.table.column(name).numbered}
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -194,19 +195,19 @@ def _inserted(merge: Merge) -> Mapping[tuple[str, ...], list[int] | None]:
 
 
 async def aio_analyze(connection: Any, segment: StagedSegment) -> None:
-    """Tell the planner what is staged (asyncio-flavoured).
+    """Update the planner's statistics of the staged rows (asyncio-flavoured).
 
-    Statistics from when the staging table was empty have it compare each row with each: minutes for a hundred thousand.
-    How many rows and values there are is enough, so a tenth of the usual sample does.
+    With statistics of an empty staging table it would compare each row with each: minutes for a hundred thousand rows.
+    The numbers of rows and of distinct values are enough, so a tenth of the usual sample does.
     """
     await connection.execute(f"SET LOCAL default_statistics_target = 10; ANALYZE {quote(segment.staging)}")
 
 
 async def aio_compare_all(connection: Any, statement: str, *args: object) -> int:
-    """Run what looks in a whole snapshot for each row of the target (asyncio-flavoured); how many it wrote comes back.
+    """Run a statement that looks up each row of the target in a snapshot (asyncio-flavoured); return the rows written.
 
-    Servers before 16 can't hash the smaller side of an anti-join. Of a target with statistics older than its newest
-    rows they expect hardly any, and would read the snapshot once for each.
+    Servers before 16 can't hash the smaller side of an anti-join. If the target's statistics are older than its newest
+    rows, they expect few rows, and would read the whole snapshot once for each.
     """
     await connection.execute("SET LOCAL enable_nestloop = off")
     tag = await connection.execute(statement, *args)
@@ -215,8 +216,8 @@ async def aio_compare_all(connection: Any, statement: str, *args: object) -> int
 
 
 async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequence[str]) -> int:
-    """Of staged rows with one key leave the last (asyncio-flavoured); how many went comes back."""
-    # Mostly there are none, which is known by a hash of the keys and without a sort.
+    """Delete all but the last of staged rows with one key (asyncio-flavoured); return how many were deleted."""
+    # Mostly there are none, which a hash of the keys shows without a sort.
     if not await connection.fetchval(
         f"""
         SELECT EXISTS (
@@ -239,9 +240,9 @@ async def aio_drop_duplicates(connection: Any, segment: StagedSegment, key: Sequ
 
 
 async def aio_empty(connection: Any, segment: StagedSegment, expected: int) -> int:
-    """Remove the segment's rows from its staging table (asyncio-flavoured); returns their number, as expected.
+    """Remove the segment's rows from its staging table (asyncio-flavoured); return their number.
 
-    Raises `StoreError` if it is not.
+    Raises `StoreError` if it is not the `expected` one.
     """
     tag = await connection.execute(
         f"DELETE FROM {quote(segment.staging)} s WHERE {MINE}", segment.token, segment.number
@@ -292,8 +293,8 @@ def _has_changed(merge: Merge) -> str:
 def _is_any_near(merge: Merge) -> str:
     """Whether the target has a row between the first and the last staged one, by its key's first column.
 
-    One look into the index instead of a join with the whole table, for what comes day by day. The order has the planner
-    take the index; in an EXISTS it would not count.
+    For data that arrives day by day: one look into the index instead of a join with the whole table. ORDER BY makes the
+    planner use the index; within an EXISTS it would be ignored.
     """
     leading = quote(next(key for key in merge.table.keys if set(key) == set(merge.key))[0])
     staged = f"SELECT s.{leading} FROM {quote(merge.segment.staging)} s WHERE {MINE} ORDER BY s.{leading}"
@@ -333,7 +334,7 @@ def _insert(merge: Merge, columns: Sequence[str], *, are_some_there: bool, is_of
 
 
 def _mark(merge: Merge, deleted: str, scope: Scope) -> tuple[str, list[str]]:
-    """The statement and the arguments behind the segment's own two."""
+    """The statement, and its arguments after the segment's own two."""
     gone = "true" if merge.table.column(deleted).type == "boolean" else "now()"
     within, bounds = "", []
     for operator, bound in ((">=", scope.start), ("<", scope.end)):

@@ -1,14 +1,15 @@
 """Finds the rows that the database refuses in a batch, and puts the others into the staging table (E10).
 
-By halves, each tried behind a savepoint: a half that is refused is halved again, until a row stands alone. For each
-refused row that takes at most 2 × log2(batch) tries: if the first half is taken, what is refused is in the second,
-which is not tried whole. A batch that is taken costs nothing of this.
+By halves, each tried after a savepoint: a half that is refused is halved again, down to a single row. For each refused
+row that takes at most 2 × log2(batch) tries: if the first half is accepted, the refused rows are in the second half,
+which is not tried as a whole. A batch that is accepted costs nothing extra.
 
-A savepoint is a subtransaction. The server notes 64 of a transaction where every session sees them; with more of them
-all sessions have to look up whose they are, row by row. So a search commits what it has staged every `MAX_TRIES` tries.
+A savepoint is a subtransaction. The server caches up to 64 of a transaction for all sessions; with more, every session
+has to look up, row by row, to which transaction they belong. So a search commits what it has staged every `MAX_TRIES`
+tries.
 
-What the database says of itself and not of a row (a connection that is gone, a full disk, a deadlock, a timeout) is
-raised as it is, and nothing more of the batch is staged.
+An error that is not about a row (a lost connection, a full disk, a deadlock, a timeout) is raised as it is, and nothing
+more of the batch is staged.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from dataloader.jobs.errors import Unstorable
 from dataloader.store.etl.staging import Lines, StagedSegment, aio_stage
 
 MAX_TRIES: Final = 50
-"""Of one transaction, each of which may be a subtransaction."""
+"""The most tries in one transaction; each may be a subtransaction."""
 
 _SAVEPOINT: Final = "dl_before_rows"
 
 
 @attrs.frozen
 class RefusedRow:
-    """A row that the database does not take: its place in the batch, its piece's number, its line, and why."""
+    """A row that the database refuses: its place in the batch, its piece's number, its line, and the error."""
 
     place: int
     piece: int
@@ -56,10 +57,10 @@ class _Span:
 
 @attrs.define(eq=False)
 class RefusedSearch:
-    """A search in a batch that was refused, for the rows it was refused for.
+    """A search in a refused batch for the rows that caused the refusal.
 
-    It gives up when more than `most_in_a_row` rows were refused with none taken between them. `refused` are those that
-    were found, in their order. `staged` is for the caller to count.
+    It gives up when more than `most_in_a_row` rows in a row were refused. `refused` has those that were found, in their
+    order. `staged` is for the caller to count.
     """
 
     segment: StagedSegment
@@ -79,23 +80,23 @@ class RefusedSearch:
 
     @property
     def is_given_up(self) -> bool:
-        """Too many in a row were refused; those behind them are not tried."""
+        """Whether too many rows in a row were refused, so that later rows are not tried."""
         return self._in_a_row > self.most_in_a_row
 
     @property
     def was_last_taken(self) -> bool:
-        """The last rows that were tried are staged."""
+        """Whether the rows that were tried last are staged."""
         return self._in_a_row == 0
 
     @property
     def is_over(self) -> bool:
-        """All rows are staged or refused, or the search is given up."""
+        """Whether all rows are staged or refused, or the search is given up."""
         return self.is_given_up or not self._todo
 
     async def aio_go_on(self, connection: Any) -> int:
-        """Go on for some tries (asyncio-flavoured), in the caller's transaction; how many rows it staged comes back.
+        """Continue for some tries (asyncio-flavoured), in the caller's transaction; return how many rows it staged.
 
-        Raises what `aio_stage` raises, but for `Unstorable`.
+        Raises what `aio_stage` raises, except `Unstorable`.
         """
         staged = 0
         await connection.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -122,7 +123,7 @@ class RefusedSearch:
             return 0
         await connection.execute(f"RELEASE {_SAVEPOINT}; SAVEPOINT {_SAVEPOINT}")
         self._in_a_row = 0
-        # Then it is known of the other half that it is refused. A row alone is asked for an error of its own.
+        # Then the other half is known to be refused. Only a single row is tried, to get its error.
         if not span.is_rest and len(self._todo[-1]) > 1:
             self._todo += self._todo.pop().halves()
         return len(span)

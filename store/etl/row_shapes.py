@@ -1,8 +1,8 @@
 """Staged rows that bring different columns, and what each of them lacks (E6).
 
-A load writes what a row brings and nothing else, whoever its neighbours are. So a staging table knows each row by the
-shape that it has, the columns that it brings. Before a merge what a row lacks is taken from the target; in a new row it
-has its default.
+A load writes only the columns that a row brings, whatever the other rows of its batch bring. So the staging table notes
+the shape of each row: the set of its columns. Before a merge, columns that a row lacks are taken from the target; in a
+new row they have their defaults.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataloader.store.etl.staging import SEGMENT, SHAPE, TOKEN, StagedSegment, s
 from dataloader.store.etl.target_table import TableInfo, quote
 
 MINE: Final = f"s.{TOKEN} = $1 AND s.{SEGMENT} = $2"
-"""Of a staging table's rows those of a segment, whose token and number are the first two arguments."""
+"""The condition for a segment's rows in a staging table; its token and number are the first two arguments."""
 
 
 class Shaped(Protocol):
-    """A merge of rows that may bring different columns: `columns` are all of them, `shapes` those of each kind."""
+    """A merge of rows that may bring different columns: `columns` has all of them, `shapes` the sets of each kind."""
 
     @property
     def table(self) -> TableInfo:
@@ -27,25 +27,25 @@ class Shaped(Protocol):
 
     @property
     def segment(self) -> StagedSegment:
-        """Whose rows."""
+        """The staged segment."""
 
     @property
     def key(self) -> Sequence[str]:
-        """What a row is known by."""
+        """The columns that identify a row."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """All that rows bring."""
+        """All columns that rows bring."""
 
     @property
     def shapes(self) -> Collection[tuple[str, ...]]:
-        """What each kind of row brings."""
+        """The columns of each kind of row."""
 
 
 async def aio_complete(connection: Any, merge: Shaped, condition: str = "true") -> None:
-    """Give staged rows the columns they lack as the target has them, where it meets `condition` (asyncio-flavoured).
+    """Fill the columns that staged rows lack from the target's rows that meet `condition` (asyncio-flavoured).
 
-    Raises `StoreError` if two shapes have the same number, by a chance of one in 10^19.
+    Raises `StoreError` if two shapes have the same number, which has a chance of one in 10^19.
     """
     numbers = {shape: shape_of(shape) for shape in merge.shapes}
     if len(set(numbers.values())) < len(numbers):

@@ -1,9 +1,8 @@
-"""What runs of loads have done: their segments, how far a load has come, what failed (E6, E10, E12).
+"""Records what runs of loads have done: their segments, the watermarks of loads, the failures (E6, E10, E12).
 
-A run is a job's, by the job's id: when the job runs again, after a crash or a retry, it goes on behind the segments
-that are committed. What says so is written in the transaction that wrote the segment's rows, and that transaction
-commits only while the job is still its worker's: the fence is its last statement. Operations are run in a transaction
-by their caller.
+A run has the id of its job: when the job runs again, after a crash or a retry, it resumes after the committed segments.
+The record of a segment is written in the same transaction as its rows, which commits only while the job still belongs
+to its worker: the fence is its last statement. The caller runs these operations in a transaction.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from dataloader.store.etl.history_merge import HistoryMerge, aio_merge_any, aio_
 from dataloader.store.etl.merge import Merge
 
 SUCCEEDED_WITH_FAILURES: Final = "succeeded_with_failures"
-"""Of a task and a run: gone through, and what failed is little enough to go on."""
+"""A status of a task and a run: it came to its end, and few enough things failed to go on."""
 GONE_THROUGH: Final = frozenset({"succeeded", SUCCEEDED_WITH_FAILURES})
-"""Of a task: a flow goes on behind it, and does not run it again."""
+"""The statuses of a task after which a flow goes on, and does not run it again."""
 
 _FENCE: Final = """
 SELECT FROM dl_jobs WHERE job_id = $1 AND (token = $2 AND status = 'running') IS TRUE FOR NO KEY UPDATE
 """
-# Of runs that were killed, and that no worker goes on with now.
+# The staging tables of runs that were killed and that no worker has resumed.
 _LEFT: Final = """
 SELECT c.oid::regclass::text AS staging FROM pg_class c
 WHERE c.relkind = 'r' AND c.relname ~ '^dl_stage_[0-9a-f]{32}' AND pg_table_is_visible(c.oid) AND NOT EXISTS (
@@ -78,8 +77,8 @@ SELECT $1, load, segment, phase, key, error, sample, times, requests::jsonb
 FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::text[])
   AS f (load, segment, phase, key, error, sample, times, requests)
 """
-# With what an earlier attempt of the run has put on record of the same segment, which was not committed then: what is
-# tried again keeps the segment in which it failed first, and says in its requests which one has tried it.
+# Also resolves failures that an earlier attempt of the run has recorded for the same segment, which it did not commit.
+# A retried failure keeps the segment in which it failed first; its requests name the segment that retried it.
 _RESOLVE: Final = """
 UPDATE dl_etl_failures SET solved_at = clock_timestamp() WHERE solved_at IS NULL
 AND (failure_id = ANY ($5) OR
@@ -90,7 +89,7 @@ _KEEP_DETAILS: Final = """
 INSERT INTO dl_etl_details (run_id, task, segment, token, details, counts) VALUES ($1, $2, $3, $4, $5, $6)
 """
 _FORGET_DETAILS: Final = "DELETE FROM dl_etl_details WHERE run_id = $1 AND task = $2 AND segment = $3"
-# Of what this attempt does not ask for again: whole segments, and details that have come in.
+# The failures of what this attempt does not request again: committed segments, and details that are complete.
 _STILL_FAILED: Final = """
 SELECT f.load, f.phase, sum(f.times)::int AS times FROM dl_etl_failures f
 WHERE f.run_id = $1 AND f.solved_at IS NULL AND (
@@ -102,12 +101,12 @@ GROUP BY f.load, f.phase
 """
 _LAST_FAILURE: Final = "SELECT coalesce(max(failure_id), 0) FROM dl_etl_failures WHERE run_id = $1"
 _INSTANT: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
-# A segment that is loaded whole resolves what failed in it before:
+# A segment that is loaded completely resolves the failures in it before:
 # - in another run, by the segment's name;
 # - in another run, by a window that lies within this one: a run's last window ends in the middle of its unit, so the
 #   next run's has another name. Names have both ends of a window, in whole seconds;
-# - in an earlier attempt of this run. But a detail that such an attempt has brought in is not asked for again, so what
-#   failed in it is open still.
+# - in an earlier attempt of this run. But a detail that such an attempt has completed is not requested again, so its
+#   failures stay unresolved.
 _AGAIN: Final = f"""
 UPDATE dl_etl_failures f SET solved_at = clock_timestamp()
 WHERE f.load = $2 AND f.solved_at IS NULL AND (f.segment = $3 OR CASE
@@ -122,7 +121,7 @@ _OPEN: Final = """
 SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id = ANY ($2)
 """
-# What a run has tried again and failed once more, it does not try a third time.
+# A run does not retry the failures that it has recorded itself.
 _NEXT_OPEN: Final = """
 SELECT failure_id, segment, requests FROM dl_etl_failures
 WHERE load = $1 AND solved_at IS NULL AND failure_id > $2 AND run_id <> $3 AND requests <> '[]'
@@ -139,8 +138,8 @@ FROM dl_etl_failures WHERE failure_id > $3 AND {wanted} ORDER BY failure_id LIMI
 class Failure:
     """What failed, in which phase (`request`, `detail`, `record`, `row`, `batch`, `segment`), and why.
 
-    `key` says which one: an address, a record's key. `sample` is the beginning of the data, `requests` what is needed
-    to ask for it again, `times` what it counts for, a batch as its rows.
+    `key` identifies it: an address, a record's key. `sample` is the beginning of the data. `requests` are those that
+    load it again. `times` is how much it counts: a batch counts as its rows.
     """
 
     load: str
@@ -155,7 +154,7 @@ class Failure:
 
 @attrs.frozen(kw_only=True)
 class FailureRecord(Failure):
-    """A failure as it is kept."""
+    """A failure as it is recorded."""
 
     failure_id: int
     run_id: UUID
@@ -165,7 +164,7 @@ class FailureRecord(Failure):
 
 @attrs.define
 class DetailsDone:
-    """Details of a segment that an earlier attempt has brought in, and what was done for them."""
+    """Details of a segment that an earlier attempt has completed, and what was done for them."""
 
     keys: set[str] = attrs.field(factory=set)
     counts: Counter[str] = attrs.field(factory=Counter)
@@ -175,8 +174,8 @@ class DetailsDone:
 class RunState:
     """What a run has done before: the statuses and summaries of its tasks, and the counts of each committed segment.
 
-    By task, too: `details` are those that are done of segments that are not, `failed` what failed of all that is done
-    and is not resolved, by phase. `last_failure` is the number of the last one that is on record.
+    Also by task: `details` has the completed details of segments that are not committed; `failed` counts, by phase, the
+    unresolved failures of what is committed or completed. `last_failure` is the number of the last recorded failure.
     """
 
     started_at: datetime
@@ -189,29 +188,29 @@ class RunState:
 
 
 def staging_name(run_id: UUID, token: int, number: int) -> str:
-    """The name of a run's staging table, one of several, by which whoever finds it knows whose it is.
+    """The name of one of a run's staging tables, which identifies the run.
 
-    With the token: a worker that has lost the job drops its own at its end, and not that of the job's next worker.
+    It has the token, so that a worker that has lost the job drops its own table, not that of the job's next worker.
     """
     return f"dl_stage_{run_id.hex}_{token}_{number}"
 
 
 @attrs.frozen(kw_only=True)
 class SegmentCommit:
-    """A segment's end: what to merge, and what to note in the same transaction.
+    """A segment's end: what to merge, and what to record in the same transaction.
 
     Attributes:
-        segment: its name; None merges the rows that are there by now, and the segment is not done.
-        merges: what becomes of its rows.
-        resolves: the failures that the segment has tried again; None of a segment that was loaded whole, which resolves
-            what failed in it before: in other runs, and in this one's earlier attempts.
-        again_until: the last failure of the run's earlier attempts.
-        window: both ends of the segment's window; what failed in other windows between them is resolved, too.
-        failures: what has failed since, which is put on record.
-        watermark: all before it is loaded.
-        counts: what was done, on record with what the merges do.
+        segment: its name; None merges the rows that have arrived so far, and the segment is not done.
+        merges: how its rows are merged.
+        resolves: the failures that the segment has retried; None for a segment that was loaded completely, which
+            resolves its earlier failures: in other runs, and in this run's earlier attempts.
+        again_until: the number of the last failure of the run's earlier attempts.
+        window: both ends of the segment's window; failures of other windows within it are resolved, too.
+        failures: new failures, to be recorded.
+        watermark: everything before it is loaded.
+        counts: what was done; recorded with the counts of the merges.
         details_of: the segment's name, if its rows are those of details.
-        details: the keys of the details that are in now.
+        details: the keys of the details that are complete now.
     """
 
     run_id: UUID
@@ -232,9 +231,9 @@ class SegmentCommit:
 async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
     connection: Any, run_id: UUID, token: int, name: str, kind: str, tasks: Sequence[tuple[str, str]]
 ) -> RunState:
-    """Begin a run, or go on with it. `tasks` are (layer, task), in their order.
+    """Begin a run, or resume it. `tasks` are (layer, task), in their order.
 
-    Raises `LeaseLost` if the job is not this worker's any more.
+    Raises `LeaseLost` if the job no longer belongs to this worker.
     """
     await _aio_drop_left(connection)
     started_at = await connection.fetchval(_BEGIN, run_id, name, kind)
@@ -266,7 +265,7 @@ async def aio_begin_run(  # noqa: PLR0917 - the columns of a record
 
 
 async def _aio_drop_left(connection: Any) -> None:
-    """Drop the staging tables of runs that are over, but for those that are being read, as pg_dump reads all."""
+    """Drop the staging tables of runs that are over, except those that are being read, as by pg_dump."""
     for row in await connection.fetch(_LEFT):
         await connection.execute("SAVEPOINT dl_stage; SET LOCAL lock_timeout = '100ms'")
         try:
@@ -282,21 +281,21 @@ async def _aio_drop_left(connection: Any) -> None:
 async def aio_note_task(  # noqa: PLR0917 - the columns of a record
     connection: Any, run_id: UUID, token: int, task: str, status: str, summary: Mapping[str, Any] | None = None
 ) -> None:
-    """Note how one of a run's tasks stands: `running`, or how it ended, with what it has done."""
+    """Record the status of one of a run's tasks, `running` or how it ended, with its summary."""
     await connection.execute(_TASK, run_id, task, status, summary)
     await aio_fence(connection, run_id, token)
 
 
 async def aio_end_run(connection: Any, run_id: UUID, token: int, status: str, summary: Mapping[str, Any]) -> None:
-    """Note how a run ended, and what it has done."""
+    """Record how a run ended, with its summary."""
     await connection.execute(_END, run_id, status, summary)
     await aio_fence(connection, run_id, token)
 
 
 async def aio_commit_segment(connection: Any, commit: SegmentCommit) -> dict[str, int]:
-    """Merge what is staged of a segment, and note it: all of it, or nothing. The counts of all merges come back.
+    """Merge a segment's staged rows and record it, in the caller's transaction. Return the counts of all merges.
 
-    Raises `LeaseLost` if the job is not this worker's any more.
+    Raises `LeaseLost` if the job no longer belongs to this worker.
     """
     counts: dict[str, int] = {}
     for merge in commit.merges:
@@ -331,22 +330,22 @@ async def _aio_note_segment(connection: Any, commit: SegmentCommit, segment: str
 
 
 async def aio_fence(connection: Any, run_id: UUID, token: int) -> None:
-    """As the last statement of a transaction: it may commit only if the job is this worker's still.
+    """The last statement of a transaction that may commit only if the job still belongs to this worker.
 
-    Raises `LeaseLost` if it is not.
+    Raises `LeaseLost` if it does not.
     """
     if await connection.fetchrow(_FENCE, run_id, token) is None:
         raise LeaseLost(f"job {run_id} is no longer this worker's: what it was about to write was rolled back")
 
 
 async def aio_watermark(connection: Any, load: str) -> tuple[datetime | None, UUID | None]:
-    """How far a load has come, by which run; None if it has never been at its first segment's end."""
+    """A load's watermark, and the run that set it; None before its first segment was committed."""
     row = await connection.fetchrow("SELECT upto, run_id FROM dl_etl_cursors WHERE load = $1", load)
     return (None, None) if row is None else (row["upto"], row["run_id"])
 
 
 async def aio_note_failures(connection: Any, run_id: UUID, token: int, failures: Sequence[Failure]) -> None:
-    """Keep failures of a run, in a transaction. Raises `LeaseLost` if the job is another worker's by now."""
+    """Record failures of a run, in a transaction. Raises `LeaseLost` if the job belongs to another worker by now."""
     await _aio_keep(connection, run_id, failures)
     await aio_fence(connection, run_id, token)
 
@@ -358,17 +357,16 @@ async def _aio_keep(connection: Any, run_id: UUID, failures: Sequence[Failure]) 
 
 
 async def aio_open_failures(connection: Any, load: str, failures: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
-    """The requests of those of a load's failures that are open, by the failure's number, with the failure's segment."""
+    """The requests of those of a load's `failures` that are unresolved, by their numbers, with their segments."""
     return _requests_of(await connection.fetch(_OPEN, load, list(failures)))
 
 
 async def aio_next_failures(
     connection: Any, load: str, run_id: UUID, after: int, limit: int
 ) -> dict[int, list[dict[str, Any]]]:
-    """The requests of a load's next open failures that have any, behind the one with the number `after`.
+    """The requests of a load's next unresolved failures, after the one with the number `after`, at most `limit`.
 
-    They are `limit` at most, in their order, by the failure's number, with the failure's segment; without those of the
-    run itself.
+    By the failures' numbers, with their segments; without failures of this run, and those that have no request.
     """
     return _requests_of(await connection.fetch(_NEXT_OPEN, load, after, run_id, limit))
 
@@ -380,7 +378,7 @@ def _requests_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[dict[str, 
 async def list_failures(
     database: Database, *, run_id: UUID | None = None, load: str | None = None, after: int = 0, limit: int = 100
 ) -> list[FailureRecord]:
-    """The failures of a run, or the open ones of a load, oldest first, behind the one with the number `after`."""
+    """The failures of a run, or the unresolved ones of a load, oldest first, after the one with the number `after`."""
     if run_id is not None:
         return await database.run(_aio_list, "run_id = $1", run_id, limit, after)
     return await database.run(_aio_list, "load = $1 AND solved_at IS NULL", load, limit, after)

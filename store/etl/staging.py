@@ -26,14 +26,14 @@ from dataloader.jobs.text import storable_text
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.etl.target_table import TableInfo, quote, told_of_targets
 
-# Names that no target has, we hope; one that has is refused by the database, which knows no column twice.
+# Names that hardly any target has; for one that does, the database refuses to make a column twice.
 TOKEN: Final = '"dl:token"'  # noqa: S105 - a job's, and no secret
 SEGMENT: Final = '"dl:segment"'
 REQUEST: Final = '"dl:request"'
 SEQUENCE: Final = '"dl:sequence"'
 SHAPE: Final = '"dl:shape"'
 MARKS: Final = [name.strip('"') for name in (TOKEN, SEGMENT, REQUEST, SHAPE, SEQUENCE)]
-"""The columns of a staging table that its target has not; the last one is a row's place among those of its request."""
+"""The additional columns of a staging table; the last one is a row's place among those of its request."""
 
 # The last one is what a function raises that a check of the target calls.
 _OF_A_ROW: Final = (
@@ -57,7 +57,7 @@ class Lines:
     text: bytes = attrs.field(repr=False)
 
     def cut(self, first: int, size: int) -> Iterator[Lines]:
-        """The same in pieces: so many lines in the first one, then `size` in each."""
+        """The same rows in pieces: `first` of them in the first piece, then `size` in each."""
         if self.number <= first:
             yield self
             return

@@ -1,12 +1,12 @@
 """Suppliers and their request slots: one request at a time, pauses and budgets, over all processes (E1, S4).
 
-A supplier is a row of `dl_sources`, by the name of the sources that ask it. A run takes its slot for a bounded time,
-and returns it with the pause that the next run must keep. The slot of a process that dies ends with its time. All times
-are the database's.
+A supplier is a row of `dl_sources`, by the name of the sources that send requests to it. A run takes its slot for a
+bounded time, and returns it with the pause that the next run must keep. The slot of a process that dies ends with that
+time. All times are the database's.
 
-A request arrives at some instant between its slot's beginning and its end. So a place in a budget is taken from the
-beginning and free a span after the end: then no span on the wire has more requests, however long the ways are.
-Rejected: to stamp when a slot is taken, or just before the send, with a margin for the way, which nobody knows.
+A request arrives at some instant between its slot's beginning and end. So it counts in a budget from the slot's
+beginning until one span after its end: then no span at the supplier has more requests, however long they travel.
+Rejected: to note the time when a slot is taken, or just before the send, plus a margin for the unknown travel time.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SlotAnswer:
 
 
 _TAKE: Final = "SELECT wait_s, waits_for FROM dl_source_take($1, $2, $3, $4, $5)"
-# What a source asked for itself is not shortened by the pause after a later request. Until now the slot's call has
-# stood at the end of its lease.
+# A wait that the source asked for is not shortened by the pause after a later request. Until now the slot's request has
+# counted as sent at the end of its lease.
 _GIVE: Final = """
 WITH mine AS (
   SELECT source, held_until FROM dl_sources WHERE source = $1 AND holder = $2 FOR UPDATE

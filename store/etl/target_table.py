@@ -1,4 +1,4 @@
-"""A load's target as the catalogue has it: its columns, their types, its unique keys."""
+"""A load's target table, read from the catalogue: its columns, their types, its unique keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataloader.jobs.errors import TargetError
 from dataloader.jobs.secrets.masking import mask_text
 
 METADATA: Final = frozenset({"source_file", "source_endpoint", "fetched_at"})
-"""Columns that say where a row came from: what differs in these alone is unchanged (E6)."""
+"""Columns that say where a row came from: a row that differs only in these is unchanged (E6)."""
 
 
 _TABLE: Final = """
@@ -59,15 +59,15 @@ def quote(name: str) -> str:
 
 
 def listed(names: Iterable[str], prefix: str = "") -> str:
-    """Columns as SQL lists them, of the table with the alias `prefix` ends with a dot."""
+    """Quoted columns with commas between them; `prefix` is a table's alias with a dot."""
     return ", ".join(prefix + quote(name) for name in names)
 
 
 @attrs.frozen
 class TargetColumn:
-    """A column of a target. `generated`: the database alone writes it; `numbered`: it does where nobody else does.
+    """A column of a target. `generated`: only the database writes it; `numbered`: it has a sequence as its default.
 
-    `is_document`: its type is JSON, or an array of it. `has_equality`: its type has one of values.
+    `is_document`: its type is JSON, or an array of it. `has_equality`: its type has an equality of whole values.
     """
 
     name: str
@@ -85,7 +85,7 @@ class TargetColumn:
 class TableInfo:
     """A table as the catalogue has it; `keys` are the columns of its unique keys, the primary one first.
 
-    Of the keys only those that ON CONFLICT can use without more words: whole, not deferrable, of plain columns.
+    Only keys that ON CONFLICT can use by their columns alone: not partial, not deferrable, of plain columns.
     """
 
     schema: str

@@ -1,18 +1,19 @@
 """Brings a database to the schema that this version needs: numbered SQL files, and the functions as a set.
 
-`serve` calls `migrate` at its start, `dataloader migrate` by hand, `--sql` prints what the owner of the tables should
-run when that is somebody else (`render`). All under an advisory lock, in this order: the files that are one transaction
-each; the functions and triggers, in one transaction (function_set.py); the files whose first line says
-`-- outside a transaction`, back-fills and indexes that are built while others write. The statements of those run one by
-one, each may be repeated after an interruption, and `-- repeat while rows change` marks a back-fill, which comes after
-the triggers that see to the rows of the meantime.
+`serve` calls `migrate` at its start, and so does `dataloader migrate`. `dataloader migrate --sql` prints the script for
+the owner of the tables, if that is another role (`render`). Everything runs under an advisory lock, in this order: the
+files that are one transaction each; the functions and triggers, in one transaction (function_set.py); the files whose
+first line is `-- outside a transaction`: back-fills, and indexes that are built while others write. Their statements
+run one by one, and each can be repeated after an interruption. `-- repeat while rows change` marks a back-fill; it
+comes after the triggers, which fill the rows that are written meanwhile.
 
-A file never changes once it has landed. One that a program which does not know it can't work with says
-`-- oldest program: NNNN`, the last file that such a program must know. An older program changes nothing in a newer
-database: it goes on, or refuses where the files or the functions say so.
+A file never changes once it has landed. If older programs can't work with it, it says `-- oldest program: NNNN`: the
+number of the last file that a program must know to work with this one. An older program changes nothing in a newer
+database: it goes on, or refuses if the files or the functions say so.
 
-Statements wait two seconds for a lock and try again, so that a waiting ALTER never holds up everybody's heartbeats; but
-an index that is built concurrently holds up nobody, and waits for all older transactions.
+Statements wait two seconds for a lock and then try again, so that a waiting ALTER never holds up all heartbeats. An
+index that is built concurrently has no such limit: it holds up no other session, and must wait for all older
+transactions.
 
 Rejected: alembic (brings SQLAlchemy; our files are plain SQL that an owner can read and run).
 """
@@ -85,7 +86,7 @@ class Migration:
 
     @property
     def note(self) -> str:
-        """The statement by which the database remembers it, of the file's own digits and word characters."""
+        """The statement that records it; number and name consist of digits and word characters, so need no quotes."""
         return (
             f"INSERT INTO dl_migrations (number, name, oldest) VALUES ({self.number}, '{self.name}', {self.oldest})"
             " ON CONFLICT DO NOTHING"
@@ -100,7 +101,7 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """All of them, by their numbers; a number may be missing."""
+    """All migrations, in the order of their numbers; a number may be missing."""
     found = []
     for entry in files(__package__).iterdir():
         match = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
@@ -111,13 +112,13 @@ def migrations() -> list[Migration]:
 
 LATEST: Final = max(migration.number for migration in migrations())
 _INDEXES: Final = [name for migration in migrations() for name in _INDEX.findall(migration.sql)]
-"""Those that are built concurrently, so that an interruption can leave half of one."""
+"""The indexes that are built concurrently; an interruption can leave one of them invalid."""
 _DROP_HALF: Final = """SELECT 'DROP INDEX CONCURRENTLY {name}' FROM pg_index
 WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid \\gexec"""
 
 
 def render() -> str:
-    """Everything as one script for psql, for tables whose owner is not our role (run in the tables' schema)."""
+    """Everything as one script for psql, for the owner of the tables if that is another role than ours."""
     parts = [
         "-- The schema of the dataloader queue; run with psql as the owner of the tables.",
         "\\set ON_ERROR_STOP on",
@@ -173,9 +174,9 @@ class _State:
         )
 
     def missing(self) -> list[Migration]:
-        """The files to be applied; none to newer tables, which may have got there by others.
+        """The files to be applied; none if the tables are newer than this program's files.
 
-        What runs outside a transaction may be repeated, and has to be for half an index.
+        All files outside a transaction are applied again if an index is invalid.
         """
         if self.file > LATEST:
             return []
@@ -193,7 +194,7 @@ class _State:
         return not self.missing() and not self.lacks_functions
 
     def warnings(self) -> Iterator[str]:
-        """What whoever runs the database should know of."""
+        """Sentences that the operator of the database should know."""
         if self.file > LATEST or self.functions > function_set.NUMBER:
             yield f"the database's schema is at {self}, newer than this version ({_OURS}), which goes on beside it"
         if self.anybody_creates:
@@ -220,15 +221,15 @@ async def migrate(
     warn: Callable[[str], object] = log.warning,
     wait_s: float = math.inf,
 ) -> list[str]:
-    """Apply what is missing; the names of what was applied come back. Safe to call from many processes at once.
+    """Apply what is missing; return the names of what was applied. Safe to call from many processes at once.
 
     A newer database is left as it is.
 
     Args:
         database: where the tables are, or will be.
-        tell: hears of each migration before it is applied, which may take long.
-        warn: gets a sentence on what is amiss all the same, and, once a minute, on who is waited for.
-        wait_s: how long the migration of another process is waited for.
+        tell: called with the name of each migration before it is applied, which may take long.
+        warn: called with a sentence on anything the operator should change, and, once a minute, on a wait.
+        wait_s: the seconds to wait for the migration of another process.
 
     Raises:
         SchemaError: the database is newer than this program can work with, or its tables belong to another role.
@@ -241,11 +242,11 @@ async def migrate(
 
 
 async def check(database: Database) -> None:
-    """Look whether the schema is as it should be, for processes that were told not to migrate.
+    """Check whether the schema is complete, for processes that must not migrate (`DL_MIGRATE`).
 
     Raises:
-        SchemaError: something is missing or half done.
-        StoreUnavailable: the same, and somebody is at it; or the database can't be asked now.
+        SchemaError: something is missing or incomplete.
+        StoreUnavailable: the same, but another session is migrating; or the database can't be used now.
     """
     who, state = await database.run(_aio_checked)
     if state.goes_with_this_program():
@@ -256,7 +257,7 @@ async def check(database: Database) -> None:
         raise StoreUnavailable(f"{who} migrates the schema; wait for its end")
     _fit(state.schema)
     if state.has_half_an_index:
-        raise SchemaError("an index of the queue was left half made by an interruption; run `dataloader migrate`")
+        raise SchemaError("an interruption has left an index of the queue invalid; run `dataloader migrate`")
     raise SchemaError(f"the database's schema is at {state}, this version needs {_OURS}; run `dataloader migrate`")
 
 
@@ -395,7 +396,7 @@ async def _aio_patiently(connection: asyncpg.Connection[Any], sql: str, *, trans
 
 
 async def _aio_drop_invalid(connection: asyncpg.Connection[Any], name: str) -> None:
-    """An interrupted CREATE INDEX CONCURRENTLY leaves an index that serves nobody and must be made again."""
+    """Drop the invalid index that an interrupted CREATE INDEX CONCURRENTLY has left, so that it can be made again."""
     invalid = await connection.fetchval(
         "SELECT true FROM pg_index WHERE indexrelid = to_regclass($1) AND NOT indisvalid", name
     )

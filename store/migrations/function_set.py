@@ -1,15 +1,15 @@
 """The functions and triggers of the schema: one set of files that is applied whole, under a number that grows.
 
 Whoever changes a file here raises `NUMBER`, and adds the set's new hash to
-tests/store/migrations/schema_hashes.json. A database gets the set of the newest program that has migrated it; no
-program replaces a newer set than its own, so that an old replica may start again in the middle of an upgrade. For its
-sake a function never changes its arguments or its result: the changed one gets a new name, and the old one stays until
-a later set drops it and raises `OLDEST`.
+tests/store/migrations/schema_hashes.json. A database gets the set of the newest program that has migrated it. No
+program replaces a newer set than its own, so that an old replica can start again in the middle of an upgrade. For the
+sake of old replicas a function never changes its arguments or its result: the changed one gets a new name, and the old
+one stays until a later set drops it and raises `OLDEST`.
 
-In the files `{schema}` stands before whatever is ours. They run, and their functions run, with a search_path of
-`pg_catalog` alone: nobody who may create objects in the schema can put a function or an operator of his own in the
-place of one that is meant. Each file takes EXECUTE on its functions from PUBLIC (`rights` first grants it to those who
-lived on that); triggers fire all the same.
+The files name our own objects with `{schema}`. They and their functions run with a search_path of `pg_catalog` alone,
+so that a role which may create objects in the schema can't replace a function or an operator that they use. Each file
+revokes EXECUTE on its functions from PUBLIC (before that, `rights` grants it to roles that relied on it); triggers fire
+without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 NUMBER: Final = 21
 OLDEST: Final = 0
-"""The number of the oldest program that can work with this set: it finds all its functions there."""
+"""The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
     "rights",
     "shape",
@@ -48,7 +48,7 @@ def digest() -> str:
 
 
 def script() -> str:
-    """What applies the set and notes it, to be run in one transaction, with `{schema}` to be filled in."""
+    """The script that applies and records the set, to be run in one transaction, with `{schema}` to be filled in."""
     return f"""SET LOCAL search_path = pg_catalog, pg_temp;
 {source()}
 INSERT INTO {{schema}}.dl_function_sets (number, hash, oldest) VALUES ({NUMBER}, '{digest()}', {OLDEST})

@@ -1,4 +1,4 @@
-"""The lock under which the schema is changed: who has it, and how it is waited for."""
+"""The lock under which the schema is changed: which session has it, and the wait for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEY: Final = 0x646C_6D69_6772
 TELL_AFTER_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
 
-# An owner's script builds indexes without the lock. What a session does is hidden from roles of fewer rights; its
-# locks, its name, and that it builds some index are not.
+# An owner's script builds indexes without the lock. Roles with fewer rights can't see a session's statement, but they
+# can see its locks, its name, and that it builds an index.
 _MIGRATING: Final = f"""
 SELECT pid, application_name FROM pg_stat_activity
 WHERE datname = current_database() AND pid IN (
@@ -37,13 +37,13 @@ async def aio_who_migrates(connection: asyncpg.Connection[Any], indexes: list[st
 
 
 async def aio_lock(connection: asyncpg.Connection[Any], *, wait_s: float, warn: Callable[[str], object]) -> None:
-    """Take the lock; `warn` hears after some seconds, and each minute, who has it.
+    """Take the lock; `warn` is called after some seconds, and each minute, with the session that has it.
 
-    Raises `StoreUnavailable` if somebody still has it after `wait_s`.
+    Raises `StoreUnavailable` if another session still has it after `wait_s` seconds.
     """
     began = time.monotonic()
     next_word = TELL_AFTER_S
-    # Asked again and again: a session that waits for the lock inside the server would hold up another's CONCURRENTLY.
+    # Polled: a session that waits for the lock inside the server would hold up another session's CONCURRENTLY.
     while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", KEY):
         waited = time.monotonic() - began
         if waited >= min(wait_s, next_word):
