@@ -78,7 +78,7 @@ async def test_an_index_that_an_interruption_left_half_made_is_made_again(databa
     invalid = "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
     async with raw_connection(database.dsn) as raw, open_database(options(database)) as store:
         await raw.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_ready'::regclass")
-        with pytest.raises(SchemaError, match="half made"):
+        with pytest.raises(SchemaError, match="left an index of the queue invalid"):
             await check(store)
         await migrate(store)
         assert await raw.fetchval(invalid) == 0
