@@ -78,7 +78,7 @@ async def test_what_the_cause_of_a_missing_function_advises_mends_it(serve, add,
     service = await serve(poll_sec=0.2)
     job_id = await add("quick")
     failed = await service.logged("a part failed and is started again")
-    assert "`dataloader migrate --sql` by psql" in failed["exception"]
+    assert "`dataloader migrate --sql` with psql" in failed["exception"]
     await trio.to_thread.run_sync(database.psql, await trio.to_thread.run_sync(script, database))
     await row_when(job_id, "succeeded", within_s=10)
 
