@@ -10,7 +10,7 @@ import click
 
 _OPTIONS: Final[dict[str, tuple[type, str]]] = {
     "workers": (int, "Workers that read and transform responses."),
-    "batch_size": (int, "Rows that are written at once."),
+    "batch_size": (int, "Rows that have to gather before a batch is written."),
     "rate_min": (float, "The shortest pause between two requests to a source, in seconds."),
     "rate_max": (float, "The longest pause, in seconds."),
     "max_failed_segments": (int, "Segments that may fail before the run has failed."),

@@ -37,13 +37,12 @@ CREATE TEMP TABLE incoming (LIKE plain_name);
 INSERT INTO plain_name AS t SELECT * FROM incoming
 ON CONFLICT (year, name, sex) DO UPDATE SET count = excluded.count WHERE t.count IS DISTINCT FROM excluded.count;
 """
-LOAD, SMALL, DLT, PSQL = "load, batches of 10,000", "load, batches of 100", "dlt", "psql"
+LOAD, DLT, PSQL = "load", "dlt", "psql"
 CONTENDERS = {
-    LOAD: [sys.executable, "-m", "benchmarks.loads.names_load", "10000"],
-    SMALL: [sys.executable, "-m", "benchmarks.loads.names_load", "100"],
+    LOAD: [sys.executable, "-m", "benchmarks.loads.names_load"],
     DLT: [sys.executable, "-m", "benchmarks.loads.names_dlt"],
 }
-WRITTEN = {LOAD: "name", SMALL: "name", DLT: "by_dlt.name", PSQL: "plain_name"}
+WRITTEN = {LOAD: "name", DLT: "by_dlt.name", PSQL: "plain_name"}
 YEARS = range(1998, 2024)
 
 
@@ -73,12 +72,11 @@ def measure(server: EmbeddedPostgres, directory: Path, options: argparse.Namespa
             figures[name].append((rows / took_s, peak_mb))
             print(f"run {run}: {name}: {took_s:.2f} s, {rows / took_s:,.0f} rows/s, {peak_mb:.0f} MB", flush=True)
     medians = {name: tuple(map(statistics.median, zip(*pairs, strict=True))) for name, pairs in figures.items()}
-    for name in (LOAD, SMALL):
-        rate, peak = medians[name]
-        print(
-            f"names, {name}: {rate / medians[DLT][0]:.2f} of dlt's rows/s"
-            f" in {peak / medians[DLT][1]:.2f} of its memory; {rate / medians[PSQL][0]:.2f} of psql's rows/s"
-        )
+    rate, peak = medians[LOAD]
+    print(
+        f"names, a load: {rate / medians[DLT][0]:.2f} of dlt's rows/s"
+        f" in {peak / medians[DLT][1]:.2f} of its memory; {rate / medians[PSQL][0]:.2f} of psql's rows/s"
+    )
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""The names by a load, with batches of so many rows. Prints its seconds and megabytes.
+"""The names by a load. Prints its seconds and megabytes.
 
-DSN=… ARCHIVE=… python -m benchmarks.loads.names_load BATCH_SIZE
+DSN=… ARCHIVE=… python -m benchmarks.loads.names_load
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         source=Files(os.environ["ARCHIVE"], members="*.txt", format=Csv(columns=("name", "sex", "count"))),
         transform=with_year,
         target=Target(table="name", key=("year", "name", "sex")),
-        pipeline={"rate_min": 0, "rate_max": 0, "batch_size": int(sys.argv[1])},
+        pipeline={"rate_min": 0, "rate_max": 0},
     )
     add_loads(tasks, load)
     began = time.perf_counter()

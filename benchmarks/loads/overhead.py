@@ -39,7 +39,7 @@ def by_pipeline(url: str, dsn: str, days: int) -> float:
         ),
         windows=Windows(start=BEGIN, segment="day"),
         target=Target(table="item", key=("day", "item")),
-        pipeline={"rate_min": 0, "rate_max": 0, "batch_size": 1_000},
+        pipeline={"rate_min": 0, "rate_max": 0},
     )
     add_loads(tasks, load)
     asked = {"from": str(BEGIN), "to": str(BEGIN + timedelta(days=days))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 import trio
@@ -24,6 +25,9 @@ from dataloader.store.etl.refused_rows import RefusedSearch
 from dataloader.store.etl.run_journal import SegmentCommit, aio_commit_segment, aio_note_failures
 from dataloader.store.etl.staging import Lines, aio_stage
 from dataloader.store.queue.transaction import Transactions
+
+MOST_ROWS: Final = 10_000
+"""Rows of a batch at the most, where `batch_size` is less: a response that has more than that is several batches."""
 
 
 @attrs.define(eq=False)
@@ -87,12 +91,13 @@ class Writer:
 
     async def _add(self, rows: Rows) -> None:
         size, left = self.shared.config.batch_size, rows.number
+        most = max(size, MOST_ROWS)
         if not left:
             self._batches.setdefault(rows.part, Batch()).answers.append(rows)
             self._flush_within(self.shared.config.batch_timeout)
         for lines in rows.lines:
-            room = size - self._batches[rows.part].number if rows.part in self._batches else size
-            for piece in lines.cut(room, size):
+            room = most - self._batches[rows.part].number if rows.part in self._batches else most
+            for piece in lines.cut(room, most):
                 batch = self._batches.setdefault(rows.part, Batch())
                 batch.number += piece.number
                 batch.lines.append((rows.answer, piece))
@@ -102,7 +107,7 @@ class Writer:
                     batch.answers.append(rows)
                 self._flush_within(self.shared.config.batch_timeout)
                 # Otherwise the next request would wait for the rest of a batch, and the batch for that request.
-                if batch.number == size or self.shared.backpressure.is_heavy:
+                if batch.number == most or (not left and batch.number >= size) or self.shared.backpressure.is_heavy:
                     await self._flush(rows.part)
 
     def _flush_within(self, seconds: float) -> None:
