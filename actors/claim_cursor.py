@@ -61,6 +61,11 @@ class ClaimCursor:
     _pauses: Pauses = attrs.field(factory=lambda: Pauses(PAUSE_S, MAX_PAUSE_S))
     _locked_pauses: Pauses = attrs.field(factory=lambda: Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S))
 
+    @property
+    def found_all(self) -> bool:
+        """Whether the last claim has left nothing behind that was ready, locked by somebody or not."""
+        return not self.more and self._look_again_s == math.inf
+
     def wait_s(self, poll_s: float) -> float:
         """How long to wait for a notification when `more` is false; `poll_s` at most."""
         return min(poll_s, self._look_again_s)

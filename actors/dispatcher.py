@@ -8,7 +8,7 @@ jobs finish; each job has a scope of its own that stops it.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,8 +25,10 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.growing_pauses import jittered
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.enqueue import ANSWER_S
 from dataloader.store.queue.lock_session import Claim, LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 
@@ -34,6 +36,8 @@ log = get_logger(__name__)
 
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
+RESERVED_S: Final = 2 * ANSWER_S
+"""How long the end of the intake waits for jobs that are just being added as ours."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -56,10 +60,15 @@ class Dispatcher:
     backoff_s: float
     poll_s: float
     running: int = 0
+    reserved: int = 0
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     wake: Wake = attrs.field(factory=Wake)
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
+    _cursor: ClaimCursor = attrs.field(factory=ClaimCursor, init=False)
+    _jobs: trio.Nursery | None = attrs.field(default=None, init=False)
+    _limiter: trio.CapacityLimiter = attrs.field(init=False)
+    _claiming: bool = attrs.field(default=False, init=False)
     _to_test: set[int] = attrs.field(factory=set, init=False)
     _testing: bool = attrs.field(default=False, init=False)
 
@@ -67,6 +76,32 @@ class Dispatcher:
         """The recorder has written the ends of `slots` runs."""
         self.running -= slots
         self._slots.set()
+
+    def reserve(self) -> bool:
+        """Keep a slot for a job that is about to be added as ours; False if none is free or others may be waiting."""
+        if self._jobs is None or self.intake.cancel_called or self.running >= self.concurrency:
+            return False
+        if self._claiming or self.wake.is_set or not self._cursor.found_all:
+            return False
+        self.running += 1
+        self.reserved += 1
+        return True
+
+    def give_back(self) -> None:
+        """The reserved slot is not needed."""
+        self.reserved -= 1
+        self.freed(1)
+
+    def start(self, job: ClaimedJob, sent_at: float) -> bool:
+        """Start a job for which a slot was reserved; False, and the slot is free again, when it is too late."""
+        if self._jobs is None:
+            self.give_back()
+            return False
+        self.reserved -= 1
+        self._slots.set()
+        self.services.telemetry.started_at_once(self.queue)
+        self._take([job], [0.0], sent_at, self._jobs)
+        return True
 
     @property
     def _part(self) -> str:
@@ -83,20 +118,26 @@ class Dispatcher:
         `keep` runs the claiming loop and the looks at parked jobs, and restarts them after an error, so that such an
         error does not end the jobs.
         """
-        limiter = trio.CapacityLimiter(self.concurrency)
+        self._limiter = trio.CapacityLimiter(self.concurrency)
         async with trio.open_nursery() as jobs:
+            self._jobs = jobs
             task_status.started()
-            with self.intake:
-                await keep(partial(self._claim_for_ever, partial(jobs.start_soon, keep, self._test), jobs, limiter))
+            try:
+                with self.intake:
+                    await keep(partial(self._claim_for_ever, partial(jobs.start_soon, keep, self._test), jobs))
+                with trio.move_on_after(RESERVED_S, shield=True):
+                    while self.reserved:
+                        await self._slots.wait(math.inf)
+            finally:
+                self._jobs = None
             self.outage.left(self._part)
             self.closed.set()
         while self.running:
             await self._slots.wait(math.inf)
 
-    async def _claim_for_ever(
-        self, start_test: Callable[[], None], jobs: trio.Nursery, limiter: trio.CapacityLimiter
-    ) -> None:
+    async def _claim_for_ever(self, start_test: Callable[[], None], jobs: trio.Nursery) -> None:
         names, cursor = list(self.tasks), ClaimCursor()
+        self._cursor = cursor
         while True:
             if self.running >= self.concurrency:
                 await self._slots.wait(math.inf)
@@ -115,7 +156,8 @@ class Dispatcher:
                 continue
             self.outage.worked(self._part)
             cursor.answered(ask, claim, trio.current_time())
-            self._take(claim, jobs, limiter)
+            self.running += len(claim.jobs)
+            self._take(claim.jobs, claim.waited_s, claim.sent_at, jobs)
             self._to_test.update(claim.to_test)
             if self._to_test and not self._testing:
                 self._testing = True
@@ -124,28 +166,36 @@ class Dispatcher:
     async def _claim(self, ask: Ask, names: list[str]) -> Claim:
         if ask.after is None:
             self.wake.lower()
-        claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
+        self._claiming = True
+        try:
+            claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
+        finally:
+            self._claiming = False
         self.answered()
         self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - ask.began)
         return claim
 
-    def _take(self, claim: Claim, jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
-        """Add a run for each job without a checkpoint in between, so that a lost key or a cancel finds each of them."""
-        self.running += len(claim.jobs)
+    def _take(self, claimed: Sequence[ClaimedJob], waited: Sequence[float], sent_at: float, jobs: trio.Nursery) -> None:
+        """Every job has its run in this very turn, so that whatever comes for it, a lost key first of all, finds it."""
         now = trio.current_time()
         runs = []
-        for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True):
-            run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, claim.sent_at + job.lease_s))
+        for job, waited_s in zip(claimed, waited, strict=True):
+            run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, sent_at + job.lease_s))
             self.runs.add(run)
             self.services.telemetry.picked_up(self.queue, waited_s)
             runs.append(run)
-        if runs:
-            jobs.start_soon(self._start, runs, jobs, limiter)
+        if len(runs) == 1:
+            self._start_one(runs[0], jobs)
+        elif runs:
+            jobs.start_soon(self._start, runs, jobs)
 
-    async def _start(self, runs: list[Run], jobs: trio.Nursery, limiter: trio.CapacityLimiter) -> None:
-        """Start the handlers, a few in each turn of the event loop, so that other tasks get their turns."""
+    def _start_one(self, run: Run, jobs: trio.Nursery) -> None:
+        jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, self._limiter)
+
+    async def _start(self, runs: list[Run], jobs: trio.Nursery) -> None:
+        """Start the bodies, some in each turn of the event loop: the others, requests above all, get their turns."""
         for number, run in enumerate(runs, 1):
-            jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, limiter)
+            self._start_one(run, jobs)
             if number % STARTS_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 

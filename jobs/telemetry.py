@@ -58,6 +58,10 @@ class Telemetry:
         self._claimed.add(queue, number=n)
         self._claim_s.observe(claim_s, queue)
 
+    def started_at_once(self, queue: str) -> None:
+        """A job was added as this process's own, without a claim."""
+        self._claimed.add(queue)
+
     def picked_up(self, queue: str, latency_s: float) -> None:
         """A job's handler was started `latency_s` seconds after the job became ready."""
         self._pickup_s.observe(latency_s, queue)

@@ -19,6 +19,7 @@ from typing import Final
 import attrs
 import trio
 
+from dataloader.actors.direct_start import DirectStart
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs
@@ -238,6 +239,7 @@ def _make(
         )
         for queue, concurrency in slots.items()
     }
+    enqueuer.starter = DirectStart(tasks=tasks, dispatchers=dispatchers, locks=locks)
     releaser = Releaser(locks, outage)
     recorder = Recorder(
         session=Session(database, "recorder"),

@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.connection.bridge import Database
@@ -78,11 +78,11 @@ WITH added AS (
          coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash{values}
   FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {where} {order}
   ON CONFLICT DO NOTHING
-  RETURNING job_id, queue
+  RETURNING job_id, queue{returning}
 ), journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
+  INSERT INTO dl_job_events (job_id, queue, kind{journal}
 )
-SELECT job_id, queue FROM added
+SELECT job_id, queue{result} FROM added
 """
 
 
@@ -93,14 +93,21 @@ _BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000
 _AVAILABLE: Final = "coalesce(r.available_at, now())"
 
 
-def _add(rows: str, parameter: str, order: str, where: str = "", *, graph: bool = False) -> str:
-    """The statement for rows as one parameter for each column: of its type, or of a list of it.
+_QUEUED: Final = {
+    "names": {},
+    "columns": "",
+    "values": "",
+    "available_at": _AVAILABLE,
+    "returning": "",
+    "journal": ") SELECT job_id, queue, 'queued' FROM added",
+    "result": "",
+}
 
-    For a `graph` with jobs that run after others: these wait, their time put aside (see 0013_after.sql).
-    """
-    names = _COLUMNS | (_COLUMNS_OF_GRAPHS if graph else {})
+
+def _add(rows: str, parameter: str, order: str, where: str = "", more: Mapping[str, Any] = _QUEUED) -> str:
+    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
+    names = _COLUMNS | more["names"]
     parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
-    more = _OF_GRAPHS if graph else {"columns": "", "values": "", "available_at": _AVAILABLE}
     return _ADD.format(
         rows=rows.format(parameters, ", ".join(names)),
         where=where,
@@ -111,7 +118,9 @@ def _add(rows: str, parameter: str, order: str, where: str = "", *, graph: bool 
     )
 
 
-_OF_GRAPHS: Final = {
+# Jobs that run after others wait, their time put aside (see 0013_after.sql).
+_OF_GRAPHS: Final = _QUEUED | {
+    "names": _COLUMNS_OF_GRAPHS,
     "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
     "values": ", r.when_failed, coalesce((SELECT p.root_id FROM dl_jobs p WHERE p.job_id = r.root_id), r.root_id),"
     " CASE WHEN r.when_failed IS NOT NULL THEN 'after' END,"
@@ -129,9 +138,39 @@ _ADD_MANY: Final = _add(*_MANY)
 _ADD_ONE: Final = _add(*_ONE)
 _ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
 _ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
-_ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, graph=True)
-_ADD_TO_WHOLE: Final = _add(*_MANY, graph=True)
+_ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, more=_OF_GRAPHS)
+_ADD_TO_WHOLE: Final = _add(*_MANY, more=_OF_GRAPHS)
 """For jobs that a handler adds without a key: they wait for nobody, and set nothing in the handler's transaction."""
+
+# A job that this process can run at once is added as claimed: `slot` is the queue in which it has a free slot, `worker`
+# its name. What only the database knows is decided here: whether the queue is paused, and the task's queue and key.
+_STARTS: Final = """
+CROSS JOIN LATERAL (
+  SELECT coalesce(r.queue, t.queue) = r.slot AND r.lock_key IS NULL AND t.lock_key IS NULL
+         AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = r.slot AND q.paused) AS here
+) AS starts
+"""
+_STARTED: Final = {
+    "names": {"slot": "text", "worker": "text"},
+    "columns": ", status, attempt, token, claimed_by, lease_expires_at, heartbeat_at, started_at",
+    "values": ", CASE WHEN starts.here THEN 'running' ELSE 'queued' END::dl_status,"
+    " CASE WHEN starts.here THEN 1 ELSE 0 END,"
+    " CASE WHEN starts.here THEN nextval('dl_token_seq') ELSE 0 END,"
+    " CASE WHEN starts.here THEN r.worker END,"
+    " CASE WHEN starts.here"
+    " THEN now() + make_interval(secs => coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s)) END,"
+    " CASE WHEN starts.here THEN now() END, CASE WHEN starts.here THEN now() END",
+    "available_at": _AVAILABLE,
+    "returning": ", status, token, claimed_by, task, args, partition_key, max_attempts, lease_ttl_sec",
+    "journal": ", payload) SELECT job_id, queue, line.kind, line.payload FROM added CROSS JOIN LATERAL (VALUES"
+    " ('queued', NULL::jsonb), ('picked', jsonb_build_object('attempt', 1, 'worker', claimed_by)))"
+    " AS line (kind, payload)"
+    " WHERE line.kind = 'queued' OR status = 'running'",
+    "result": ", token, task, CASE WHEN status = 'running' THEN args::text END AS args, partition_key, max_attempts,"
+    " lease_ttl_sec, status = 'running' AS is_running",
+}
+_ADD_ONE_STARTED: Final = _add(*_ONE, _STARTS, more=_STARTED)
+_ADD_MANY_STARTED: Final = _add(*_MANY, _STARTS, more=_STARTED)
 
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
@@ -232,6 +271,38 @@ async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = Fals
     else:
         records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*plain, strict=True))
     return {record["job_id"]: record["queue"] for record in records}
+
+
+async def aio_insert_started(
+    connection: Any, rows: list[Row], slots: list[str | None], worker: str
+) -> tuple[dict[UUID, str], list[ClaimedJob]]:
+    """As `aio_insert`, for plain rows, some of which `worker` has a slot for, in the queue that stands in `slots`.
+
+    The jobs that are its own now come back too: each whose queue it is, that has no key, and whose queue is not paused.
+    """
+    given = [(*row[:_PLAIN], slot, worker) for row, slot in zip(rows, slots, strict=True)]
+    if len(given) == 1:
+        records = await connection.fetch(_ADD_ONE_STARTED, *given[0])
+    else:
+        records = await connection.fetch(_ADD_MANY_STARTED, *zip(*given, strict=True))
+    started = [
+        ClaimedJob(
+            job_id=record["job_id"],
+            token=record["token"],
+            queue=record["queue"],
+            task=record["task"],
+            args=record["args"],
+            lock_key=None,
+            lock_hash=None,
+            partition_key=record["partition_key"],
+            attempt=1,
+            max_attempts=record["max_attempts"],
+            lease_s=record["lease_ttl_sec"],
+        )
+        for record in records
+        if record["is_running"]
+    ]
+    return {record["job_id"]: record["queue"] for record in records}, started
 
 
 def _aio_transaction(connection: Any) -> Any:

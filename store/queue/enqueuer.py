@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 import attrs
 import trio
 
 from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
-from dataloader.jobs.model import Enqueued, NewJob
+from dataloader.jobs.model import ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, acquire
-from dataloader.store.queue.enqueue import ANSWER_S, Row, aio_insert, enqueue, row_of
+from dataloader.store.queue.enqueue import ANSWER_S, Row, aio_insert, aio_insert_started, enqueue, row_of
 
 MAX_GROUP: Final = 250
 """Jobs that came one by one and are added in one statement, at the most."""
+
+
+class Starter(Protocol):
+    """Starts jobs in this process as soon as they are added, without a claim: `worker` has them then."""
+
+    @property
+    def worker(self) -> str:
+        """The name of this process as `claimed_by`."""
+
+    def reserve(self, job: NewJob) -> str | None:
+        """Keep a slot for a job that is about to be added; the slot's queue, or None where it has to wait its turn."""
+
+    def started(self, reserved: Sequence[tuple[UUID, str]], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
+        """Of the jobs with a slot these have been added as ours by a statement of `sent_at`; the others are queued."""
+
+    def failed(self, reserved: Sequence[tuple[UUID, str]]) -> None:
+        """Whether the jobs with a slot were added is unknown, or they were refused."""
 
 
 class Enqueuer:
     """Adds jobs for one process.
 
     Those that come one by one while a statement is under way are added by the next one, together: nobody waits for
-    others to come, and many callers cost little more than one. Each has its own answer.
+    others to come, and many callers cost little more than one. Each has its own answer. `starter` has those started
+    at once that find a free slot in this process.
     """
+
+    starter: Starter | None = None
 
     def __init__(self, database: Database, *, default_lease_s: int = 60) -> None:
         """Leases last `default_lease_s` where neither a job nor its task says how long."""
@@ -39,14 +59,15 @@ class Enqueuer:
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
         if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
             (job,) = jobs
-            queue = await self._with_others(row_of(job, self._default_lease_s))
+            queue = await self._with_others(job, row_of(job, self._default_lease_s))
             if queue is not None:
                 return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
         return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
 
-    async def _with_others(self, row: Row) -> str | None:
+    async def _with_others(self, job: NewJob, row: Row) -> str | None:
         """The queue of the row that was added; None if something stands against it, or against one of its group."""
         group = self._group
+        group.jobs.append(job)
         group.rows.append(row)
         if len(group.rows) == MAX_GROUP:
             self._group = _Group()
@@ -70,7 +91,7 @@ class Enqueuer:
                 try:
                     if self._group is group:
                         self._group = _Group()
-                    group.added = await self._database.run(aio_insert, group.rows)
+                    group.added = await self._insert(group)
                 finally:
                     self._turn.release()
                 group.error = None
@@ -83,11 +104,27 @@ class Enqueuer:
                 self._group = _Group()  # its time was over before its turn came: nobody may join it any more
             group.ended.set()
 
+    async def _insert(self, group: _Group) -> dict[UUID, str]:
+        starter = self.starter
+        slots = [] if starter is None else [starter.reserve(job) for job in group.jobs]
+        reserved = [(job.job_id, slot) for job, slot in zip(group.jobs, slots, strict=False) if slot is not None]
+        if starter is None or not reserved:
+            return await self._database.run(aio_insert, group.rows)
+        sent_at = trio.current_time()
+        try:
+            added, started = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
+        except BaseException:
+            starter.failed(reserved)
+            raise
+        starter.started(reserved, started, sent_at)
+        return added
+
 
 @attrs.define(eq=False)
 class _Group:
-    """Rows that are added together, and what came of it."""
+    """Jobs that are added together as rows, and what came of it."""
 
+    jobs: list[NewJob] = attrs.field(factory=list)
     rows: list[Row] = attrs.field(factory=list)
     added: dict[UUID, str] = attrs.field(factory=dict)
     error: StoreUnavailable | None = None

@@ -51,7 +51,8 @@ _UNLOCK: Final = "SELECT count(pg_advisory_unlock(h)) FROM unnest($1::int[]) AS 
 _TAKE: Final = "SELECT h, pg_try_advisory_lock(h) AS got FROM unnest($1::int[]) AS u (h)"
 _GIVE_BACK: Final = f"""
 WITH unknown AS MATERIALIZED (
-  SELECT job_id FROM dl_jobs WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[])
+  SELECT job_id FROM dl_jobs
+  WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[]) AND job_id <> ALL ($3::uuid[])
 ), free AS MATERIALIZED (
   SELECT j.job_id FROM unknown u JOIN dl_jobs j ON j.job_id = u.job_id
   WHERE (j.status = 'running') IS TRUE AND j.claimed_by = $1 AND j.token <> ALL ($2::bigint[])
@@ -131,6 +132,8 @@ class LockSession:
         self._ghost: tuple[int, Any] | None = None
         self._keys_are_with: tuple[int, Any] | None = None
         self._suspect = False
+        self._expected: set[UUID] = set()
+        self._doubted: set[UUID] = set()
         self._settled = trio.Event()
         self._settled.set()
         self._claims = 0
@@ -149,6 +152,30 @@ class LockSession:
     def settled(self) -> bool:
         """False while rows may be ours that memory doesn't know: a claim is under way, or its reply was lost."""
         return self._settled.is_set()
+
+    def expect(self, job_id: UUID) -> bool:
+        """A job is about to be added as ours on another connection: no repair gives it back until `adopt` or `doubt`.
+
+        False, and nothing is expected, while a repair is due or may be under way: it would know nothing of the job.
+        """
+        if self._suspect or not self.settled:
+            return False
+        self._expected.add(job_id)
+        return True
+
+    def adopt(self, job_id: UUID, token: int | None) -> None:
+        """The job has been added: as ours, with this token, or (None) for anybody."""
+        self._expected.discard(job_id)
+        if token is not None:
+            self.tokens[token] = None
+
+    def doubt(self, job_id: UUID) -> None:
+        """Whether the job has been added, as ours, is unknown: the next repair gives it back if it was."""
+        self._expected.discard(job_id)
+        self._doubted.add(job_id)
+        self._suspect = True
+        if self.settled:
+            self._settled = trio.Event()
 
     async def wait_settled(self) -> None:
         """Return when no row is ours that memory doesn't know; the repair of a later claim or ping sees to it."""
@@ -313,14 +340,14 @@ class LockSession:
                 )
         except asyncpg.PostgresError as error:
             # What the server has refused it has undone, but for the locks.
-            if not suspect and not isinstance(error, _UNANSWERED):
+            if not suspect and not self._doubted and not isinstance(error, _UNANSWERED):
                 self._settled.set()
             raise
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
-        self._suspect = suspect
-        if not suspect:
+        self._suspect = suspect or bool(self._doubted)
+        if not self._suspect:
             self._settled.set()
         return sent_at, records
 
@@ -365,14 +392,18 @@ class LockSession:
             with contextlib.suppress(ValueError):
                 surplus.remove(lock_hash)
         # Keys of ended jobs are surplus, or went with a former session; their next jobs were not woken.
+        doubted = set(self._doubted)
         with self._freeing() as freed:
-            unknown, returned = await connection.fetchrow(_GIVE_BACK, self.worker, list(self.tokens))
+            ours = self.worker, list(self.tokens), list(self._expected)
+            unknown, returned = await connection.fetchrow(_GIVE_BACK, *ours)
             if surplus:
                 await connection.fetchval(_UNLOCK, surplus)
             if surplus or freed:
                 await connection.fetchval("SELECT dl_ready_next($1)", [*{*surplus, *freed}])
         # A row that somebody else has locked at the moment is given back by the next repair.
-        self._suspect = returned < unknown
+        if returned == unknown:
+            self._doubted -= doubted
+        self._suspect = returned < unknown or bool(self._doubted)
         if not self._suspect:
             self._settled.set()
         if surplus or returned:
