@@ -34,11 +34,12 @@ class DirectStart:
 
     def reserve(self, job: NewJob) -> str | None:
         """As in `Starter`."""
-        if job.lock_key is not None or job.available_at is not None or job.root is not None or job.after is not None:
+        if job.lock_key is not None or job.available_at is not None:
             return None
-        if job.task not in self.tasks or self.tasks[job.task].lock_key is not None:
+        task = self.tasks.get(job.task)
+        if task is None or task.lock_key is not None:
             return None
-        dispatcher = self.dispatchers.get(job.queue or self.tasks[job.task].queue or "")
+        dispatcher = self.dispatchers.get(job.queue or task.queue or "")
         if dispatcher is None or not dispatcher.reserve():
             return None
         if not self.locks.expect(job.job_id):
@@ -46,20 +47,20 @@ class DirectStart:
             return None
         return dispatcher.queue
 
-    def started(self, reserved: Sequence[tuple[UUID, str]], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
+    def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
         """As in `Starter`."""
         started = {job.job_id: job for job in jobs}
-        for job_id, queue in reserved:
+        for job_id, queue in reserved.items():
             job = started.get(job_id)
             self.locks.adopt(job_id, None if job is None else job.token)
             if job is None:
                 self.dispatchers[queue].give_back()
-            elif not self.dispatchers[queue].start(job, sent_at):
-                self.locks.tokens.pop(job.token)
-                self.locks.doubt(job_id)
+            else:
+                self.dispatchers[queue].start(job, sent_at)
 
-    def failed(self, reserved: Sequence[tuple[UUID, str]]) -> None:
+    def unanswered(self, reserved: Mapping[UUID, str]) -> None:
         """As in `Starter`."""
-        for job_id, queue in reserved:
+        for job_id, queue in reserved.items():
             self.locks.doubt(job_id)
             self.dispatchers[queue].give_back()
+            self.dispatchers[queue].wake.set()  # its next claim repairs

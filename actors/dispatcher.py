@@ -8,7 +8,7 @@ jobs finish; each job has a scope of its own that stops it.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,6 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.enqueue import ANSWER_S
 from dataloader.store.queue.lock_session import Claim, LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 
@@ -36,16 +35,15 @@ log = get_logger(__name__)
 
 STARTS_A_TURN: Final = 4
 """Jobs started in one turn of the event loop: some 100 µs each until the first wait of their handlers."""
-RESERVED_S: Final = 2 * ANSWER_S
-"""How long the end of the intake waits for jobs that are just being added as ours."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Dispatcher:
     """One queue of this process. `running` counts its slots in use, including jobs that ended but are not recorded.
 
-    `answered` is called after each claim that the lock session has answered. `closed` is set when the intake was
-    cancelled and no claim is under way any more.
+    `reserved` of them are kept for jobs that are just being added as ours. `answered` is called after each claim that
+    the lock session has answered. `closed` is set when the intake was cancelled and no claim is under way any more, nor
+    such an addition.
     """
 
     queue: str
@@ -65,10 +63,9 @@ class Dispatcher:
     wake: Wake = attrs.field(factory=Wake)
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
-    _cursor: ClaimCursor = attrs.field(factory=ClaimCursor, init=False)
-    _jobs: trio.Nursery | None = attrs.field(default=None, init=False)
+    _jobs: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
-    _claiming: bool = attrs.field(default=False, init=False)
+    _resting: bool = attrs.field(default=False, init=False)
     _to_test: set[int] = attrs.field(factory=set, init=False)
     _testing: bool = attrs.field(default=False, init=False)
 
@@ -78,10 +75,11 @@ class Dispatcher:
         self._slots.set()
 
     def reserve(self) -> bool:
-        """Keep a slot for a job that is about to be added as ours; False if none is free or others may be waiting."""
-        if self._jobs is None or self.intake.cancel_called or self.running >= self.concurrency:
+        """Keep a slot for a job that is about to be added as ours; False if none is free, or another job is first."""
+        if not self._resting or self.wake.is_set:
             return False
-        if self._claiming or self.wake.is_set or not self._cursor.found_all:
+        if self.running >= self.concurrency:
+            self._resting = False  # this job waits for a slot, so those that come later wait behind it
             return False
         self.running += 1
         self.reserved += 1
@@ -92,16 +90,12 @@ class Dispatcher:
         self.reserved -= 1
         self.freed(1)
 
-    def start(self, job: ClaimedJob, sent_at: float) -> bool:
-        """Start a job for which a slot was reserved; False, and the slot is free again, when it is too late."""
-        if self._jobs is None:
-            self.give_back()
-            return False
+    def start(self, job: ClaimedJob, sent_at: float) -> None:
+        """Start a job for which a slot was reserved; it was added by a statement that was sent at `sent_at`."""
         self.reserved -= 1
         self._slots.set()
         self.services.telemetry.started_at_once(self.queue)
-        self._take([job], [0.0], sent_at, self._jobs)
-        return True
+        self._start_one(self._add(job, sent_at, trio.current_time() - sent_at))
 
     @property
     def _part(self) -> str:
@@ -119,32 +113,24 @@ class Dispatcher:
         error does not end the jobs.
         """
         self._limiter = trio.CapacityLimiter(self.concurrency)
-        async with trio.open_nursery() as jobs:
-            self._jobs = jobs
+        async with trio.open_nursery() as self._jobs:
             task_status.started()
-            try:
-                with self.intake:
-                    await keep(partial(self._claim_for_ever, partial(jobs.start_soon, keep, self._test), jobs))
-                with trio.move_on_after(RESERVED_S, shield=True):
-                    while self.reserved:
-                        await self._slots.wait(math.inf)
-            finally:
-                self._jobs = None
+            with self.intake:
+                await keep(partial(self._claim_for_ever, partial(self._jobs.start_soon, keep, self._test)))
+            while self.reserved:
+                await self._slots.wait(math.inf)
             self.outage.left(self._part)
             self.closed.set()
         while self.running:
             await self._slots.wait(math.inf)
 
-    async def _claim_for_ever(self, start_test: Callable[[], None], jobs: trio.Nursery) -> None:
+    async def _claim_for_ever(self, start_test: Callable[[], None]) -> None:
         names, cursor = list(self.tasks), ClaimCursor()
-        self._cursor = cursor
         while True:
-            if self.running >= self.concurrency:
-                await self._slots.wait(math.inf)
-                continue
             if not cursor.more:
-                # Jittered, so that replicas which were started together don't ask together.
-                await self.wake.wait(cursor.wait_s(jittered(self.poll_s)))
+                await self._rest(cursor)
+            while self.running >= self.concurrency:
+                await self._slots.wait(math.inf)
             ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=self.wake.is_set)
             try:
                 claim = await self._claim(ask, names)
@@ -156,46 +142,53 @@ class Dispatcher:
                 continue
             self.outage.worked(self._part)
             cursor.answered(ask, claim, trio.current_time())
-            self.running += len(claim.jobs)
-            self._take(claim.jobs, claim.waited_s, claim.sent_at, jobs)
+            self._take(claim)
             self._to_test.update(claim.to_test)
             if self._to_test and not self._testing:
                 self._testing = True
                 start_test()
 
+    async def _rest(self, cursor: ClaimCursor) -> None:
+        """Wait until something may have become ready. Meanwhile jobs may start without a claim: none waits for one."""
+        self._resting = cursor.found_all
+        try:
+            # Jittered, so that replicas which were started together don't ask together.
+            await self.wake.wait(cursor.wait_s(jittered(self.poll_s)))
+        finally:
+            self._resting = False
+
     async def _claim(self, ask: Ask, names: list[str]) -> Claim:
         if ask.after is None:
             self.wake.lower()
-        self._claiming = True
-        try:
-            claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
-        finally:
-            self._claiming = False
+        claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
         self.answered()
         self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - ask.began)
         return claim
 
-    def _take(self, claimed: Sequence[ClaimedJob], waited: Sequence[float], sent_at: float, jobs: trio.Nursery) -> None:
-        """Every job has its run in this very turn, so that whatever comes for it, a lost key first of all, finds it."""
-        now = trio.current_time()
-        runs = []
-        for job, waited_s in zip(claimed, waited, strict=True):
-            run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, sent_at + job.lease_s))
-            self.runs.add(run)
-            self.services.telemetry.picked_up(self.queue, waited_s)
-            runs.append(run)
+    def _take(self, claim: Claim) -> None:
+        """Add a run for each job without a checkpoint in between, so that a lost key or a cancel finds each of them."""
+        self.running += len(claim.jobs)
+        runs = [
+            self._add(job, claim.sent_at, waited_s) for job, waited_s in zip(claim.jobs, claim.waited_s, strict=True)
+        ]
         if len(runs) == 1:
-            self._start_one(runs[0], jobs)
+            self._start_one(runs[0])
         elif runs:
-            jobs.start_soon(self._start, runs, jobs)
+            self._jobs.start_soon(self._start, runs)
 
-    def _start_one(self, run: Run, jobs: trio.Nursery) -> None:
-        jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, self._limiter)
+    def _add(self, job: ClaimedJob, sent_at: float, waited_s: float) -> Run:
+        run = Run(job=job, claimed_at=trio.current_time(), lease=Lease(job.lease_s, sent_at + job.lease_s))
+        self.runs.add(run)
+        self.services.telemetry.picked_up(self.queue, waited_s)
+        return run
 
-    async def _start(self, runs: list[Run], jobs: trio.Nursery) -> None:
-        """Start the bodies, some in each turn of the event loop: the others, requests above all, get their turns."""
+    def _start_one(self, run: Run) -> None:
+        self._jobs.start_soon(runner.run, run, self.tasks[run.job.task], self.services, self._limiter)
+
+    async def _start(self, runs: list[Run]) -> None:
+        """Start the handlers, a few in each turn of the event loop, so that other tasks get their turns."""
         for number, run in enumerate(runs, 1):
-            self._start_one(run, jobs)
+            self._start_one(run)
             if number % STARTS_A_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 

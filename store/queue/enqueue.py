@@ -23,155 +23,19 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, ClaimedJob, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
-
-Row = tuple[Any, ...]
+from dataloader.store.queue.job_inserts import HASH, Row, aio_insert
 
 MAX_ARGS_BYTES: Final = 16_777_216
 ANSWER_S: Final = 12.0
 """Whoever triggers has an answer within this time, whatever the database does."""
-KEY_WAIT_S: Final = 5.0
-"""How long a key is waited for that a transaction of somebody else has added: others need the connection."""
 
 _ROWS_IN_A_TURN: Final = 50
 """Jobs of a long list that are written as rows before the loop has its turn."""
-_COLUMNS: Final = {
-    "job_id": "uuid",
-    "queue": "text",
-    "task": "text",
-    "args": "text",
-    "idempotency_key": "text",
-    "lock_key": "text",
-    "partition_key": "text",
-    "priority": "int",
-    "available_at": "timestamptz",
-    "max_attempts": "int",
-    "lease_ttl_sec": "int",
-    "lease_s": "int",
-    "producer": "text",
-    "consumer_group": "text",
-    "request_hash": "bytea",
-}
-_COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
-"""Those that stand behind them in a row, and that most jobs do without."""
-_HASH: Final = list(_COLUMNS).index("request_hash")
-_PLAIN: Final = len(_COLUMNS)
-_ADD: Final = """
-WITH added AS (
-  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
-                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash{columns})
-  SELECT r.job_id,
-         coalesce(r.queue, t.queue,
-                  dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
-                    || CASE WHEN t.task IS NULL THEN '; no process has declared it yet: start `dataloader serve` '
-                                                  || 'with it once, or give queue' ELSE '' END)),
-         r.task, r.args::jsonb, r.idempotency_key,
-         coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL
-                                   THEN dl_key('lock_key', t.lock_key, r.task, r.args::jsonb) END, r.job_id::text),
-         r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
-         r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
-         coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
-         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash{values}
-  FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {where} {order}
-  ON CONFLICT DO NOTHING
-  RETURNING job_id, queue{returning}
-), journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind{journal}
-)
-SELECT job_id, queue{result} FROM added
-"""
-
-
-# The server ends the wait by itself: one that is told to stop from here goes on until it has heard of it.
-_BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
-
-
-_AVAILABLE: Final = "coalesce(r.available_at, now())"
-
-
-_QUEUED: Final = {
-    "names": {},
-    "columns": "",
-    "values": "",
-    "available_at": _AVAILABLE,
-    "returning": "",
-    "journal": ") SELECT job_id, queue, 'queued' FROM added",
-    "result": "",
-}
-
-
-def _add(rows: str, parameter: str, order: str, where: str = "", more: Mapping[str, Any] = _QUEUED) -> str:
-    """The statement for rows as one parameter for each column: of its type, or of a list of it."""
-    names = _COLUMNS | more["names"]
-    parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
-    return _ADD.format(
-        rows=rows.format(parameters, ", ".join(names)),
-        where=where,
-        order=order,
-        priority=DEFAULT_PRIORITY,
-        max_attempts=DEFAULT_MAX_ATTEMPTS,
-        **more,
-    )
-
-
-# Jobs that run after others wait, their time put aside (see 0013_after.sql).
-_OF_GRAPHS: Final = _QUEUED | {
-    "names": _COLUMNS_OF_GRAPHS,
-    "columns": ", when_failed, root_id, waits_for, waits_on, wanted_at",
-    "values": ", r.when_failed, coalesce((SELECT p.root_id FROM dl_jobs p WHERE p.job_id = r.root_id), r.root_id),"
-    " CASE WHEN r.when_failed IS NOT NULL THEN 'after' END,"
-    f" CASE WHEN r.when_failed IS NOT NULL THEN '{UNCHOSEN}'::uuid END,"
-    " CASE WHEN r.when_failed IS NOT NULL THEN r.available_at END",
-    "available_at": f"CASE WHEN r.when_failed IS NOT NULL THEN 'infinity' ELSE {_AVAILABLE} END",
-}
-
-
-# In the list's order, whatever the join makes of it: two lists with the same keys wait for each other in one order.
-_MANY: Final = "unnest({}) WITH ORDINALITY AS r ({}, number)", "${}::{}[]", "ORDER BY r.number"
-_ONE: Final = "(VALUES ({})) AS r ({})", "${}::{}", ""
-"""For the common single job: lists of one cost a quarter of the statement."""
-_ADD_MANY: Final = _add(*_MANY)
-_ADD_ONE: Final = _add(*_ONE)
-_ADD_MANY_WITH_KEYS: Final = _add(*_MANY, _BRIEFLY)
-_ADD_ONE_WITH_KEY: Final = _add(*_ONE, _BRIEFLY)
-_ADD_GRAPH: Final = _add(*_MANY, _BRIEFLY, more=_OF_GRAPHS)
-_ADD_TO_WHOLE: Final = _add(*_MANY, more=_OF_GRAPHS)
-"""For jobs that a handler adds without a key: they wait for nobody, and set nothing in the handler's transaction."""
-
-# A job that this process can run at once is added as claimed: `slot` is the queue in which it has a free slot, `worker`
-# its name. What only the database knows is decided here: whether the queue is paused, and the task's queue and key.
-_STARTS: Final = """
-CROSS JOIN LATERAL (
-  SELECT coalesce(r.queue, t.queue) = r.slot AND r.lock_key IS NULL AND t.lock_key IS NULL
-         AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = r.slot AND q.paused) AS here
-) AS starts
-"""
-_STARTED: Final = {
-    "names": {"slot": "text", "worker": "text"},
-    "columns": ", status, attempt, token, claimed_by, lease_expires_at, heartbeat_at, started_at",
-    "values": ", CASE WHEN starts.here THEN 'running' ELSE 'queued' END::dl_status,"
-    " CASE WHEN starts.here THEN 1 ELSE 0 END,"
-    " CASE WHEN starts.here THEN nextval('dl_token_seq') ELSE 0 END,"
-    " CASE WHEN starts.here THEN r.worker END,"
-    " CASE WHEN starts.here"
-    " THEN now() + make_interval(secs => coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s)) END,"
-    " CASE WHEN starts.here THEN now() END, CASE WHEN starts.here THEN now() END",
-    "available_at": _AVAILABLE,
-    "returning": ", status, token, claimed_by, task, args, partition_key, max_attempts, lease_ttl_sec",
-    "journal": ", payload) SELECT job_id, queue, line.kind, line.payload FROM added CROSS JOIN LATERAL (VALUES"
-    " ('queued', NULL::jsonb), ('picked', jsonb_build_object('attempt', 1, 'worker', claimed_by)))"
-    " AS line (kind, payload)"
-    " WHERE line.kind = 'queued' OR status = 'running'",
-    "result": ", token, task, CASE WHEN status = 'running' THEN args::text END AS args, partition_key, max_attempts,"
-    " lease_ttl_sec, status = 'running' AS is_running",
-}
-_ADD_ONE_STARTED: Final = _add(*_ONE, _STARTS, more=_STARTED)
-_ADD_MANY_STARTED: Final = _add(*_MANY, _STARTS, more=_STARTED)
-
 _WINNERS: Final = """
 SELECT idempotency_key, job_id, status::text AS status, request_hash, queue, task, lock_key, keyed, partition_key,
        args::text AS args
@@ -260,51 +124,6 @@ def _request_hash(job: NewJob) -> bytes:
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
 
 
-async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
-    """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
-    plain = [row[:_PLAIN] for row in rows]
-    if any(value is not None for row in rows for value in row[_PLAIN:]):
-        may_wait = with_keys or any(row[_PLAIN] is not None for row in rows)
-        records = await connection.fetch(_ADD_GRAPH if may_wait else _ADD_TO_WHOLE, *zip(*rows, strict=True))
-    elif len(rows) == 1:
-        records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *plain[0])
-    else:
-        records = await connection.fetch(_ADD_MANY_WITH_KEYS if with_keys else _ADD_MANY, *zip(*plain, strict=True))
-    return {record["job_id"]: record["queue"] for record in records}
-
-
-async def aio_insert_started(
-    connection: Any, rows: list[Row], slots: list[str | None], worker: str
-) -> tuple[dict[UUID, str], list[ClaimedJob]]:
-    """As `aio_insert`, for plain rows, some of which `worker` has a slot for, in the queue that stands in `slots`.
-
-    The jobs that are its own now come back too: each whose queue it is, that has no key, and whose queue is not paused.
-    """
-    given = [(*row[:_PLAIN], slot, worker) for row, slot in zip(rows, slots, strict=True)]
-    if len(given) == 1:
-        records = await connection.fetch(_ADD_ONE_STARTED, *given[0])
-    else:
-        records = await connection.fetch(_ADD_MANY_STARTED, *zip(*given, strict=True))
-    started = [
-        ClaimedJob(
-            job_id=record["job_id"],
-            token=record["token"],
-            queue=record["queue"],
-            task=record["task"],
-            args=record["args"],
-            lock_key=None,
-            lock_hash=None,
-            partition_key=record["partition_key"],
-            attempt=1,
-            max_attempts=record["max_attempts"],
-            lease_s=record["lease_ttl_sec"],
-        )
-        for record in records
-        if record["is_running"]
-    ]
-    return {record["job_id"]: record["queue"] for record in records}, started
-
-
 def _aio_transaction(connection: Any) -> Any:
     return connection.transaction()
 
@@ -377,7 +196,7 @@ async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], t
     stand_ins = await _aio_stand_ins(connection, jobs)
     jobs = [_after_stand_ins(job, stand_ins) for job in jobs]
     rows = [
-        (*row[:_HASH], _request_hash(job), *row[_HASH + 1 :]) if job.after is not None else row
+        (*row[:HASH], _request_hash(job), *row[HASH + 1 :]) if job.after is not None else row
         for job, row in zip(jobs, rows, strict=True)
     ]
     answers = await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
@@ -427,7 +246,7 @@ def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any,
     winner = winners.get(job.idempotency_key or job.job_id)
     if winner is None:
         raise _WinnerGoneError
-    ours = row[_HASH]
+    ours = row[HASH]
     if ours is not None and winner["request_hash"] is not None and len(winner["request_hash"]) == len(ours):
         same = winner["request_hash"] == ours
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -13,7 +13,8 @@ from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
 from dataloader.jobs.model import ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, acquire
-from dataloader.store.queue.enqueue import ANSWER_S, Row, aio_insert, aio_insert_started, enqueue, row_of
+from dataloader.store.queue.enqueue import ANSWER_S, enqueue, row_of
+from dataloader.store.queue.job_inserts import Row, aio_insert, aio_insert_started
 
 MAX_GROUP: Final = 250
 """Jobs that came one by one and are added in one statement, at the most."""
@@ -29,11 +30,11 @@ class Starter(Protocol):
     def reserve(self, job: NewJob) -> str | None:
         """Keep a slot for a job that is about to be added; the slot's queue, or None where it has to wait its turn."""
 
-    def started(self, reserved: Sequence[tuple[UUID, str]], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
-        """Of the jobs with a slot these have been added as ours by a statement of `sent_at`; the others are queued."""
+    def answered(self, reserved: Mapping[UUID, str], jobs: Sequence[ClaimedJob], sent_at: float) -> None:
+        """Of the jobs with a slot (`reserved`: their queues) `jobs` were added as ours, by a statement of `sent_at`."""
 
-    def failed(self, reserved: Sequence[tuple[UUID, str]]) -> None:
-        """Whether the jobs with a slot were added is unknown, or they were refused."""
+    def unanswered(self, reserved: Mapping[UUID, str]) -> None:
+        """Whether the jobs with a slot were added, as ours, is unknown."""
 
 
 class Enqueuer:
@@ -79,7 +80,8 @@ class Enqueuer:
                 await group.ended.wait()
         if group.error is not None:
             raise StoreUnavailable(str(group.error)) from group.error
-        return group.added.get(row[0])
+        # For one request alone: another one with the same id in this group is answered as any that comes later.
+        return group.added.pop(row[0], None)
 
     async def _add(self, group: _Group) -> None:
         """Add all that has gathered in `group` by our turn: for its first, who can't be cancelled meanwhile."""
@@ -106,17 +108,22 @@ class Enqueuer:
 
     async def _insert(self, group: _Group) -> dict[UUID, str]:
         starter = self.starter
-        slots = [] if starter is None else [starter.reserve(job) for job in group.jobs]
-        reserved = [(job.job_id, slot) for job, slot in zip(group.jobs, slots, strict=False) if slot is not None]
-        if starter is None or not reserved:
+        # What handlers add has a root, for which the statement below has no place.
+        if starter is None or any(job.root is not None for job in group.jobs):
             return await self._database.run(aio_insert, group.rows)
-        sent_at = trio.current_time()
+        slots = [starter.reserve(job) for job in group.jobs]
+        reserved = {job.job_id: slot for job, slot in zip(group.jobs, slots, strict=True) if slot is not None}
+        if not reserved:
+            return await self._database.run(aio_insert, group.rows)
         try:
-            added, started = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
-        except BaseException:
-            starter.failed(reserved)
+            added, jobs, sent_at = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
+        except BaseException as error:
+            if isinstance(error, StoreError | BadRequest) and not isinstance(error, StoreUnavailable):
+                starter.answered(reserved, [], 0)  # what the server has refused it has undone
+            else:
+                starter.unanswered(reserved)
             raise
-        starter.started(reserved, started, sent_at)
+        starter.answered(reserved, jobs, sent_at)
         return added
 
 

@@ -1,8 +1,9 @@
 """The process's one session that holds advisory locks: claims are made on it, keys are freed on it, it is kept alive.
 
 Owner of what this worker holds: `tokens` maps each claimed, unreleased job's token to the hash of the key that is held
-for it, None where it has no key, or has lost it (the job is still ours to stop). Everything that changes it happens
-while the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one.
+for it, None where it has no key, or has lost it (the job is still ours to stop). What a claim adds to it is added while
+the session's turn is held, so that a repair never takes a claim that just succeeded for a lost one. A job that another
+connection adds as ours is announced before (`expect`), and repairs pass it over until its answer has come.
 
 Whatever goes wrong in a claim leaves two things unknown: locks that were taken and rows that were committed. Before the
 next claim `_aio_repair` compares both with memory: surplus locks are unlocked, unknown rows go back with their attempt.
@@ -39,6 +40,9 @@ IDLE_SHARE: Final = 0.8
 """The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""
 
 MIN_PING_S: Final = 1.0
+
+DOUBT_S: Final = 2.0
+"""How long a statement whose answer was lost may go on in the server: for so long repairs look for its jobs again."""
 
 _CLAIM: Final = "SELECT * FROM dl_claim_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASE: Final = "SELECT dl_release($1)"
@@ -133,7 +137,8 @@ class LockSession:
         self._keys_are_with: tuple[int, Any] | None = None
         self._suspect = False
         self._expected: set[UUID] = set()
-        self._doubted: set[UUID] = set()
+        self._doubted: dict[UUID, float] = {}
+        self._repairing = False
         self._settled = trio.Event()
         self._settled.set()
         self._claims = 0
@@ -150,30 +155,30 @@ class LockSession:
 
     @property
     def settled(self) -> bool:
-        """False while rows may be ours that memory doesn't know: a claim is under way, or its reply was lost."""
+        """False while rows may be ours that memory doesn't know: a claim is under way, or an answer was lost."""
         return self._settled.is_set()
 
     def expect(self, job_id: UUID) -> bool:
         """A job is about to be added as ours on another connection: no repair gives it back until `adopt` or `doubt`.
 
-        False, and nothing is expected, while a repair is due or may be under way: it would know nothing of the job.
+        False, and nothing is expected, while a repair may be under way that does not know of the job, and if the same
+        job is expected or in doubt already.
         """
-        if self._suspect or not self.settled:
+        if self._repairing or job_id in self._expected or job_id in self._doubted:
             return False
         self._expected.add(job_id)
         return True
 
     def adopt(self, job_id: UUID, token: int | None) -> None:
-        """The job has been added: as ours, with this token, or (None) for anybody."""
+        """The answer has come: the job is ours, with this token, or (None) is not."""
         self._expected.discard(job_id)
         if token is not None:
             self.tokens[token] = None
 
     def doubt(self, job_id: UUID) -> None:
-        """Whether the job has been added, as ours, is unknown: the next repair gives it back if it was."""
+        """No answer has come: if the job was added as ours, a repair gives it back."""
         self._expected.discard(job_id)
-        self._doubted.add(job_id)
-        self._suspect = True
+        self._doubted[job_id] = trio.current_time() + DOUBT_S
         if self.settled:
             self._settled = trio.Event()
 
@@ -263,7 +268,7 @@ class LockSession:
 
     async def repair(self) -> None:
         """Make the server agree with memory after a claim or a session was lost; else there is nothing to do."""
-        if self._suspect:
+        if self._needs_repair:
             await self._session.write(self._aio_release)
 
     async def watch(self, timeout_s: float) -> bool:
@@ -325,7 +330,7 @@ class LockSession:
         backoff_s: float,
         after: UUID | None,
     ) -> tuple[float, list[Any]]:
-        if self._suspect:
+        if self._needs_repair:
             await self._aio_repair(connection)
         # Whatever ends the claim before its reply is in memory, a deadlock after which it is repeated included, leaves
         # locks and rows behind that nobody knows.
@@ -346,13 +351,12 @@ class LockSession:
         for record in records:
             if record["verdict"] == "run":
                 self.tokens[record["token"]] = record["lock_hash"]
-        self._suspect = suspect or bool(self._doubted)
-        if not self._suspect:
-            self._settled.set()
+        self._suspect = suspect
+        self._settle()
         return sent_at, records
 
     async def _aio_release(self, connection: Any) -> None:
-        if self._suspect:
+        if self._needs_repair:
             await self._aio_repair(connection)
         with self._freeing() as hashes:
             if hashes:
@@ -392,20 +396,21 @@ class LockSession:
             with contextlib.suppress(ValueError):
                 surplus.remove(lock_hash)
         # Keys of ended jobs are surplus, or went with a former session; their next jobs were not woken.
-        doubted = set(self._doubted)
+        now = trio.current_time()
         with self._freeing() as freed:
+            # Until a repair has its answer: one that went with its session may be under way in the server still.
+            self._repairing = True
             ours = self.worker, list(self.tokens), list(self._expected)
             unknown, returned = await connection.fetchrow(_GIVE_BACK, *ours)
+            self._repairing = False
             if surplus:
                 await connection.fetchval(_UNLOCK, surplus)
             if surplus or freed:
                 await connection.fetchval("SELECT dl_ready_next($1)", [*{*surplus, *freed}])
         # A row that somebody else has locked at the moment is given back by the next repair.
-        if returned == unknown:
-            self._doubted -= doubted
-        self._suspect = returned < unknown or bool(self._doubted)
-        if not self._suspect:
-            self._settled.set()
+        self._suspect = returned < unknown
+        self._doubted = {job_id: until for job_id, until in self._doubted.items() if until > now}
+        self._settle()
         if surplus or returned:
             log.warning("repaired after an interrupted claim", locks=len(surplus), jobs=returned)
 
@@ -438,6 +443,14 @@ class LockSession:
             for token in lost:
                 self.tokens[token] = None
             self._lost(lost)
+
+    @property
+    def _needs_repair(self) -> bool:
+        return self._suspect or bool(self._doubted)
+
+    def _settle(self) -> None:
+        if not self._needs_repair:
+            self._settled.set()
 
     def _held(self) -> list[int]:
         return [lock_hash for lock_hash in self.tokens.values() if lock_hash is not None]

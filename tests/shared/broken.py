@@ -115,6 +115,23 @@ async def _watch_sees_nothing(_locks, _timeout_s: float) -> bool:
     return False
 
 
+def _expects(locks, job_id) -> bool:
+    locks._expected.add(job_id)
+    return True
+
+
+def _forgets(locks, job_id) -> None:
+    locks._expected.discard(job_id)
+
+
+def _reserves_at_any_time(dispatcher) -> bool:
+    if dispatcher.running >= dispatcher.concurrency:
+        return False
+    dispatcher.running += 1
+    dispatcher.reserved += 1
+    return True
+
+
 BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
 STORE, ACTORS, FAULTS = "tests/store/queue", "tests/actors", "tests/faults"
 
@@ -218,6 +235,32 @@ GUARDS = {
         "a job whose claim nobody heard of goes back",
         f"{STORE}/test_claim.py::test_a_claim_whose_reply_was_lost_goes_back_with_its_attempt",
         edit("store.queue.lock_session._GIVE_BACK", "WHERE status = 'running' AND", "WHERE false AND"),
+    ),
+    "repair passes over what is just being added": Guard(
+        "a job that starts as it is added is not given back before the answer has come",
+        f"{ACTORS}/test_direct_start.py::test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair",
+        edit("store.queue.lock_session._GIVE_BACK", "job_id <> ALL ($3::uuid[])", "$3::uuid[] IS NOT NULL"),
+    ),
+    "no start beside a repair": Guard(
+        "no job starts as it is added while a repair is under way that does not know of it",
+        f"{STORE}/test_lock_session.py::"
+        "test_no_job_is_expected_while_a_repair_may_be_under_way_that_does_not_know_of_it",
+        put("store.queue.lock_session.LockSession.expect", _expects),
+    ),
+    "repair of an addition without an answer": Guard(
+        "a job that was added as ours, and nobody heard of it, goes back",
+        f"{STORE}/test_lock_session.py::test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over",
+        put("store.queue.lock_session.LockSession.doubt", _forgets),
+    ),
+    "pause in the addition": Guard(
+        "no job starts as it is added while its queue is paused",
+        f"{ACTORS}/test_direct_start.py::test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim",
+        edit("store.queue.job_inserts._ADD_ONE_STARTED", "AND q.paused", "AND false"),
+    ),
+    "place of a job that found no slot": Guard(
+        "a job that waits for a slot is not overtaken by later ones",
+        f"{ACTORS}/test_direct_start.py::test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one",
+        put("actors.dispatcher.Dispatcher.reserve", _reserves_at_any_time),
     ),
     "repair of locks after a lost reply": Guard(
         "a key that a failed claim has locked comes free",

@@ -8,6 +8,7 @@ import trio.testing
 from databases import raw_connection
 
 from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.ids import uuid7
 from dataloader.jobs.states import Step
 from dataloader.store.queue.leases import Beat
 from dataloader.store.queue.lock_session import IDLE_SHARE
@@ -241,3 +242,57 @@ async def test_a_server_that_does_not_track_its_sessions_costs_no_claim_that_wai
     await worker.locks.end_watch()
     [claimed] = claims
     assert len(claimed.jobs) == 1
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_in_doubt_is_looked_for_until_its_statement_must_be_over(
+    start_worker, add_job, row_of, journal_of, monkeypatch
+):
+    monkeypatch.setattr("dataloader.store.queue.lock_session.DOUBT_S", 0.5)
+    worker = start_worker()
+    await worker.ping()
+    job_id = uuid7()
+    assert worker.locks.expect(job_id)
+    assert not worker.locks.expect(job_id)
+    worker.locks.doubt(job_id)
+    await worker.ping()
+    # Its transaction goes on behind the connection that was lost.
+    assert not worker.locks.settled
+    assert not worker.locks.expect(job_id)
+    await add_job(
+        job_id=f"'{job_id}'",
+        status="'running'",
+        claimed_by="'w1'",
+        token="999999",
+        attempt="1",
+        lease_expires_at="now() + interval '1 hour'",
+    )
+    with trio.fail_after(30):
+        while not worker.locks.settled:
+            await worker.ping()
+    assert await row_of(job_id, "status") == "queued"
+    assert await journal_of(job_id) == ["requeue: the claim's reply was lost"]
+
+
+@pytest.mark.requirement("Q7")
+async def test_no_job_is_expected_while_a_repair_may_be_under_way_that_does_not_know_of_it(
+    start_worker, raw, until_blocked, end_session
+):
+    worker = start_worker()
+    await worker.ping()
+    assert worker.locks.expect(uuid7())
+    await end_session(worker)
+    refused = []
+    with trio.fail_after(30):
+        await raw.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ping, worker)
+            await until_blocked()
+            refused.append(not worker.locks.expect(uuid7()))
+            # It may be under way in the server, though its session has gone.
+            await worker.locks._session.drop()
+            refused.append(not worker.locks.expect(uuid7()))
+            await raw.execute("ROLLBACK")
+        await worker.ping()
+    assert refused == [True, True]
+    assert worker.locks.expect(uuid7())

@@ -1,0 +1,344 @@
+"""A job that finds a free slot in the process that adds it starts at once, without a notification and a claim (Q6).
+
+Polls are an hour apart, so what is not started at once starts by its notification. The proxy's pool is the connection
+that adds jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+import trio.testing
+from conditions import until, when_ended
+from proxy import open_proxy
+
+from dataloader import NewJob, StoreUnavailable, Tasks
+from dataloader.jobs.contract import Operator
+from dataloader.store.queue.control import pause, resume
+
+OPERATOR = Operator("test", None)
+AT_ONCE = ["queued", "picked", "done"]
+LOCKS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '% locks' AND datname = current_database()"
+
+
+class Desk:
+    """A task `note`, which notes its jobs' `n` and, if they have `wait`, waits for `release`."""
+
+    def __init__(self):
+        self.tasks, self.release, self.noted = Tasks(), trio.Event(), []
+        self.now = self.most = 0
+
+        @self.tasks.task("note")
+        async def note(job):
+            self.noted.append(job.args.get("n"))
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                with trio.move_on_after(math.inf if job.args.get("wait") else 0.002):
+                    await self.release.wait()
+            finally:
+                self.now -= 1
+
+    async def has_noted(self):
+        return self.noted
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def resting(settled):
+    """Waits until a supervisor's queues have nothing to do."""
+
+    async def resting(supervisor):
+        await settled(supervisor)
+
+        async def all_rest():
+            dispatchers = supervisor._parts.dispatchers
+            return all(one._resting and not one.wake.is_set and not one.running for one in dispatchers)
+
+        await until(all_rest)
+
+    return resting
+
+
+@pytest.fixture
+async def heard(raw):
+    """The queues of which a notification has told that a job is ready there."""
+    queues = []
+
+    def hear(_connection, _pid, _channel, queue):
+        queues.append(queue)
+
+    await raw._cross(raw.asyncpg.add_listener, "dl_jobs", hear)
+
+    async def heard():
+        await raw.fetchval("SELECT 1")
+        return queues
+
+    return heard
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, resting, heard, raw, row_of, journal_of):
+    async with open_worker(desk.tasks) as supervisor:
+        await resting(supervisor)
+        added = await supervisor.jobs.enqueue("note", {"n": 1.5, "wait": True}, queue="q", lease_ttl_sec=77)
+        assert (added.status, added.created, added.queue) == ("queued", True, "q")
+        await until(desk.has_noted)
+        row = await row_of(added.job_id)
+        assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 1, supervisor.worker)
+        assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=77)
+        assert row["token"] == await raw.fetchval("SELECT last_value FROM dl_token_seq")
+        # By the token that its notification has.
+        await supervisor.jobs.cancel(added.job_id)
+        assert (await when_ended(supervisor, added.job_id, within_s=10)).status == "canceled"
+        other = await supervisor.jobs.enqueue("note", queue="q")
+        assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
+        assert await heard() == []
+        assert not supervisor._parts.locks.tokens
+    assert await journal_of(added.job_id) == ["queued", "picked", "canceled: cancel"]
+    assert await journal_of(other.job_id) == AT_ONCE
+    picked = "SELECT payload::text FROM dl_job_events WHERE job_id = $1 AND kind = 'picked'"
+    assert supervisor.worker in await raw.fetchval(picked, other.job_id)
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
+    open_worker, desk, resting, heard, raw, row_of, journal_of
+):
+    later = Tasks()
+
+    @later.task("elsewhere")
+    async def elsewhere(job):
+        """Only the other process knows it."""
+
+    async with open_worker(desk.tasks, {"q": 2, "r": 2}) as supervisor:
+        await resting(supervisor)
+
+        # Its queue is paused.
+        await pause(supervisor.database, "q", OPERATOR)
+        paused = await supervisor.jobs.enqueue("note", queue="q")
+        await until(heard, lambda queues: queues == ["q"])
+        assert (await row_of(paused.job_id))["status"] == "queued"
+        await resume(supervisor.database, "q", OPERATOR)
+        assert (await when_ended(supervisor, paused.job_id, within_s=10)).status == "succeeded"
+
+        async def is_claimed(queues, task="note", **options):
+            """A job with these options is told of, and ends well if this process may run it."""
+            await resting(supervisor)
+            (await heard()).clear()
+            job = await supervisor.jobs.enqueue(task, **options)
+            await until(heard, lambda heard: heard == queues)
+            return job.job_id
+
+        jobs = [
+            await is_claimed(["q"], queue="q", lock_key="k"),
+            await is_claimed(["q"], queue="q", idempotency_key="i"),
+            await is_claimed(["q"], queue="q", available_at=datetime.now(UTC) + timedelta(seconds=0.3)),
+        ]
+        # What the task has become since this process has begun, only the database knows.
+        await raw.execute("UPDATE dl_tasks SET lock_key = '\"fixed\"', queue = 'r' WHERE task = 'note'")
+        jobs.append(await is_claimed(["q"], queue="q"))
+        assert (await row_of(jobs[-1]))["lock_key"] == "fixed"
+        for job_id in jobs:
+            assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
+            assert await journal_of(job_id) == AT_ONCE
+        # A queue, and a task, that are another process's.
+        others = [
+            await is_claimed(["other"], queue="other"),
+            await is_claimed(["q"], "elsewhere", queue="q"),
+        ]
+        async with open_worker(later, {"q": 1}, claim_backoff_s=0.2):
+            assert (await when_ended(supervisor, others[1], within_s=10)).status == "succeeded"
+        assert (await row_of(others[0]))["status"] == "queued"
+
+
+@pytest.mark.requirement("Q6")
+async def test_however_many_add_jobs_at_once_no_more_run_than_there_are_slots(open_worker, desk, resting, raw):
+    jobs = [NewJob(queue="q", task="note", args={"n": n}) for n in range(300)]
+
+    async def add(some):
+        for job in some:
+            await supervisor.jobs.enqueue_many([job])
+
+    async with open_worker(desk.tasks) as supervisor:
+        await resting(supervisor)
+        async with trio.open_nursery() as nursery:
+            for n in range(64):
+                nursery.start_soon(add, jobs[n::64])
+        for job in jobs:
+            assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "succeeded"
+        await resting(supervisor)
+    assert desk.most == 4
+    assert sorted(desk.noted) == list(range(300))
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE attempt = 1") == 300
+
+
+@pytest.fixture
+def held_back(open_worker, desk, resting, database):
+    """A worker behind a proxy; what the pool is told can be held back there."""
+
+    @asynccontextmanager
+    async def held_back(**settings):
+        async with (
+            open_proxy(database.dsn) as proxy,
+            open_worker(desk.tasks, dsn=proxy.dsn, **settings) as supervisor,
+        ):
+            await resting(supervisor)
+            # The connection knows the statement then, and the next trigger need not ask for queues.
+            first = await supervisor.jobs.enqueue("note", {"n": "first"}, queue="q")
+            await when_ended(supervisor, first.job_id, within_s=10)
+            await resting(supervisor)
+            desk.noted.clear()
+            yield proxy, supervisor
+
+    return held_back
+
+
+@pytest.fixture
+def unanswered(held_back, raw, monkeypatch):
+    """The same, while a job has been added and started in the database, and nobody has heard of it."""
+    monkeypatch.setattr("dataloader.store.queue.lock_session.DOUBT_S", 0.2)
+
+    @asynccontextmanager
+    async def unanswered(answers, **settings):
+        async with held_back(**settings) as (proxy, supervisor), trio.open_nursery() as nursery:
+            job = NewJob(queue="q", task="note")
+            proxy.freeze("pool", answers_only=True)
+            nursery.start_soon(_add, supervisor, job, answers)
+            await until(lambda: raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'"))
+            yield proxy, supervisor, job.job_id
+
+    return unanswered
+
+
+async def _add(supervisor, job, answers):
+    try:
+        answers += await supervisor.jobs.enqueue_many([job])
+    except StoreUnavailable as error:
+        answers.append(error)
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_back, desk, raw):
+    async with held_back(queues={"q": 1}) as (proxy, supervisor):
+        [dispatcher] = supervisor._parts.dispatchers
+
+        async def is_free():
+            return not dispatcher.running
+
+        jobs = []
+
+        async def add(n, priority=100, **args):
+            jobs.append(await supervisor.jobs.enqueue("note", {"n": n} | args, queue="q", priority=priority))
+
+        await add(0, wait=True)
+        await until(desk.has_noted)
+        # The queue has a free slot again before the process is told of what waits.
+        proxy.freeze("listener", answers_only=True)
+        await add(1)
+        desk.release.set()
+        await until(is_free)
+        await add(2)
+        await add(3, priority=1)
+        proxy.thaw()
+        await until(desk.has_noted, lambda noted: len(noted) == 4)
+        for job in jobs:
+            assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
+    assert desk.noted == [0, 3, 1, 2]
+
+
+@pytest.mark.requirement("Q6")
+async def test_jobs_that_are_added_together_keep_what_is_their_own(held_back, desk, raw):
+    started = trio.Event()
+
+    @desk.tasks.task("parent")
+    async def parent(job):
+        started.set()
+        await desk.release.wait()
+        await job.enqueue("note", {"n": 2}, queue="q")
+
+    async with held_back() as (proxy, supervisor), trio.open_nursery() as nursery:
+        whole = await supervisor.jobs.enqueue("parent", queue="q")
+        await started.wait()
+        first, other, twin = (NewJob(queue="q", task="note", args={"n": n}) for n in (0, 1, 3))
+        proxy.freeze("pool")
+        answers, twins = [], []
+        nursery.start_soon(_add, supervisor, first, answers)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        # The next statement adds all of these.
+        for job, to in ((other, answers), (twin, twins), (twin, twins)):
+            nursery.start_soon(_add, supervisor, job, to)
+        desk.release.set()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        proxy.thaw()
+        for job_id in (whole.job_id, first.job_id, other.job_id, twin.job_id):
+            assert (await when_ended(supervisor, job_id, within_s=20)).status == "succeeded"
+        await until(desk.has_noted, lambda noted: len(noted) >= 4)
+    assert sorted(desk.noted) == [0, 1, 2, 3]
+    assert sorted(answer.created for answer in twins) == [False, True]
+    roots = await raw.fetch("SELECT root_id FROM dl_jobs WHERE root_id IS NOT NULL")
+    assert [row["root_id"] for row in roots] == [whole.job_id]
+
+
+@pytest.mark.requirement("Q6")
+async def test_a_job_whose_addition_had_no_answer_goes_back_and_runs_once(unanswered, desk, raw, row_of, journal_of):
+    answers = []
+    async with unanswered(answers) as (proxy, supervisor, job_id):
+        assert (await row_of(job_id))["claimed_by"] == supervisor.worker
+        proxy.cut("pool")
+        proxy.thaw()
+        await until(lambda: row_of(job_id), lambda row: row["status"] == "succeeded")
+    assert [type(answer) for answer in answers] == [StoreUnavailable]
+    assert len(desk.noted) == 1
+    assert (await row_of(job_id))["attempt"] == 1
+    lost = "requeue: the claim's reply was lost"
+    assert await journal_of(job_id) == ["queued", "picked", lost, "picked", "done"]
+
+
+@pytest.mark.requirement("Q7")
+async def test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair(unanswered, desk, raw, journal_of):
+    answers = []
+    async with unanswered(answers) as (proxy, supervisor, job_id):
+        locks = supervisor._parts.locks
+        former = locks._ghost
+        assert await raw.fetchval(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM ({LOCKS}) AS locks") == 1
+
+        async def is_repaired():
+            return locks._ghost != former and locks.connected and not locks._needs_repair
+
+        await until(is_repaired)
+        proxy.thaw()
+        assert (await when_ended(supervisor, job_id, within_s=20)).status == "succeeded"
+    assert [answer.created for answer in answers] == [True]
+    assert len(desk.noted) == 1
+    assert await journal_of(job_id) == AT_ONCE
+
+
+@pytest.mark.requirement("Q15")
+@pytest.mark.parametrize("answered", [True, False], ids=["the answer comes", "the answer is lost"])
+async def test_a_drain_waits_for_the_answer_to_an_addition(unanswered, desk, row_of, journal_of, answered):
+    answers = []
+    async with unanswered(answers) as (proxy, supervisor, job_id):
+        supervisor.request_drain()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        if not answered:
+            proxy.cut("pool")
+        proxy.thaw()
+        with trio.fail_after(30):
+            report = await supervisor.wait_drained()
+        assert report.is_clean
+        assert report.finished == answered
+    if answered:
+        assert await journal_of(job_id) == AT_ONCE
+        return
+    row = await row_of(job_id)
+    assert (row["status"], row["attempt"], row["claimed_by"]) == ("queued", 0, None)
+    assert desk.noted == []
