@@ -13,7 +13,7 @@ from dataloader.jobs.model import NewJob
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import Session
-from dataloader.store.queue import enqueue, finish, leases, lock_session, make_ready
+from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_session, make_ready
 
 ROUNDS = 2
 
@@ -222,6 +222,11 @@ async def add(_connection, measuring):
     await enqueue._aio_add(measuring, jobs, rows, rows)
 
 
+async def add_started(_connection, measuring):
+    rows = [enqueue.row_of(NewJob(queue="q", task="t"), 60) for _ in range(10)]
+    await job_inserts.aio_insert_started(measuring, rows, ["q"] * 10, "w")
+
+
 OPERATIONS = [
     claim,
     claim_keyless,
@@ -236,10 +241,11 @@ OPERATIONS = [
     ready_due,
     ready_known,
     add,
+    add_started,
 ]
 # Without the sweep, which asks for each key once: of those there are many more in the million.
 BY_SESSIONS = [look, claim_fifty, claim_fifty_keyless, finish_all, beat, show_progress, release]
-BY_THE_POOL = [reap, unpark, ready_due, ready_known, add]
+BY_THE_POOL = [reap, unpark, ready_due, ready_known, add, add_started]
 
 
 async def measure(connection, operations=OPERATIONS):
