@@ -71,7 +71,7 @@ async def test_a_claim_that_was_under_way_when_the_drain_began_is_drained_too(op
         with trio.fail_after(20):
             await raw.execute("BEGIN")
             await raw.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")  # holds up every claim
-            job = await supervisor.jobs.enqueue("wait", queue="q")
+            job = await supervisor.jobs.enqueue("wait", queue="q", lock_key="k")  # it has to be claimed
             await until(lambda: _has_blocked_claim(raw))
             nursery.start_soon(supervisor.drain)
             await supervisor._parts.drain.requested.wait()
