@@ -30,8 +30,10 @@ MAX_LOCKED_PAUSE_S: Final = 1.0
 LOOK_BACK_S: Final = 0.25
 """In a backlog, the pause between two claims from its front, unless a job becomes ready before."""
 LOOK_BACK: Final = 10
-CHEAP_LOOK_S: Final = 0.02
+CHEAP_LOOK_S: Final = 0.002
 """If a claim from the front takes longer, by dead entries there, the next one waits `LOOK_BACK` times the excess."""
+DEAR: Final = 1.5
+"""So many times as long as a claim behind the last one it may take on a machine where all take longer."""
 
 
 @attrs.frozen
@@ -56,7 +58,9 @@ class ClaimCursor:
     _look: int = 0
     _last: UUID | None = None
     _looked_at: float = -math.inf
-    _took_s: tuple[float, float] = (0, 0)
+    _is_woken: bool = False
+    _front_s: tuple[float, float] = (0, 0)
+    _behind_s: tuple[float, float] = (0, 0)
     _look_again_s: float = math.inf
     _pauses: Pauses = attrs.field(factory=lambda: Pauses(PAUSE_S, MAX_PAUSE_S))
     _locked_pauses: Pauses = attrs.field(factory=lambda: Pauses(LOCKED_PAUSE_S, MAX_LOCKED_PAUSE_S))
@@ -64,38 +68,53 @@ class ClaimCursor:
     @property
     def found_all(self) -> bool:
         """Whether the last claim has left nothing behind that was ready, locked by somebody or not."""
-        return not self.more and self._look_again_s == math.inf
+        return not self.more and not self._is_woken and self._look_again_s == math.inf
 
-    def wait_s(self, poll_s: float) -> float:
+    def wait_s(self, poll_s: float, now: float) -> float:
         """How long to wait for a notification when `more` is false; `poll_s` at most."""
-        return min(poll_s, self._look_again_s)
+        front_s = max(self._looked_at + self._pause_s - now, 0)
+        return min(poll_s, max(self._look_again_s, front_s), front_s if self._is_woken else math.inf)
 
     def next(self, free: int, now: float, *, woken: bool) -> Ask:
-        """The claim to make now for `free` slots. `woken`: something became ready since the last look at the front."""
+        """The claim to make now for `free` slots. `woken`: something became ready since the last claim."""
+        self._is_woken = self._is_woken or woken
+        after = self._last
+        if now - self._looked_at >= self._pause_s:
+            after, self._is_woken = None, False
+        return Ask(min(free, self._limit), self._look, after, now)
+
+    @property
+    def _pause_s(self) -> float:
+        """Between two looks at the front: none for what became ready, unless they are dear."""
         # The faster of the last two: a single slow one may only have made its plan, or waited for the disk.
-        excess_s = max(min(self._took_s) - CHEAP_LOOK_S, 0)
-        pause_s = max(LOOK_BACK * excess_s, 0 if woken else LOOK_BACK_S)
-        from_the_front = now - self._looked_at >= pause_s
-        return Ask(min(free, self._limit), self._look, None if from_the_front else self._last, now)
+        excess_s = min(self._front_s) - max(CHEAP_LOOK_S, DEAR * min(self._behind_s))
+        is_due = self._is_woken or self._look_again_s < math.inf
+        return max(LOOK_BACK * excess_s, 0 if is_due else LOOK_BACK_S)
 
     def answered(self, ask: Ask, claim: Claim, now: float) -> None:
         """`ask` has brought `claim`."""
-        self._last = claim.last
+        self._last = claim.last or ask.after
+        self.more = claim.more
         if ask.after is None:
             self._looked_at = ask.began
-            self._took_s = (self._took_s[1], now - ask.began)
+            self._front_s = self._front_s[1], now - ask.began
+            # A row that another session had locked was skipped. It is ready, but no notification will say so again.
+            if claim.passed_over:
+                self._look_again_s = self._locked_pauses.next()
+            else:
+                self._locked_pauses.reset()
+                self._look_again_s = math.inf
+        else:
+            self._behind_s = self._behind_s[1], now - ask.began
+            # The backlog is over: what was passed over stands in front. What became ready mostly stands behind, and
+            # what of it does not is found when looks at the front, being dear, have had their pause.
+            if not claim.more and not self._is_woken:
+                self._last, self.more = None, True
         self._limit = min(self._limit * 2, MAX_CLAIM)
         self._pauses.reset()
-        self.more = claim.more
         # While slots stay free behind many jobs that can't run, mostly of one key, each claim looks at more jobs.
         crowded = claim.more and len(claim.jobs) < ask.slots
         self._look = min(max(ask.look, ask.slots) * 4, MAX_LOOK) if crowded else 0
-        # A row that another session had locked was skipped. It is ready, but no notification will say so again.
-        if claim.passed_over:
-            self._look_again_s = self._locked_pauses.next()
-        else:
-            self._locked_pauses.reset()
-            self._look_again_s = math.inf
 
     def failed(self) -> float:
         """The claim failed. Returns the seconds until the next one, which asks for half as many jobs.
@@ -103,5 +122,5 @@ class ClaimCursor:
         The failed one may have been too large for the server's lock table or for the statement's deadline.
         """
         self._limit = max(self._limit // 2, 1)
-        self.more, self._look = True, 0
+        self.more, self._is_woken, self._look = True, True, 0
         return self._pauses.next()

@@ -127,11 +127,11 @@ class Dispatcher:
     async def _claim_for_ever(self, start_test: Callable[[], None]) -> None:
         names, cursor = list(self.tasks), ClaimCursor()
         while True:
-            if not cursor.more:
-                await self._rest(cursor)
+            woken = not cursor.more and await self._rest(cursor)
             while self.running >= self.concurrency:
                 await self._slots.wait(math.inf)
-            ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=self.wake.is_set)
+            woken = woken or self.wake.is_set
+            ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=woken)
             try:
                 claim = await self._claim(ask, names)
             except (StoreUnavailable, Unstorable) as error:
@@ -148,18 +148,20 @@ class Dispatcher:
                 self._testing = True
                 start_test()
 
-    async def _rest(self, cursor: ClaimCursor) -> None:
-        """Wait until something may have become ready. Meanwhile jobs may start without a claim: none waits for one."""
+    async def _rest(self, cursor: ClaimCursor) -> bool:
+        """Wait until something may have become ready; True if that was told.
+
+        Meanwhile jobs may start without a claim: none waits for one.
+        """
         self._resting = cursor.found_all
         try:
             # Jittered, so that replicas which were started together don't ask together.
-            await self.wake.wait(cursor.wait_s(jittered(self.poll_s)))
+            return await self.wake.wait(cursor.wait_s(jittered(self.poll_s), trio.current_time()))
         finally:
             self._resting = False
 
     async def _claim(self, ask: Ask, names: list[str]) -> Claim:
-        if ask.after is None:
-            self.wake.lower()
+        self.wake.lower()
         claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
         self.answered()
         self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - ask.began)

@@ -105,10 +105,10 @@ _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait,
-    `passed_over` that some do which somebody had locked for the moment. `last` is where a next claim may go on, if this
-    one found as much as it looked for. `to_test` are hashes of keys whose parked jobs must be looked at again, after
-    the commit and on another session.
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait
+    behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
+    at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
+    must be looked at again, after the commit and on another session.
     """
 
     jobs: list[ClaimedJob]
@@ -236,8 +236,7 @@ class LockSession:
                     if verdict != "held" and record["lock_hash"] is not None:
                         to_test.add(record["lock_hash"])
         full = candidates >= max(slots, look)
-        more = more or full or after is not None
-        return Claim(jobs, waited, more, passed_over, last if full else None, sorted(to_test), sent_at)
+        return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
