@@ -402,7 +402,7 @@ async def test_failures_whose_commit_is_broken_off_by_the_run_s_end_are_on_recor
     assert len(await failures()) == outcome.result["counts"]["requests_failed"] == (2 if is_cancelled else 11)
 
 
-async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw):
+async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_of, failures, raw, monkeypatch):
     await raw.execute("""
         CREATE FUNCTION look(id int) RETURNS bool LANGUAGE plpgsql AS $$
         BEGIN
@@ -412,6 +412,7 @@ async def test_batches_that_can_not_be_taken_apart_make_one_row(items, outcome_o
         ALTER TABLE item ADD CHECK (look(id))""")
     # Of each three rows one is taken, and goes with the search that is refused itself.
     items.records = [item(number) for number in range(21)]
+    monkeypatch.setattr("dataloader.flows.etl.write.writer.MOST_ROWS", 3)
     outcome = await outcome_of(items_load(items.service.url, windows=None, pipeline=BEARS_ALL | {"batch_size": 3}))
     assert outcome.error.startswith(
         "11 failures in a row (max_failures is 10); the last one was a batch (2 rows of /items): "
