@@ -78,9 +78,9 @@ class ClaimCursor:
     def next(self, free: int, now: float, *, woken: bool) -> Ask:
         """The claim to make now for `free` slots. `woken`: something became ready since the last claim."""
         self._is_woken = self._is_woken or woken
-        after = self._last
-        if now - self._looked_at >= self._pause_s:
-            after, self._is_woken = None, False
+        after = None if now - self._looked_at >= self._pause_s else self._last
+        if after is None:
+            self._is_woken = False
         return Ask(min(free, self._limit), self._look, after, now)
 
     @property
