@@ -223,7 +223,7 @@ async def add(_connection, measuring):
 
 
 async def add_started(_connection, measuring):
-    rows = [enqueue.row_of(NewJob(queue="q", task="t"), 60) for _ in range(10)]
+    rows = [enqueue.row_of(NewJob(queue="q", task="t", idempotency_key=f"key {n}"), 60) for n in range(10)]
     await job_inserts.aio_insert_started(measuring, rows, ["q"] * 10, "w")
 
 
