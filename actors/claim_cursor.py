@@ -16,10 +16,12 @@ import attrs
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.store.queue.lock_session import Claim
 
-MAX_CLAIM: Final = 64
-"""Jobs claimed in one statement at the most: the next ones are claimed while these run and former ones are recorded.
+MIN_CLAIM: Final = 64
+MAX_CLAIM: Final = 128
+"""Jobs claimed in one statement: a quarter of the slots within these bounds.
 
-Larger ones hold up the event loop, and all slots wait for the database at the same time.
+So the next ones are claimed while some run and former ones are recorded. Larger ones hold up the event loop, and all
+slots wait for the database at the same time; of smaller ones the statements' fixed costs are felt.
 """
 MAX_LOOK: Final = 500
 """Jobs looked at in one statement at the most, behind a crowd that can't run: parking is the server's work."""
@@ -36,6 +38,11 @@ DEAR: Final = 1.5
 """So many times as long as a claim behind the last one it may take on a machine where all take longer."""
 
 
+def largest_claim(concurrency: int) -> int:
+    """How many jobs a queue with so many slots claims in one statement at the most."""
+    return min(max(concurrency // 4, MIN_CLAIM), MAX_CLAIM)
+
+
 @attrs.frozen
 class Ask:
     """A claim to be made: up to `slots` jobs, of up to `look` that are looked at, behind the job `after`, if any."""
@@ -50,11 +57,12 @@ class Ask:
 class ClaimCursor:
     """The claims of one queue. Times are seconds of any monotonic clock.
 
-    `more` tells whether the next claim is worth making at once.
+    `most` is the size of its largest claim; `more` tells whether the next one is worth making at once.
     """
 
+    most: int = MIN_CLAIM
     more: bool = True
-    _limit: int = MAX_CLAIM
+    _limit: int = attrs.field(default=attrs.Factory(lambda self: self.most, takes_self=True), init=False)
     _look: int = 0
     _last: UUID | None = None
     _looked_at: float = -math.inf
@@ -110,7 +118,7 @@ class ClaimCursor:
             # what of it does not is found when looks at the front, being dear, have had their pause.
             if not claim.more and not self._is_woken:
                 self._last, self.more = None, True
-        self._limit = min(self._limit * 2, MAX_CLAIM)
+        self._limit = min(self._limit * 2, self.most)
         self._pauses.reset()
         # While slots stay free behind many jobs that can't run, mostly of one key, each claim looks at more jobs.
         crowded = claim.more and len(claim.jobs) < ask.slots

@@ -28,7 +28,9 @@ def outcome_of(
     """The outcome to be written, None for nothing. Never raises, even if the handler's value or exception does."""
     try:
         outcome = _outcome(run, task, value, error, stopped)
-        return outcome if outcome is None or outcome.result is not None else attrs.evolve(outcome, result=run.kept)
+        if outcome is None or outcome.result is not None or run.kept is None:
+            return outcome
+        return attrs.evolve(outcome, result=run.kept)
     except Exception as fault:
         log.exception("a handler's outcome could not be understood")
         return Outcome(

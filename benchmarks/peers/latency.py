@@ -32,7 +32,7 @@ def one_at_a_time(arena: Arena, contender: Contender, database: str, *, samples:
         with arena.program(contender, database, "feed", *address) as feed:
             feed.wait("ready")
             for number in range(samples + WARM_UP):
-                feed.write(f"{number}\n")
+                feed.write(f"{number} 1\n")
                 enqueued, ran = feed.wait("q"), worker.wait("s")
                 while ran["n"] != number:
                     ran = worker.wait("s")
@@ -53,22 +53,21 @@ class Paced:
 
 
 def at_a_pace(
-    arena: Arena, contender: Contender, database: str, *, per_s: float, seconds: float, feeders: int = 1
+    arena: Arena, contender: Contender, database: str, *, per_s: float, seconds: float, jobs_a_call: int = 1
 ) -> Paced:
-    """Enqueue `per_s` × `seconds` jobs, numbered from 0; `feeders` processes take turns, a call at a time each."""
+    """Enqueue `per_s` × `seconds` jobs, numbered from 0, in calls of `jobs_a_call`."""
     epoch_ns = time.time_ns() - time.monotonic_ns()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(arena.program(contender, database, "worker", "--job=report"))
-        feeds = [stack.enter_context(arena.program(contender, database, "feed")) for _ in range(feeders)]
+        feed = stack.enter_context(arena.program(contender, database, "feed"))
         worker.wait("start")
-        for feed in feeds:
-            feed.wait("ready")
+        feed.wait("ready")
         time.sleep(SETTLE_S)
         began, count = time.monotonic(), int(per_s * seconds)
-        for number in range(count):
-            time.sleep(max(began + number / per_s - time.monotonic(), 0))
-            feeds[number % feeders].write(f"{number}\n")
-        answers = (feeds[number % feeders].wait("q") for number in range(count))
+        for first in range(0, count, jobs_a_call):
+            time.sleep(max(began + first / per_s - time.monotonic(), 0))
+            feed.write(f"{first} {min(jobs_a_call, count - first)}\n")
+        answers = (feed.wait("q") for _ in range(count))
         enqueued = {event["n"]: event["t"] for event in answers}
         started = (worker.wait("s") for _ in range(count))
         took_ms = {event["n"]: (event["t"] - enqueued[event["n"]]) / 1e6 for event in started}

@@ -124,6 +124,11 @@ class Enqueuer:
                 starter.unanswered(reserved)
             raise
         starter.answered(reserved, jobs, sent_at)
+        if jobs:
+            # They begin before their callers go on: to make an answer over HTTP takes longer than a turn of the loop.
+            # Two turns, since in the next one the callers may come first.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            await trio.lowlevel.cancel_shielded_checkpoint()
         return added
 
 

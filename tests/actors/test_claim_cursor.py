@@ -17,9 +17,11 @@ from dataloader.actors.claim_cursor import (
     MAX_LOCKED_PAUSE_S,
     MAX_LOOK,
     MAX_PAUSE_S,
+    MIN_CLAIM,
     PAUSE_S,
     Ask,
     ClaimCursor,
+    largest_claim,
 )
 from dataloader.jobs.ids import uuid7
 from dataloader.store.queue.lock_session import Claim
@@ -153,6 +155,11 @@ def test_rows_that_were_locked_are_looked_for_soon_and_then_more_and_more_rarely
     assert cursor.wait_s(POLL_S, 0.0) == POLL_S
 
 
+def test_a_queue_claims_a_quarter_of_its_slots_in_one_statement_within_bounds():
+    sizes = [largest_claim(concurrency) for concurrency in (1, 200, 400, 1_000)]
+    assert sizes == [MIN_CLAIM, MIN_CLAIM, 100, MAX_CLAIM]
+
+
 STEPS = st.lists(
     st.tuples(
         st.integers(1, 200),  # free slots
@@ -166,12 +173,12 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_whatever_claims_bring_the_next_one_is_within_its_bounds_and_the_front_is_never_forgotten(steps):
-    cursor, now, front_at = ClaimCursor(), 0.0, 0.0
+@given(STEPS, st.integers(MIN_CLAIM, MAX_CLAIM))
+def test_whatever_claims_bring_the_next_one_is_within_its_bounds_and_the_front_is_never_forgotten(steps, most):
+    cursor, now, front_at = ClaimCursor(most), 0.0, 0.0
     for free, takes_s, woken, outcome, more, passed_over in steps:
         ask = cursor.next(free, now, woken=woken)
-        assert 1 <= ask.slots <= min(free, MAX_CLAIM)
+        assert 1 <= ask.slots <= min(free, most)
         assert ask.look <= MAX_LOOK
         # The longest a look at the front can be put off: some claims of a second each, ten times their excess apart.
         assert ask.after is None or now - front_at <= LOOK_BACK

@@ -91,7 +91,7 @@ async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, rest
         await resting(supervisor)
         added = await supervisor.jobs.enqueue("note", {"n": 1.5, "wait": True}, queue="q", lease_ttl_sec=77)
         assert (added.status, added.created, added.queue) == ("queued", True, "q")
-        await until(desk.has_noted)
+        assert desk.noted == [1.5], "its handler has begun before its caller goes on"
         row = await row_of(added.job_id)
         assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 1, supervisor.worker)
         assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=77)
@@ -102,6 +102,7 @@ async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, rest
         other = await supervisor.jobs.enqueue("note", queue="q")
         assert (await when_ended(supervisor, other.job_id, within_s=10)).status == "succeeded"
         assert await heard() == []
+        await resting(supervisor)
         assert not supervisor._parts.locks.tokens
     assert await journal_of(added.job_id) == ["queued", "picked", "canceled: cancel"]
     assert await journal_of(other.job_id) == AT_ONCE

@@ -42,17 +42,20 @@ async def command(tool: Tool, options: argparse.Namespace) -> None:
                 await tool.many(numbers)
             emit(ev="enqueued", seconds=(now() - began) / 1e9)
         case "feed":
-            await feed(tool.one)
+            await feed(lambda numbers: tool.one(numbers[0]) if len(numbers) == 1 else tool.many(numbers))
 
 
-async def feed(one: Callable[[int], Awaitable[object]]) -> None:
-    """Enqueue one job for each number read from stdin."""
+async def feed(add: Callable[[range], Awaitable[object]]) -> None:
+    """Enqueue jobs, in one call for each line of stdin: the number of the first one, and how many they are."""
     loop = asyncio.get_running_loop()
     emit(ev="ready")
     while line := await loop.run_in_executor(None, sys.stdin.readline):
+        first, count = map(int, line.split())
+        numbers = range(first, first + count)
         began = now()
-        await one(int(line))
-        emit(ev="q", n=int(line), t=began)
+        await add(numbers)
+        for number in numbers:
+            emit(ev="q", n=number, t=began)
 
 
 async def run(body: Body, number: int) -> None:

@@ -82,16 +82,21 @@ async def enqueue(supervisor: Supervisor) -> None:
 async def feed_by_sql() -> None:
     connection = await asyncpg.connect(DSN)
 
-    async def one(number: int) -> None:
-        await connection.fetchval("SELECT dl_enqueue($1, $2, queue => $1)", QUEUE, json.dumps({"n": number}))
+    async def add(numbers: range) -> None:
+        args = [json.dumps({"n": number}) for number in numbers]
+        if len(args) == 1:
+            await connection.fetchval("SELECT dl_enqueue($1, $2, queue => $1)", QUEUE, args[0])
+        else:
+            await connection.fetch("SELECT dl_enqueue($1, a, queue => $1) FROM unnest($2::jsonb[]) AS a", QUEUE, args)
 
-    await feed(one)
+    await feed(add)
 
 
 async def feed_by_http() -> None:
     connection = http.client.HTTPConnection(urlsplit(options.url).netloc, timeout=30)
 
-    async def one(number: int) -> None:  # nothing else is to be done meanwhile
+    async def add(numbers: range) -> None:  # nothing else is to be done meanwhile
+        [number] = numbers
         body = json.dumps({"queue": QUEUE, "task": QUEUE, "lock_key": None, "args": {"n": number}})
         connection.request("POST", "/api/v1/jobs/trigger", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -99,7 +104,7 @@ async def feed_by_http() -> None:
             raise RuntimeError(f"answered {answer.status}: {answer.read()!r}")
         answer.read()
 
-    await feed(one)
+    await feed(add)
 
 
 async def main() -> None:

@@ -10,7 +10,8 @@ from benchmarks.peers.latency import Paced, at_a_pace
 from benchmarks.peers.workload import Bar, Figures, Sizes, Workload
 
 PER_S = 800
-FEEDERS = 4
+JOBS_A_CALL = 4
+"""One process enqueues them: calls for one job each would be more than it can make."""
 PARTS = 8
 """The first and the last of so many parts of the time are compared: half a minute of four."""
 
@@ -18,7 +19,7 @@ PARTS = 8
 def measure(arena: Arena, contender: Contender, sizes: Sizes) -> Figures:
     database = arena.fresh(contender)
     with arena.held_snapshot(contender, database):
-        return pickup(at_a_pace(arena, contender, database, per_s=PER_S, seconds=sizes.held_s, feeders=FEEDERS))
+        return pickup(at_a_pace(arena, contender, database, per_s=PER_S, seconds=sizes.held_s, jobs_a_call=JOBS_A_CALL))
 
 
 def pickup(paced: Paced) -> dict[str, float]:
