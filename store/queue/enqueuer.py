@@ -93,10 +93,15 @@ class Enqueuer:
                 try:
                     if self._group is group:
                         self._group = _Group()
-                    group.added = await self._insert(group)
+                    group.added, starts = await self._insert(group)
                 finally:
                     self._turn.release()
                 group.error = None
+                if starts:
+                    # They begin before their callers go on: to make an answer over HTTP takes longer than a turn of the
+                    # loop. Two turns, since in the next one the callers may come first.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    await trio.lowlevel.cancel_shielded_checkpoint()
         except StoreUnavailable as error:
             group.error = error
         except (StoreError, BadRequest):
@@ -106,15 +111,16 @@ class Enqueuer:
                 self._group = _Group()  # its time was over before its turn came: nobody may join it any more
             group.ended.set()
 
-    async def _insert(self, group: _Group) -> dict[UUID, str]:
+    async def _insert(self, group: _Group) -> tuple[dict[UUID, str], bool]:
+        """The ids that were added, with their queues, and whether some of them start at once."""
         starter = self.starter
         # What handlers add has a root, for which the statement below has no place.
         if starter is None or any(job.root is not None for job in group.jobs):
-            return await self._database.run(aio_insert, group.rows)
+            return await self._database.run(aio_insert, group.rows), False
         slots = [starter.reserve(job) for job in group.jobs]
         reserved = {job.job_id: slot for job, slot in zip(group.jobs, slots, strict=True) if slot is not None}
         if not reserved:
-            return await self._database.run(aio_insert, group.rows)
+            return await self._database.run(aio_insert, group.rows), False
         try:
             added, jobs, sent_at = await self._database.run(aio_insert_started, group.rows, slots, starter.worker)
         except BaseException as error:
@@ -124,12 +130,7 @@ class Enqueuer:
                 starter.unanswered(reserved)
             raise
         starter.answered(reserved, jobs, sent_at)
-        if jobs:
-            # They begin before their callers go on: to make an answer over HTTP takes longer than a turn of the loop.
-            # Two turns, since in the next one the callers may come first.
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        return added
+        return added, bool(jobs)
 
 
 @attrs.define(eq=False)
