@@ -28,7 +28,9 @@ PLANNER: Final = {
     # empty when it was analysed would scan a million rows. Where a statement names rows by id, its other conditions are
     # written `(…) IS TRUE`, for which no index can be used: otherwise, if the statistics show few running rows, the
     # plan would walk them by status, once for each id. With sorts disabled, only the index that has the wanted order
-    # remains. jit is off because the cost of a disabled scan would start it.
+    # remains. A join by id is written `= ANY (ARRAY[…])`, which no merge join can use: otherwise a plan that is made
+    # while the index has no page would walk the whole of it, which costs no more then, and go on doing so when it has
+    # grown. jit is off because the cost of a disabled scan would start it.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

@@ -47,7 +47,7 @@ WITH outcome AS MATERIALIZED (
   SELECT e.*, step IN ('snooze', 'return') AS refunded
   FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[])
     AS e (job_id, token, step, error, result, delay_s, progress)
-  JOIN dl_jobs j ON j.job_id = e.job_id
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
   WHERE j.token = e.token AND (j.status = 'running') IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), written AS (
@@ -64,7 +64,7 @@ WITH outcome AS MATERIALIZED (
     progress = coalesce(e.progress::jsonb, j.progress),
     finished_at = CASE WHEN {_STATUS} <> 'queued' THEN statement_timestamp() END
   FROM outcome e
-  WHERE j.job_id = e.job_id
+  WHERE j.job_id = ANY (ARRAY[e.job_id])
   RETURNING j.job_id, j.queue, j.status, e.token, e.step, e.error, e.delay_s, j.attempt
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
@@ -84,7 +84,7 @@ _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
 _REST: Final = """
 SELECT e.token, (j.status = 'running') IS TRUE AS locked
 FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS e (job_id, token, step)
-JOIN dl_jobs j ON j.job_id = e.job_id
+JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
 WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succeeded') = (e.step = 'succeed'))
 """
 """Of those not written: which were passed over, and which an earlier sending, whose reply was lost, has written."""
@@ -93,11 +93,11 @@ WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succ
 _PROGRESS: Final = """
 WITH shown AS MATERIALIZED (
   SELECT j.job_id, p.progress
-  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress) JOIN dl_jobs j ON j.job_id = p.job_id
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[p.job_id])
   WHERE j.token = p.token AND (j.status = 'running') IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 )
-UPDATE dl_jobs j SET progress = s.progress::jsonb FROM shown s WHERE j.job_id = s.job_id RETURNING j.token
+UPDATE dl_jobs j SET progress = s.progress::jsonb FROM shown s WHERE j.job_id = ANY (ARRAY[s.job_id]) RETURNING j.token
 """
 
 # 'succeeded': the last lines of a job whose success its own transaction has committed already.
@@ -105,7 +105,7 @@ _LOG: Final = """
 WITH ours AS MATERIALIZED (
   SELECT j.job_id, j.queue, l.token
   FROM (SELECT DISTINCT u.job_id, u.token FROM unnest($1::uuid[], $2::bigint[]) AS u (job_id, token)) AS l
-  JOIN dl_jobs j ON j.job_id = l.job_id
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[l.job_id])
   WHERE j.token = l.token AND (j.status IN ('running', 'succeeded')) IS TRUE
   FOR KEY SHARE OF j SKIP LOCKED
 ), written AS (
@@ -119,7 +119,7 @@ SELECT token FROM ours
 """
 
 _OURS: Final = """
-SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
+SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
 WHERE j.token = m.token AND (j.status = ANY ($3::dl_status[])) IS TRUE
 """
 

@@ -19,7 +19,7 @@ _ADD: Final = """
 INSERT INTO dl_job_after (job_id, after_id) SELECT * FROM unnest($1::uuid[], $2::uuid[]) AS e (job_id, after_id)
 """
 _UNKNOWN: Final = """
-SELECT u.id FROM unnest($1::uuid[]) AS u (id) WHERE NOT EXISTS (SELECT FROM dl_jobs j WHERE j.job_id = u.id)
+SELECT u.id FROM unnest($1::uuid[]) AS u (id) WHERE (SELECT j.job_id FROM dl_jobs j WHERE j.job_id = u.id) IS NULL
 """
 
 

@@ -26,12 +26,12 @@ _BEAT: Final = """
 WITH mine AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::bool[]) AS m (job_id, token, journal)
 ), locked AS MATERIALIZED (
-  SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = m.job_id
+  SELECT j.job_id, m.journal FROM mine m JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
   WHERE j.token = m.token AND (j.status = 'running') IS TRUE AND (j.lease_expires_at > now()) IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
-  FROM locked l WHERE j.job_id = l.job_id
+  FROM locked l WHERE j.job_id = ANY (ARRAY[l.job_id])
   RETURNING j.job_id, j.queue, j.cancel_requested, l.journal
 ), written AS (
   INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'heartbeat' FROM renewed WHERE journal
@@ -40,17 +40,17 @@ SELECT m.token, r.job_id IS NOT NULL AS renewed,
        coalesce(r.cancel_requested, j.cancel_requested, false) AS cancel_requested,
        coalesce(j.token = m.token AND j.status = 'running' AND j.lease_expires_at IS NOT NULL, false) AS ours,
        coalesce(j.lease_expires_at > now(), false) AS live
-FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = m.job_id
+FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
 """
 
 _REVIVE: Final = """
 WITH locked AS MATERIALIZED (
-  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = m.job_id
+  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
   WHERE j.token = m.token AND (j.status = 'running') IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 )
 UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec)
-FROM locked l WHERE j.job_id = l.job_id
+FROM locked l WHERE j.job_id = ANY (ARRAY[l.job_id])
 RETURNING j.token
 """
 
@@ -77,7 +77,7 @@ WITH clock AS MATERIALIZED (
                    coalesce(j.claimed_by, 'a foreign worker'), j.attempt),
     finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
                        THEN now() END
-  FROM expired e WHERE j.job_id = e.job_id
+  FROM expired e WHERE j.job_id = ANY (ARRAY[e.job_id])
   RETURNING j.job_id, j.queue, j.status, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS lock_hash, j.attempt,
             e.claimed_by
 ), journal AS (

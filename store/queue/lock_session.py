@@ -58,7 +58,7 @@ WITH unknown AS MATERIALIZED (
   SELECT job_id FROM dl_jobs
   WHERE status = 'running' AND claimed_by = $1 AND token <> ALL ($2::bigint[]) AND job_id <> ALL ($3::uuid[])
 ), free AS MATERIALIZED (
-  SELECT j.job_id FROM unknown u JOIN dl_jobs j ON j.job_id = u.job_id
+  SELECT j.job_id FROM unknown u JOIN dl_jobs j ON j.job_id = ANY (ARRAY[u.job_id])
   WHERE (j.status = 'running') IS TRUE AND j.claimed_by = $1 AND j.token <> ALL ($2::bigint[])
   FOR NO KEY UPDATE OF j SKIP LOCKED
 ), returned AS (
@@ -72,7 +72,7 @@ WITH unknown AS MATERIALIZED (
                        THEN now() END,
     lease_expires_at = NULL,
     claimed_by = NULL
-  FROM free f WHERE j.job_id = f.job_id
+  FROM free f WHERE j.job_id = ANY (ARRAY[f.job_id])
   RETURNING j.job_id, j.queue, j.status
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)

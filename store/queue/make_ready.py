@@ -47,12 +47,12 @@ WITH known AS MATERIALIZED (
   FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS t (task)
   CROSS JOIN LATERAL (
     SELECT job_id FROM dl_jobs j
-    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue = q.queue
-      AND hashtext(j.task) = hashtext(t.task) AND j.task = t.task
-    ORDER BY j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+    WHERE j.status = 'queued' AND j.waits_for = 'task' AND j.queue BETWEEN q.queue AND q.queue
+      AND hashtext(j.task) BETWEEN hashtext(t.task) AND hashtext(t.task) AND j.task = t.task
+    ORDER BY j.queue, hashtext(j.task), j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
   ) AS p
 )
-UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = k.job_id
+UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = ANY (ARRAY[k.job_id])
 """
 
 

@@ -190,6 +190,10 @@ class RawConnection:
     async def fetchval(self, sql: str, *args: object) -> Any:
         return await self._cross(self.asyncpg.fetchval, sql, *args)
 
+    async def run(self, operation: Any, *args: object) -> Any:
+        """Run an asyncio-flavoured operation, to which the connection is the first argument."""
+        return await self._cross(operation, self.asyncpg, *args)
+
     async def _cross(self, operation: Any, *args: object) -> Any:
         return await self._loop.run(operation, *args)
 

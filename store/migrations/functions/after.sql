@@ -118,7 +118,7 @@ BEGIN
       ) AS p);
     UPDATE {schema}.dl_jobs p SET awaited = true WHERE p.job_id = ANY (v_open) AND NOT p.awaited;
     UPDATE {schema}.dl_jobs j SET waits_on = u.next
-    FROM unnest(v_jobs, v_next) AS u (id, next) WHERE j.job_id = u.id AND u.next = ANY (v_open);
+    FROM unnest(v_jobs, v_next) AS u (id, next) WHERE j.job_id = ANY (ARRAY[u.id]) AND u.next = ANY (v_open);
     GET DIAGNOSTICS v_now = ROW_COUNT;
 
     UPDATE {schema}.dl_jobs j
@@ -128,7 +128,7 @@ BEGIN
     WITH canceled AS (
       UPDATE {schema}.dl_jobs j
       SET status = 'canceled', waits_for = NULL, finished_at = clock_timestamp(), error = u.error
-      FROM unnest(v_canceled, v_errors) AS u (id, error) WHERE j.job_id = u.id
+      FROM unnest(v_canceled, v_errors) AS u (id, error) WHERE j.job_id = ANY (ARRAY[u.id])
       RETURNING j.job_id, j.queue
     )
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)

@@ -2,7 +2,8 @@
 -- It runs with the caller's rights. The plans are pinned: nothing may be scanned or sorted, so only the one index that has
 -- the wanted order is left, whatever the statistics say (a plan made while the queue was empty has been seen to walk the
 -- document's claim index for each key; with a parameter as LIMIT a generic plan turned into a hash join over the table).
--- That is also why look-ups of one row have an ORDER BY.
+-- That is also why look-ups of one row have an ORDER BY, why BETWEEN stands there for =, and why joins by id are written
+-- = ANY (ARRAY[…]): for a table without a page each walk costs the same, and for these there is only one to choose.
 
 -- Looks at up to p_limit ready jobs of a queue and claims up to p_slots of them for p_worker, on the session that holds the
 -- worker's advisory locks. To look at more than can run clears a crowd of one key out of the way at once.
@@ -111,8 +112,8 @@ BEGIN
     FROM unnest(v_hashes, v_verdicts) AS k (h, v)
     CROSS JOIN LATERAL (
       SELECT FROM {schema}.dl_jobs r
-      WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
-      ORDER BY r.job_id LIMIT 1
+      WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now()) IS TRUE
+      ORDER BY hashtext(r.lock_key), r.job_id LIMIT 1
     ) AS live
     WHERE k.v = 'run' AND k.h IS NOT NULL;
   END IF;
@@ -132,7 +133,7 @@ BEGIN
         lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
         started_at = coalesce(j.started_at, now())
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
-    WHERE j.job_id = w.id
+    WHERE j.job_id = ANY (ARRAY[w.id])
     RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
               j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at
   ), journal AS (
@@ -161,7 +162,7 @@ BEGIN
           waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' ELSE 'lock' END,
           available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
       FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later')) AS w
-      WHERE j.job_id = w.id
+      WHERE j.job_id = ANY (ARRAY[w.id])
       RETURNING j.job_id, j.queue, w.v
     )
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)

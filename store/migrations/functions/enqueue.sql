@@ -63,6 +63,8 @@ REVOKE ALL ON FUNCTION {schema}.dl_key(text, jsonb, text, jsonb) FROM PUBLIC;
 -- Adds one job in the caller's own transaction: the row, its journal's first line and the notification are there when that commits,
 -- or not at all. What is not given is the task's own (dl_tasks). The id comes back; with an idempotency_key that is known, the first
 -- job's, if it was requested alike.
+-- Its look-ups are of one row each; a plan that was made while the tables were empty would scan them, so scans are off. That goes
+-- for the journal's foreign key, too, whose look-up the session plans with these settings.
 -- The hash of a request begins with 01, which tells it from those that our programs make: what one has added and the other sends
 -- again is compared by its columns.
 CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
@@ -71,7 +73,7 @@ CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
   after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
 RETURNS uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   v_now bigint := extract(epoch FROM clock_timestamp()) * 1000000;
@@ -154,7 +156,7 @@ BEGIN
     IF FOUND THEN
       IF v_waits THEN
         PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
-        FROM unnest(v_after) AS a (id) WHERE NOT EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.job_id = a.id);
+        FROM unnest(v_after) AS a (id) WHERE (SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.job_id = a.id) IS NULL;
         INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT v_added, a.id FROM unnest(v_after) AS a (id);
       END IF;
       RETURN v_added;

@@ -38,7 +38,7 @@ BEGIN
       ) AS p
     ), readied AS (
       UPDATE {schema}.dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
-      FROM best b WHERE j.job_id = b.job_id
+      FROM best b WHERE j.job_id = ANY (ARRAY[b.job_id])
       RETURNING b.h
     )
     SELECT ARRAY(SELECT w.h FROM waiting w WHERE w.h <> ALL (ARRAY(SELECT r.h FROM readied r))),
@@ -84,8 +84,8 @@ BEGIN
   FROM unnest(v_free) AS k (h)
   CROSS JOIN LATERAL (
     SELECT FROM {schema}.dl_jobs r
-    WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) = k.h AND (r.lease_expires_at > now()) IS TRUE
-    ORDER BY r.job_id LIMIT 1
+    WHERE r.status = 'running' AND r.keyed AND hashtext(r.lock_key) BETWEEN k.h AND k.h AND (r.lease_expires_at > now()) IS TRUE
+    ORDER BY hashtext(r.lock_key), r.job_id LIMIT 1
   ) AS live;
   RETURN ARRAY(SELECT u.h FROM unnest(v_free) AS u (h) WHERE u.h <> ALL (coalesce(v_live, '{}')));
 END $$;
@@ -161,7 +161,7 @@ BEGIN
       LIMIT 4 * p_limit
     )
     UPDATE {schema}.dl_jobs j SET waits_for = NULL, available_at = least(j.available_at, now())
-    FROM stranded s WHERE j.job_id = s.job_id;
+    FROM stranded s WHERE j.job_id = ANY (ARRAY[s.job_id]);
     GET DIAGNOSTICS v_count = ROW_COUNT;
   END IF;
   RETURN v_count + {schema}.dl_ready_next(v_free);
