@@ -93,7 +93,8 @@ WHERE j.token = e.token AND ((j.status = 'running') IS TRUE OR (j.status = 'succ
 _PROGRESS: Final = """
 WITH shown AS MATERIALIZED (
   SELECT j.job_id, p.progress
-  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[p.job_id])
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS p (job_id, token, progress)
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[p.job_id])
   WHERE j.token = p.token AND (j.status = 'running') IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 )
@@ -119,7 +120,8 @@ SELECT token FROM ours
 """
 
 _OURS: Final = """
-SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
+SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token)
+JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
 WHERE j.token = m.token AND (j.status = ANY ($3::dl_status[])) IS TRUE
 """
 

@@ -45,7 +45,8 @@ FROM mine m LEFT JOIN renewed r ON r.job_id = m.job_id LEFT JOIN dl_jobs j ON j.
 
 _REVIVE: Final = """
 WITH locked AS MATERIALIZED (
-  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token) JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
+  SELECT j.job_id FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token)
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[m.job_id])
   WHERE j.token = m.token AND (j.status = 'running') IS TRUE
   FOR NO KEY UPDATE OF j SKIP LOCKED
 )

@@ -344,9 +344,7 @@ async def read_by(connection, operations):
 
 @pytest.mark.requirement("Q6")
 @pytest.mark.parametrize("whose", ["ours", "a user's"])
-async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_have_grown(
-    database, store, raw, whose
-):
+async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_have_grown(database, store, raw, whose):
     """A vacuumed empty table has no page, so that to walk the whole of an index costs no more than one look-up."""
     await raw.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
     await raw.execute("ALTER TABLE dl_job_events SET (autovacuum_enabled = off)")
