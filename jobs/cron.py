@@ -1,0 +1,139 @@
+"""Cron expressions with a time zone (R7): which instants they mean.
+
+Expressions are those of Debian's cron: five fields with names, ranges, lists and steps; `L` (last) and `#` (the nth
+weekday of a month) besides. As there, what has a `*` in its minutes or hours follows the wall clock: it does not run in
+an hour that is left out, and runs twice in one that is repeated. All others run at fixed times: those that are left out
+run right afterwards, and those that are repeated run once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from itertools import pairwise
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import attrs
+from cronsim import CronSim, CronSimError
+
+from dataloader.jobs.zones import DAY, Span, instant_of, spans, wall_time
+
+ALIASES: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+FIELDS: Final = 5
+HORIZON: Final = 50 * 366 * DAY
+"""An expression without a time in so long never has one: 29 February on a given weekday comes within 40 years."""
+_MINUTE: Final = timedelta(minutes=1)
+
+
+@attrs.frozen
+class Cron:
+    """The instants of an expression, whole seconds in UTC.
+
+    Use `Cron.parsed`. `minutes` are those of a day that match, ascending; `is_fixed` says that neither minutes nor
+    hours have a `*`.
+    """
+
+    text: str
+    zone: ZoneInfo
+    minutes: tuple[int, ...] = attrs.field(repr=False)
+    is_fixed: bool = attrs.field(repr=False)
+    _days: CronSim = attrs.field(repr=False, eq=False)
+
+    @classmethod
+    def parsed(cls, text: str, zone: ZoneInfo) -> Cron:
+        """The expression `text` by the clock of `zone`.
+
+        Raises `ValueError`, with a text that says what is allowed, for one that is none or that never has a time.
+        """
+        expression = ALIASES.get(text.strip().lower(), text)
+        parts = expression.split()
+        if len(parts) != FIELDS:
+            raise _refusal(text, f"has {len(parts)} fields" if parts else "is empty")
+        try:
+            found = CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
+        except CronSimError as error:
+            raise _refusal(text, str(error).replace("Bad", "has a bad")) from None
+        minutes = tuple(sorted(hour * 60 + minute for hour in found.hours for minute in found.minutes))
+        is_fixed = not parts[0].startswith("*") and not parts[1].startswith("*")
+        cron = cls(text, zone, minutes, is_fixed, found)
+        if not any(cron._is_on(date(2000, 1, 1) + n * DAY) for n in range(HORIZON // DAY)):
+            raise _refusal(text, "never comes")
+        return cron
+
+    def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
+        """The times later than `instant`, ascending; up to and including `until` if that is given."""
+        begin = _whole_seconds(instant) + timedelta(seconds=1)
+        for span in spans(self.zone, begin, min(until or begin + HORIZON, begin + HORIZON) + timedelta(seconds=1)):
+            for found in self._within(span):
+                if until is not None and found > until:
+                    return
+                yield found
+
+    def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
+        """The times not later than `instant` and later than `after`, descending."""
+        end, begin = _whole_seconds(instant) + timedelta(seconds=1), _whole_seconds(after) + timedelta(seconds=1)
+        while begin < end:
+            start = max(end - DAY, begin)
+            for span in reversed(list(spans(self.zone, start, end))):
+                yield from reversed(list(self._within(span)))
+            end = start
+
+    def _within(self, span: Span) -> Iterator[datetime]:
+        """The times of a span, ascending."""
+        was, shown = wall_time(span.begin, span.before), wall_time(span.begin, span.offset)
+        # The clock was put forward: what it has left out is due now.
+        caught_up = self.is_fixed and was < shown and any(self._matching(was, shown))
+        if caught_up:
+            yield span.begin
+        for wall in self._matching(shown, wall_time(span.end, span.offset)):
+            found = instant_of(wall, span.offset)
+            if not (caught_up and found == span.begin) and not (self.is_fixed and self._is_repeated(wall, found)):
+                yield found
+
+    def _is_repeated(self, wall: datetime, found: datetime) -> bool:
+        """Whether the clock had shown the same time before: it was put back since."""
+        return wall.replace(tzinfo=self.zone, fold=0).astimezone(UTC) < found
+
+    def _matching(self, begin: datetime, end: datetime) -> Iterator[datetime]:
+        """The wall times from `begin` to `end` (exclusive) that match, ascending."""
+        midnight = datetime.combine(begin.date(), time())
+        while midnight < end:
+            if self._is_on(midnight.date()):
+                # A begin with seconds: the next whole minute.
+                first = -((midnight - max(begin, midnight)) // _MINUTE)
+                for minute in self.minutes[bisect_left(self.minutes, first) :]:
+                    wall = midnight + minute * _MINUTE
+                    if wall >= end:
+                        return
+                    yield wall
+            midnight += DAY
+
+    def _is_on(self, day: date) -> bool:
+        return day.month in self._days.months and self._days.match_day(day)
+
+
+def shortest_pause(cron: Cron, since: datetime, number: int = 1_000) -> timedelta:
+    """The shortest time between two of the next `number` times after `since`."""
+    times = [found for _, found in zip(range(number), cron.after(since), strict=False)]
+    return min((later - earlier for earlier, later in pairwise(times)), default=HORIZON)
+
+
+def _whole_seconds(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(microsecond=0)
+
+
+def _refusal(text: str, what: str) -> ValueError:
+    return ValueError(
+        f"cron: {text!r} {what}; it must have five fields (minute hour day-of-month month day-of-week), such as "
+        f"'30 6 * * MON-FRI', or be one of {', '.join(ALIASES)}"
+    )

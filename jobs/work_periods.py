@@ -1,0 +1,124 @@
+"""Work periods (S1, S4): when in a week something may be asked, by the wall clock of a zone.
+
+`MON-FRI 00:00-06:00`, `SAT,SUN 10:00-24:00`, `DAILY 22:00-06:00`. An end is exclusive, and 23:59 means the end of the
+day. A period whose end comes before its start goes on over midnight; its days are those on which it begins. In an hour
+that is left out a period is not open, in one that is repeated it is open twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import attrs
+
+from dataloader.jobs.zones import DAY, offset, spans, wall_time
+
+DAYS: Final = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+WEEK: Final = 7 * 24 * 60
+"""Minutes of a week, which begins on Monday at 00:00."""
+_DAY_MINUTES: Final = 24 * 60
+_LAST_MINUTE: Final = _DAY_MINUTES - 1
+_PERIOD: Final = re.compile(r"(\S+) +(\d\d):([0-5]\d) *- *(\d\d):([0-5]\d)", re.ASCII)
+
+Range = tuple[int, int]
+"""Minutes of a week from the first to the second, which is exclusive."""
+
+
+@attrs.frozen
+class WorkPeriods:
+    """The minutes of a week in which something is open, as ranges that neither touch nor overlap, ascending."""
+
+    ranges: tuple[Range, ...]
+    zone: ZoneInfo
+
+    @classmethod
+    def parsed(cls, texts: Iterable[str], zone: ZoneInfo) -> WorkPeriods:
+        """The periods of `texts`, together. None means always. Raises `ValueError` for what is no period."""
+        ranges = _joined(chain.from_iterable(map(_parsed, texts)))
+        return cls(tuple(ranges) or ((0, WEEK),), zone)
+
+    def is_open(self, instant: datetime) -> bool:
+        """Whether it is open then."""
+        wall = wall_time(instant, offset(self.zone, instant))
+        minute = wall.weekday() * _DAY_MINUTES + wall.hour * 60 + wall.minute
+        return any(begin <= minute < end for begin, end in self.ranges)
+
+    def next_change(self, instant: datetime) -> datetime | None:
+        """The next instant at which it opens or closes; None if it never does."""
+        is_open = self.is_open(instant)
+        # Longer than a week: where a day is left out, its period waits for the next one.
+        for change in self._candidates(instant, instant + 15 * DAY):
+            if self.is_open(change) != is_open:
+                return change
+        return None
+
+    def _candidates(self, begin: datetime, end: datetime) -> Iterator[datetime]:
+        """The instants later than `begin` at which it may open or close, ascending."""
+        edges = sorted(set(chain.from_iterable(self.ranges)))
+        for span in spans(self.zone, begin, end):
+            if span.begin > begin:
+                yield span.begin
+            shown = wall_time(span.begin, span.offset)
+            monday = shown.replace(hour=0, minute=0, second=0, microsecond=0) - shown.weekday() * DAY
+            for week in (0, 1):
+                for edge in edges:
+                    found = span.begin + (monday + timedelta(weeks=week, minutes=edge) - shown)
+                    if span.begin < found < span.end:
+                        yield found
+
+
+def _parsed(text: str) -> Iterator[Range]:
+    match = _PERIOD.fullmatch(text.strip().upper())
+    if match is None:
+        raise _refusal(text, "is no period")
+    days, *clock = match.groups()
+    begin_hour, begin_minute, end_hour, end_minute = map(int, clock)
+    begin, end = begin_hour * 60 + begin_minute, end_hour * 60 + end_minute
+    if begin >= _DAY_MINUTES or end > _DAY_MINUTES:
+        raise _refusal(text, "has a time that no day has")
+    if end == _LAST_MINUTE:
+        end = _DAY_MINUTES
+    if begin == end:
+        raise _refusal(text, "has no length; a whole day is 00:00-24:00")
+    if end < begin:
+        end += _DAY_MINUTES
+    for day in _days(text, days):
+        yield day * _DAY_MINUTES + begin, day * _DAY_MINUTES + end
+
+
+def _days(text: str, days: str) -> Iterator[int]:
+    if days == "DAILY":
+        yield from range(7)
+        return
+    for part in days.split(","):
+        first, dash, last = part.partition("-")
+        if first not in DAYS or (dash and last not in DAYS):
+            raise _refusal(text, f"has no days that are known ({part!r})")
+        begin, end = DAYS.index(first), DAYS.index(last or first)
+        yield from (day % 7 for day in range(begin, end + 1 + 7 * (end < begin)))
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """The same minutes, within the week and in ranges that neither touch nor overlap."""
+    within = chain.from_iterable(
+        [(begin, end)] if end <= WEEK else [(begin, WEEK), (0, end - WEEK)] for begin, end in ranges
+    )
+    joined: list[Range] = []
+    for begin, end in sorted(within):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _refusal(text: str, what: str) -> ValueError:
+    return ValueError(
+        f"work_periods: {text!r} {what}; it must be days and times, such as 'MON-FRI 00:00-06:00', "
+        "'SAT,SUN 10:00-24:00' or 'DAILY 22:00-06:00'"
+    )
