@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 import attrs
 from cronsim import CronSim, CronSimError
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.zones import DAY, Span, instant_of, spans, wall_time
 
 ALIASES: Final = {
@@ -53,7 +54,7 @@ class Cron:
     def parsed(cls, text: str, zone: ZoneInfo) -> Cron:
         """The expression `text` by the clock of `zone`.
 
-        Raises `ValueError`, with a text that says what is allowed, for one that is none or that never has a time.
+        Raises `BadRequest` for what is no expression, and for one that never has a time.
         """
         expression = ALIASES.get(text.strip().lower(), text)
         parts = expression.split()
@@ -132,8 +133,9 @@ def _whole_seconds(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(microsecond=0)
 
 
-def _refusal(text: str, what: str) -> ValueError:
-    return ValueError(
-        f"cron: {text!r} {what}; it must have five fields (minute hour day-of-month month day-of-week), such as "
-        f"'30 6 * * MON-FRI', or be one of {', '.join(ALIASES)}"
+def _refusal(text: str, what: str) -> BadRequest:
+    return BadRequest(
+        "cron",
+        "must have five fields (minute hour day-of-month month day-of-week), such as '30 6 * * MON-FRI', or be one of "
+        f"{', '.join(ALIASES)}; {text!r:.100} {what}",
     )

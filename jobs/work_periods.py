@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 import attrs
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.zones import DAY, offset, spans, wall_time
 
 DAYS: Final = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
@@ -38,7 +39,7 @@ class WorkPeriods:
 
     @classmethod
     def parsed(cls, texts: Iterable[str], zone: ZoneInfo) -> WorkPeriods:
-        """The periods of `texts`, together. None means always. Raises `ValueError` for what is no period."""
+        """The periods of `texts`, together. None means always. Raises `BadRequest` for what is no period."""
         ranges = _joined(chain.from_iterable(map(_parsed, texts)))
         return cls(tuple(ranges) or ((0, WEEK),), zone)
 
@@ -117,8 +118,9 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
     return joined
 
 
-def _refusal(text: str, what: str) -> ValueError:
-    return ValueError(
-        f"work_periods: {text!r} {what}; it must be days and times, such as 'MON-FRI 00:00-06:00', "
-        "'SAT,SUN 10:00-24:00' or 'DAILY 22:00-06:00'"
+def _refusal(text: str, what: str) -> BadRequest:
+    return BadRequest(
+        "work_periods",
+        "must be days and times, such as 'MON-FRI 00:00-06:00', 'SAT,SUN 10:00-24:00' or 'DAILY 22:00-06:00'; "
+        f"{text!r:.100} {what}",
     )

@@ -13,17 +13,19 @@ from zoneinfo import ZoneInfo
 
 import attrs
 
+from dataloader.jobs.errors import BadRequest
+
 DAY: Final = timedelta(days=1)
 _SECOND: Final = timedelta(seconds=1)
 
 
 def zone_named(name: str) -> ZoneInfo:
-    """The zone of the IANA database. Raises `ValueError` if it has none of that name."""
+    """The zone of the IANA database. Raises `BadRequest` if it has none of that name."""
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):  # OSError: a folder of zones; ValueError: a path
         pass
-    raise ValueError(f"zone: {name!r} is no time zone; it must be a name of the IANA database, such as Europe/Berlin")
+    raise BadRequest("zone", f"must be a name of the IANA database, such as Europe/Berlin, not {name!r:.100}")
 
 
 @attrs.frozen

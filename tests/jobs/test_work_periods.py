@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from odd_clocks import CHANGES, ODD_ZONES
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.work_periods import DAYS, WEEK, WorkPeriods
 
 MINUTE = timedelta(minutes=1)
@@ -106,5 +107,5 @@ def test_the_documents_periods():
     ],
 )
 def test_what_is_no_period_is_refused(text):
-    with pytest.raises(ValueError, match=r"^work_periods: .*must be days and times, such as 'MON-FRI 00:00-06:00'"):
+    with pytest.raises(BadRequest, match=r"^work_periods: must be days and times, such as 'MON-FRI 00:00-06:00'"):
         WorkPeriods.parsed([text], UTC_ZONE)

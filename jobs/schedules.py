@@ -1,0 +1,236 @@
+"""Schedules (R7): which runs are due, which were missed, and when the next one is. Pure: uses no clock and no database.
+
+The next run follows from the planned time of the last one, never from its end. A year's pause costs nothing: what was
+missed is found backwards from now, or by division.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from hashlib import sha256
+from itertools import islice, takewhile
+from typing import Any, Final, Protocol
+
+import attrs
+
+from dataloader.jobs.cron import Cron, shortest_pause
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import MAX_NAME, check_between, check_instant, check_name
+from dataloader.jobs.zones import zone_named
+
+MAX_MISSED: Final = 10_000
+MAX_PERIOD_S: Final = 100 * 366 * 86_400
+COUNTED: Final = 1_000
+"""Runs that are left out are counted up to so many."""
+
+
+class Missed(StrEnum):
+    """What becomes of runs whose time passed while nobody could start them."""
+
+    SKIP = "skip"
+    """A run that is later than `grace_s` is left out."""
+    ONCE = "once"
+    """The latest one is made up for, the others are left out."""
+    ALL = "all"
+    """The newest `missed_limit` of the last `missed_within_s` are made up for, oldest first."""
+
+
+class Overlap(StrEnum):
+    """What becomes of a run that is due while an earlier one has not ended."""
+
+    ONE = "one"
+    """It waits for the end of the one that runs; while one waits already, it is left out."""
+    SKIP = "skip"
+    """It is left out."""
+    ALL = "all"
+    """It waits: the runs follow one after the other, in no promised order."""
+    CANCEL = "cancel"
+    """The earlier one is canceled, and it starts when that has ended."""
+    PARALLEL = "parallel"
+    """It starts beside the other."""
+
+
+class Times(Protocol):
+    """The planned times of a schedule."""
+
+    def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
+        """Those later than `instant`, ascending; up to and including `until` if that is given."""
+
+    def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
+        """Those not later than `instant` and later than `after`, descending."""
+
+
+@attrs.frozen
+class Every:
+    """One time every `period` from `start` on."""
+
+    start: datetime
+    period: timedelta
+
+    def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
+        """As in `Times`."""
+        number = max((instant - self.start) // self.period + 1, 0)
+        while until is None or self.start + number * self.period <= until:
+            yield self.start + number * self.period
+            number += 1
+
+    def until(self, instant: datetime, after: datetime) -> Iterator[datetime]:
+        """As in `Times`."""
+        number = (instant - self.start) // self.period
+        while number >= 0 and self.start + number * self.period > after:
+            yield self.start + number * self.period
+            number -= 1
+
+
+@attrs.frozen(kw_only=True)
+class Schedule:
+    """When jobs of `task` are added by themselves.
+
+    Times are those of the expression `cron` by the clock of `zone`, or one every `every_s` seconds from `start_at` on,
+    by default from when the schedule is first stored; from `end_at` on there are none. `job` are the options of each
+    job, as those of a trigger.
+
+    `jitter_s` moves when a job may start, by up to so many seconds, never its planned time; each time is moved alike in
+    all processes. With `pause_on_failure` the schedule is paused when a job of it has failed for good.
+
+    Raises `BadRequest`, which names the field, for values out of range.
+    """
+
+    name: str
+    task: str
+    args: Mapping[str, Any] = attrs.field(factory=dict)
+    cron: str | None = None
+    every_s: float | None = None
+    zone: str = "UTC"
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    missed: Missed = attrs.field(default=Missed.ONCE, converter=lambda value: _choice("missed", Missed, value))
+    grace_s: float = 60
+    missed_limit: int = 100
+    missed_within_s: float | None = None
+    overlap: Overlap = attrs.field(default=Overlap.ONE, converter=lambda value: _choice("overlap", Overlap, value))
+    jitter_s: float = 0
+    pause_on_failure: bool = False
+    job: Mapping[str, Any] = attrs.field(factory=dict)
+    _cron: Cron | None = attrs.field(init=False, default=None, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what means nothing."""
+        check_name("name", self.name, MAX_NAME)
+        check_name("task", self.task, MAX_NAME)
+        if (self.cron is None) == (self.every_s is None):
+            raise BadRequest("cron" if self.cron is not None else "every_s", "give either cron or every_s")
+        zone = zone_named(self.zone)
+        for field in ("start_at", "end_at"):
+            value = getattr(self, field)
+            if value is not None:
+                check_instant(field, value)
+        if self.start_at is not None and self.end_at is not None and self.end_at <= self.start_at:
+            raise BadRequest("end_at", f"must be later than start_at, not {self.end_at.isoformat()}")
+        if self.every_s is not None:
+            _check_seconds("every_s", self.every_s, 1, MAX_PERIOD_S)
+        _check_seconds("grace_s", self.grace_s, 0, MAX_PERIOD_S)
+        check_between("missed_limit", self.missed_limit, 1, MAX_MISSED)
+        if self.missed_within_s is not None:
+            _check_seconds("missed_within_s", self.missed_within_s, 1, MAX_PERIOD_S)
+        _check_seconds("jitter_s", self.jitter_s, 0, MAX_PERIOD_S)
+        shortest_s = self.every_s
+        if self.cron is not None:
+            object.__setattr__(self, "_cron", Cron.parsed(self.cron, zone))
+            assert self._cron is not None  # noqa: S101 - for mypy
+            shortest_s = shortest_pause(self._cron, datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
+        if self.jitter_s and self.jitter_s >= (shortest_s or 0):
+            raise BadRequest(
+                "jitter_s",
+                f"must be less than the shortest pause between two runs, {shortest_s:g} s, not {self.jitter_s:g}",
+            )
+
+    def times(self, stored_at: datetime) -> Times:
+        """Its planned times, if it was first stored at `stored_at`."""
+        if self._cron is not None:
+            return self._cron
+        assert self.every_s is not None, "one of the two is given"  # noqa: S101
+        return Every(self.start_at or stored_at, timedelta(seconds=self.every_s))
+
+    def next_after(self, times: Times, instant: datetime) -> datetime | None:
+        """Its first planned time after `instant`; None if there is none."""
+        begin = instant
+        if self.start_at is not None:
+            begin = max(instant, self.start_at - timedelta(microseconds=1))
+        found = next(times.after(begin), None)
+        return None if found is None or (self.end_at is not None and found >= self.end_at) else found
+
+    def available_at(self, planned_at: datetime) -> datetime:
+        """When the job of a planned time may start: moved by the jitter, alike wherever it is asked."""
+        digest = sha256(f"{self.name}\n{planned_at.timestamp():.3f}".encode()).digest()
+        share = int.from_bytes(digest[:8]) / 2**64
+        return planned_at + timedelta(seconds=share * self.jitter_s)
+
+
+@attrs.frozen
+class Plan:
+    """What is to be done about a schedule that is due.
+
+    `due` are the planned times of the runs to be added, ascending. `left_out` is the number of others that were due, up
+    to `COUNTED`, from `first_left_out` to `last_left_out`. `next_at` is the next planned time, None if there is none.
+    """
+
+    due: tuple[datetime, ...]
+    left_out: int
+    first_left_out: datetime | None
+    last_left_out: datetime | None
+    next_at: datetime | None
+
+
+def plan(schedule: Schedule, times: Times, next_at: datetime, now: datetime) -> Plan:
+    """What to do at `now` about a schedule whose next run was planned for `next_at`.
+
+    Nothing before `next_at`: a clock that was put back makes no run twice.
+    """
+    if now < next_at:
+        return Plan((), 0, None, None, next_at)
+    before = next_at - timedelta(microseconds=1)
+    last = now if schedule.end_at is None else min(now, schedule.end_at - timedelta(microseconds=1))
+    past = times.until(last, before)
+    due = list(_wanted(schedule, past, now))
+    oldest = due[-1] if due else None
+    # Those that are left out stand before all that are wanted.
+    rest = times.until(last if oldest is None else oldest - timedelta(microseconds=1), before)
+    left_out = list(islice(rest, COUNTED))
+    return Plan(
+        tuple(reversed(due)),
+        len(left_out),
+        next_at if left_out else None,
+        left_out[0] if left_out else None,
+        schedule.next_after(times, now),
+    )
+
+
+def _wanted(schedule: Schedule, past: Iterable[datetime], now: datetime) -> Iterator[datetime]:
+    """Those of past times, the newest first, that are to be run."""
+    match schedule.missed:
+        case Missed.ONCE:
+            return islice(past, 1)
+        case Missed.SKIP:
+            within_s: float | None = schedule.grace_s
+        case Missed.ALL:
+            within_s = schedule.missed_within_s
+    if within_s is not None:
+        earliest = now - timedelta(seconds=within_s)
+        past = takewhile(lambda planned_at: planned_at >= earliest, past)
+    return islice(past, schedule.missed_limit)
+
+
+def _choice(field: str, choices: type[StrEnum], value: Any) -> Any:
+    try:
+        return choices(value)
+    except ValueError:
+        raise BadRequest(field, f"must be one of {', '.join(choices)}, not {value!r:.60}") from None
+
+
+def _check_seconds(field: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (low <= value <= high) or math.isnan(value):
+        raise BadRequest(field, f"must be a number of seconds from {low:g} to {high:,}, not {value!r:.60}")
