@@ -30,6 +30,7 @@ from dataloader.store.queue.notifications import (
     JobToJudge,
     Notification,
     QueueReady,
+    SchedulesChanged,
     open_listener,
 )
 from dataloader.store.queue.waits import Waits
@@ -44,12 +45,13 @@ MAX_REST_S: Final = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class Listener:
-    """Listens for this process: `queues` by name, the stager's flags, the heartbeat's, the runs, those who wait."""
+    """Listens for this process: `queues` by name, the helpers' and the heartbeat's flags, the runs, those who wait."""
 
     database: Database
     queues: Mapping[str, Wake]
     stager: Wake
     added: Wake
+    scheduler: Wake
     heartbeat: Wake
     runs: Runs
     outage: Outage
@@ -91,7 +93,7 @@ class Listener:
             self.connected = False
 
     def _wake_all(self) -> None:
-        for wake in (*self.queues.values(), self.added, self.stager, self.heartbeat):
+        for wake in (*self.queues.values(), self.added, self.stager, self.scheduler, self.heartbeat):
             wake.set()
         self.waits.all_changed()
 
@@ -109,5 +111,7 @@ class Listener:
                 self.stager.set()
             case CancelRequested(token):
                 self.runs.cancel(token)
+            case SchedulesChanged():
+                self.scheduler.set()
             case JobChanged(job_id):
                 self.waits.changed(job_id)

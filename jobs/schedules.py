@@ -85,6 +85,21 @@ class Every:
             number -= 1
 
 
+def _missed(value: Missed | str) -> Missed:
+    return Missed(_choice("missed", Missed, value))
+
+
+def _overlap(value: Overlap | str) -> Overlap:
+    return Overlap(_choice("overlap", Overlap, value))
+
+
+def _choice(field: str, choices: type[StrEnum], value: str) -> StrEnum:
+    try:
+        return choices(value)
+    except ValueError:
+        raise BadRequest(field, f"must be one of {', '.join(choices)}, not {value!r:.60}") from None
+
+
 @attrs.frozen(kw_only=True)
 class Schedule:
     """When jobs of `task` are added by themselves.
@@ -107,11 +122,11 @@ class Schedule:
     zone: str = "UTC"
     start_at: datetime | None = None
     end_at: datetime | None = None
-    missed: Missed = attrs.field(default=Missed.ONCE, converter=lambda value: _choice("missed", Missed, value))
+    missed: Missed = attrs.field(default=Missed.ONCE, converter=_missed)
     grace_s: float = 60
     missed_limit: int = 100
     missed_within_s: float | None = None
-    overlap: Overlap = attrs.field(default=Overlap.ONE, converter=lambda value: _choice("overlap", Overlap, value))
+    overlap: Overlap = attrs.field(default=Overlap.ONE, converter=_overlap)
     jitter_s: float = 0
     pause_on_failure: bool = False
     job: Mapping[str, Any] = attrs.field(factory=dict)
@@ -137,16 +152,41 @@ class Schedule:
         if self.missed_within_s is not None:
             _check_seconds("missed_within_s", self.missed_within_s, 1, MAX_PERIOD_S)
         _check_seconds("jitter_s", self.jitter_s, 0, MAX_PERIOD_S)
-        shortest_s = self.every_s
         if self.cron is not None:
             object.__setattr__(self, "_cron", Cron.parsed(self.cron, zone))
-            assert self._cron is not None  # noqa: S101 - for mypy
-            shortest_s = shortest_pause(self._cron, datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
-        if self.jitter_s and self.jitter_s >= (shortest_s or 0):
-            raise BadRequest(
-                "jitter_s",
-                f"must be less than the shortest pause between two runs, {shortest_s:g} s, not {self.jitter_s:g}",
-            )
+        if self.jitter_s and self.jitter_s >= (shortest_s := self._shortest_pause_s()):
+            allowed = f"must be less than the shortest pause between two runs, {shortest_s:g} s"
+            raise BadRequest("jitter_s", f"{allowed}, not {self.jitter_s:g}")
+
+    @classmethod
+    def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Schedule:
+        """The schedule that `spec` has made. Raises `BadRequest`, also for fields that there are not."""
+        unknown = sorted(spec.keys() - _FIELDS)
+        if unknown:
+            raise BadRequest(unknown[0], f"is no field of a schedule; there are {', '.join(sorted(_FIELDS))}")
+        instants = {field: _instant(field, spec[field]) for field in ("start_at", "end_at") if spec.get(field)}
+        return cls(name=name, **{**spec, **instants})
+
+    def spec(self) -> dict[str, Any]:
+        """What makes it again, as JSON: the fields that are not as they are by default."""
+        fields = [field for field in attrs.fields(Schedule) if field.name in _FIELDS]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        said = {field.name for field in fields if values[field.name] not in (field.default, {})}
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in values.items()
+            if name in said
+        }
+
+    @property
+    def timing(self) -> tuple[object, ...]:
+        """What its times come from: if that changes, it begins anew."""
+        return self.cron, self.every_s, self.zone, self.start_at, self.end_at
+
+    def _shortest_pause_s(self) -> float:
+        if self._cron is None:
+            return self.every_s or 0
+        return shortest_pause(self._cron, datetime(2000, 1, 1, tzinfo=UTC)).total_seconds()
 
     def times(self, stored_at: datetime) -> Times:
         """Its planned times, if it was first stored at `stored_at`."""
@@ -168,6 +208,18 @@ class Schedule:
         digest = sha256(f"{self.name}\n{planned_at.timestamp():.3f}".encode()).digest()
         share = int.from_bytes(digest[:8]) / 2**64
         return planned_at + timedelta(seconds=share * self.jitter_s)
+
+
+_FIELDS: Final = {field.name for field in attrs.fields(Schedule)} - {"name", "_cron"}
+
+
+def _instant(field: str, value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise BadRequest(field, f"must be an instant with a time zone (RFC 3339), not {value!r:.60}") from None
 
 
 @attrs.frozen
@@ -222,13 +274,6 @@ def _wanted(schedule: Schedule, past: Iterable[datetime], now: datetime) -> Iter
         earliest = now - timedelta(seconds=within_s)
         past = takewhile(lambda planned_at: planned_at >= earliest, past)
     return islice(past, schedule.missed_limit)
-
-
-def _choice(field: str, choices: type[StrEnum], value: Any) -> Any:
-    try:
-        return choices(value)
-    except ValueError:
-        raise BadRequest(field, f"must be one of {', '.join(choices)}, not {value!r:.60}") from None
 
 
 def _check_seconds(field: str, value: float, low: float, high: float) -> None:

@@ -32,6 +32,7 @@ from dataloader.jobs.model import (
     check_name,
 )
 from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.schedules import Schedule
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Around)
@@ -119,6 +120,7 @@ class Tasks(Mapping[str, Task[Any]]):
         self._tasks: dict[str, Task[Any]] = {}
         self._resources: list[Resource[Any]] = []
         self._around: list[Around] = []
+        self._schedules: dict[str, Schedule] = {}
 
     @overload
     def task(
@@ -237,6 +239,28 @@ class Tasks(Mapping[str, Task[Any]]):
 
         return register if function is None else register(function)
 
+    def schedule(self, name: str, *, task: str | Task[Any], **fields: Any) -> Schedule:
+        """Declare that jobs of `task` are added by themselves; `fields` are those of `Schedule`.
+
+        Processes store it when they start, the last one wins; one that is not declared any more is retired.
+
+        Raises `ValueError` for a name that is taken, and `BadRequest` for what `Schedule` refuses.
+        """
+        if name in self._schedules:
+            raise ValueError(f"schedule {name!r} is declared twice")
+        known = self._tasks.get(task) if isinstance(task, str) else task
+        args = fields.pop("args", None)
+        if known is not None and known.args is not None:
+            args = known.args.encode({} if args is None else args)
+        task_name = task if isinstance(task, str) else task.name
+        schedule = self._schedules[name] = Schedule(name=name, task=task_name, args=dict(args or {}), **fields)
+        return schedule
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """What `schedule` has declared, in order."""
+        return tuple(self._schedules.values())
+
     def around(self, function: W) -> W:
         """Wrap every run in the decorated function, and return it unchanged.
 
@@ -271,6 +295,10 @@ class Tasks(Mapping[str, Task[Any]]):
         self._tasks.update(other._tasks)
         self._resources += other._resources
         self._around += other._around
+        for name, schedule in other._schedules.items():
+            if name in self._schedules:
+                raise ValueError(f"schedule {name!r} is declared in both registries")
+            self._schedules[name] = schedule
 
     def __getitem__(self, name: str) -> Task[Any]:
         """The task called `name`; `KeyError` when there is none."""

@@ -33,6 +33,7 @@ from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.recorder_messages import ToRecord
 from dataloader.actors.releaser import Releaser
 from dataloader.actors.run_services import RunServices
+from dataloader.actors.scheduler import Scheduler
 from dataloader.actors.stager import Stager
 from dataloader.flows.libraries import libraries_of
 from dataloader.jobs.contract import Operator
@@ -277,6 +278,9 @@ def _make(
         sweep_s=settings.claim_backoff_s,
         poll_s=settings.poll_s,
     )
+    scheduler = Scheduler(
+        database=database, outage=outage, poll_s=settings.poll_s, default_lease_s=settings.default_lease_s
+    )
     waits, drain = Waits(database), Drain(runs, settings.drain_timeout_s)
     jobs = DatabaseJobs(
         database=database,
@@ -291,6 +295,7 @@ def _make(
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
         stager=stager.wake,
         added=stager.added,
+        scheduler=scheduler.wake,
         heartbeat=heartbeat.wake,
         runs=runs,
         outage=outage,
@@ -323,6 +328,7 @@ def _make(
         helpers={
             "listener": listener.run,
             "stager": stager.run,
+            "scheduler": scheduler.run,
             "reaper": Reaper(
                 database=database,
                 outage=outage,

@@ -10,7 +10,7 @@
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
-     ├─ kept running: listener 20 in 60 s · stager, reaper, pruner 10 in 60 s each
+     ├─ kept running: listener 20 in 60 s · stager, scheduler, reaper, pruner 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
@@ -34,6 +34,7 @@ from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
 from dataloader.store.queue.task_rows import aio_declare
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
+from dataloader.store.schedules.rows import aio_declare_schedules
 from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.resources import open_resources
 from dataloader.supervisor.restarts import RestartBudget, keep_running
@@ -185,6 +186,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 _check_capacity(parts)
                 await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
+                await _declare_schedules(parts)
                 # Before the first claim, so that no reader is told that these queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")
@@ -197,6 +199,16 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     if version is not None and version > TESTED:
         log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)
     return prepared
+
+
+async def _declare_schedules(parts: Parts) -> None:
+    left = await parts.database.write(
+        aio_declare_schedules, parts.tasks.schedules, list(parts.tasks), parts.worker.name
+    )
+    if left:
+        log.warning(
+            "schedules that an operator has put stay as they are: delete them to have the program's", names=left
+        )
 
 
 def _check_capacity(parts: Parts) -> None:

@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS dl_function_sets (
   applied_at timestamptz NOT NULL DEFAULT now()
 )"""
 _OLDEST: Final = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
-_INDEX: Final = re.compile(r"CREATE INDEX CONCURRENTLY IF NOT EXISTS (\w+)")
+_INDEX: Final = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS (\w+)")
 _PLAIN_SCHEMA: Final = re.compile(r"\w+|\"[^'\"$%\\{}:]+\"")
 
 

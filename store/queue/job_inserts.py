@@ -6,6 +6,7 @@ What a row leaves out is the task's own, as `dl_tasks` has it. A row whose key, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -147,6 +148,27 @@ _STARTED: Final = _QUEUED | {
 }
 _ADD_ONE_STARTED: Final = _add(*_ONE, _STARTS, more=_STARTED)
 _ADD_MANY_STARTED: Final = _add(*_MANY, _STARTS, more=_STARTED)
+
+
+# Jobs of schedules: of each planned time there is one.
+_PLANNED: Final = _QUEUED | {
+    "names": {"schedule": "text", "planned_at": "timestamptz", "backfill": "uuid"},
+    "columns": ", schedule, planned_at, backfill",
+    "values": ", r.schedule, r.planned_at, r.backfill",
+}
+_ADD_PLANNED: Final = _add(*_MANY, more=_PLANNED)
+
+
+async def aio_insert_planned(
+    connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
+) -> set[UUID]:
+    """Add plain rows as jobs of schedules: the name, the planned time and the backfill of each stand in `planned`.
+
+    The ids of those that were added: those whose planned time has a job already are not.
+    """
+    given = [(*row[:_PLAIN], *more) for row, more in zip(rows, planned, strict=True)]
+    records = await connection.fetch(_ADD_PLANNED, *zip(*given, strict=True))
+    return {record["job_id"] for record in records}
 
 
 async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:

@@ -56,7 +56,12 @@ class JobToJudge:
     ended: bool
 
 
-Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged
+@attrs.frozen
+class SchedulesChanged:
+    """Schedules were stored, resumed or removed: one may be due earlier than was known."""
+
+
+Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | SchedulesChanged
 
 FLOOD: Final = 5_000
 """More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
@@ -68,6 +73,7 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_after": lambda payload: JobToJudge(ended=payload == "ended"),
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
+    "dl_schedule": lambda _payload: SchedulesChanged(),
 }
 CHANNELS: Final = frozenset(_CHANNELS)
 OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop"})

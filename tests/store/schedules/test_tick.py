@@ -1,0 +1,210 @@
+"""The tick: each planned time of a schedule has one job, or a reason on record (R7)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+from dataloader.jobs.schedules import Schedule
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.schedules.rows import spec_text
+from dataloader.store.schedules.tick import LOCKED_S, tick
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def put(raw):
+    """Stores a schedule that was due `late` before now, and every minute since; it is of the task `report`."""
+
+    async def put(name="nightly", late=timedelta(0), **fields):
+        due = NOW - late
+        schedule = Schedule(name=name, **{"task": "report", "every_s": 60, "job": {"queue": "q"}} | fields)
+        await raw.execute(
+            "INSERT INTO dl_schedules (name, spec, task, origin, stored_by, stored_at, next_at)"
+            " VALUES ($1, $2, $3, 'code', 'test', $4, $4)",
+            name,
+            spec_text(schedule),
+            schedule.task,
+            due,
+        )
+        return schedule
+
+    return put
+
+
+@pytest.fixture
+def planned(raw):
+    """The planned times of a schedule's jobs, ascending."""
+
+    async def planned(name="nightly"):
+        return [
+            row["planned_at"]
+            for row in await raw.fetch("SELECT planned_at FROM dl_jobs WHERE schedule = $1 ORDER BY planned_at", name)
+        ]
+
+    return planned
+
+
+@pytest.fixture
+def events(raw):
+    """What is on record about a schedule."""
+
+    async def events(name="nightly"):
+        rows = await raw.fetch(
+            "SELECT kind, payload->>'why' AS why, (payload->>'times')::int AS times FROM dl_schedule_events"
+            " WHERE name = $1 ORDER BY event_id",
+            name,
+        )
+        return [tuple(row) for row in rows]
+
+    return events
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_that_is_due_adds_its_job_and_knows_when_it_is_due_next(store, raw, put):
+    await put(args={"region": "EU"}, job={"queue": "q", "priority": 7})
+    ticked = await tick(store)
+    assert ticked.added == 1
+    assert 0 < ticked.next_in_s <= 60
+    row = await raw.fetchrow("SELECT *, args::text AS text FROM dl_jobs")
+    assert (row["schedule"], row["planned_at"], row["available_at"]) == ("nightly", NOW, NOW)
+    assert (row["task"], row["queue"], row["priority"], row["text"]) == ("report", "q", 7, '{"region": "EU"}')
+    assert (row["keyed"], row["lock_key"]) == (True, "schedule:nightly")
+    stored = await raw.fetchrow("SELECT * FROM dl_schedules")
+    assert (stored["next_at"], stored["last_at"], stored["last_job_id"]) == (NOW + MINUTE, NOW, row["job_id"])
+    assert (await tick(store)).added == 0
+
+
+@pytest.mark.requirement("R7")
+async def test_with_nothing_stored_none_is_due(store):
+    ticked = await tick(store)
+    assert (ticked.added, ticked.next_in_s) == (0, None)
+
+
+@pytest.mark.requirement("R7")
+async def test_however_many_tick_at_once_each_planned_time_has_one_job(database, store, raw, put, planned):
+    names = [f"s{n}" for n in range(60)]
+    for name in names:
+        await put(name, late=5 * MINUTE, missed="all", overlap="all")
+    ticks = []
+
+    async def tick_often():
+        async with open_database(DatabaseOptions(dsn=database.dsn)) as other:
+            while (ticked := await tick(other)).next_in_s <= LOCKED_S:
+                ticks.append(ticked.added)
+            ticks.append(ticked.added)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(tick_often)
+    for name in names:
+        assert await planned(name) == [NOW - n * MINUTE for n in range(5, -1, -1)]
+    assert sum(ticks) == 60 * 6
+
+
+@pytest.mark.requirement("R7")
+async def test_a_planned_time_has_one_job_even_if_its_row_is_put_back(store, raw, put, planned):
+    await put(overlap="parallel")
+    await tick(store)
+    await raw.execute("UPDATE dl_schedules SET next_at = last_at")
+    assert (await tick(store)).added == 0
+    assert await planned() == [NOW]
+
+
+@pytest.mark.requirement("R7")
+@pytest.mark.parametrize(
+    ("missed", "jobs", "left_out"),
+    [("once", [0], 90), ("all", [2, 1, 0], 88), ("skip", [1, 0], 89)],
+)
+async def test_what_was_missed_is_made_up_for_or_on_record(store, put, planned, events, missed, jobs, left_out):
+    await put(late=90 * MINUTE, missed=missed, missed_limit=3, grace_s=90, overlap="all")
+    await tick(store)
+    assert await planned() == [NOW - n * MINUTE for n in jobs]
+    assert await events() == [("left_out", "missed", left_out)]
+
+
+@pytest.mark.requirement("R7")
+@pytest.mark.parametrize(
+    ("overlap", "former", "added", "former_after"),
+    [
+        ("one", "running", 1, "running"),
+        ("one", "queued", 0, "queued"),
+        ("one", "waits for a retry", 1, "queued"),
+        ("one", "succeeded", 1, "succeeded"),
+        ("skip", "running", 0, "running"),
+        ("skip", "queued", 0, "queued"),
+        ("skip", "succeeded", 1, "succeeded"),
+        ("all", "queued", 1, "queued"),
+        ("parallel", "running", 1, "running"),
+        ("cancel", "running", 1, "asked"),
+        ("cancel", "queued", 1, "canceled"),
+    ],
+)
+async def test_one_that_is_due_while_another_has_not_ended(
+    store, raw, put, events, overlap, former, added, former_after
+):
+    await put(overlap=overlap)
+    job_id = await raw.fetchval(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, schedule, planned_at) VALUES"
+        " (gen_random_uuid(), 'q', 'report', 'schedule:nightly', 'nightly', now() - interval '1 h') RETURNING job_id"
+    )
+    match former:
+        case "running":
+            await raw.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'")
+        case "waits for a retry":
+            await raw.execute("UPDATE dl_jobs SET attempt = 1, available_at = now() + interval '1 h'")
+        case "succeeded":
+            await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    assert (await tick(store)).added == added
+    assert await events() == ([] if added else [("left_out", "overlap", 1)])
+    status, asked = await raw.fetchrow("SELECT status::text, cancel_requested FROM dl_jobs WHERE job_id = $1", job_id)
+    assert ("asked" if asked and status == "running" else status) == former_after
+    if added:
+        keyed = await raw.fetchval("SELECT keyed FROM dl_jobs WHERE planned_at = $1", NOW)
+        assert keyed is (overlap != "parallel")
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_whose_job_failed_is_paused_if_it_is_to_be(store, raw, put, planned, events):
+    await put(pause_on_failure=True, overlap="parallel")
+    await put("goes on", missed="all", overlap="parallel")
+    await tick(store)
+    job_id = await raw.fetchval("SELECT last_job_id FROM dl_schedules WHERE name = 'nightly'")
+    await raw.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+    await raw.execute("UPDATE dl_schedules SET next_at = $1, stored_at = $1", NOW - MINUTE)
+    await tick(store)
+    paused = await raw.fetchrow("SELECT paused, paused_why, next_at FROM dl_schedules WHERE name = 'nightly'")
+    assert tuple(paused) == (True, f"its job {job_id} has ended as failed", NOW - MINUTE)
+    assert await events() == [("paused", paused["paused_why"], None)]
+    assert await planned() == [NOW]
+    assert await planned("goes on") == [NOW - MINUTE, NOW]
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_whose_job_can_not_be_added_is_paused_and_holds_up_no_other(store, raw, put, planned):
+    await put("no queue", job={})
+    await put()
+    ticked = await tick(store)
+    assert ticked.added == 1
+    paused, why, next_at = await raw.fetchrow(
+        "SELECT paused, paused_why, next_at FROM dl_schedules WHERE name = 'no queue'"
+    )
+    assert (paused, next_at) == (True, NOW)
+    assert why.startswith("its job can't be added: ")
+    assert "queue" in why
+    assert await planned() == [NOW]
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_that_another_process_has_is_looked_at_again_soon(store, raw, put, planned):
+    await put()
+    await raw.execute("BEGIN")
+    await raw.execute("SELECT FROM dl_schedules FOR UPDATE")
+    ticked = await tick(store)
+    assert (ticked.added, ticked.next_in_s) == (0, LOCKED_S)
+    await raw.execute("ROLLBACK")
+    assert (await tick(store)).added == 1
