@@ -46,6 +46,7 @@ _FILES: Final = MappingProxyType(
         "pause": "queues",
         "resume": "queues",
         "workers": "queues",
+        "schedule": "schedules",
         "tasks": "service",
         "config": "service",
         "migrate": "database",

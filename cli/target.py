@@ -20,6 +20,7 @@ import trio
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.jobs.schedule_contract import Schedules
 from dataloader.supervisor.open_jobs import account, client_options
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.settings_layers import CLIENT_VARIABLE, load_settings
@@ -65,6 +66,35 @@ class AskedQueue:
             return run_trio(_ask_service, _open_http_loads(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
             return run_trio(_ask, open_loads_of(settings), question)
+
+
+    def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
+        """The same for schedules."""
+        if self.url is not None:
+            return run_trio(_ask_service, _open_http_schedules(self.url, self.token), question)
+        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
+            return run_trio(_ask, open_schedules_of(settings), question)
+
+
+@asynccontextmanager
+async def open_schedules_of(settings: Settings) -> AsyncIterator[Schedules]:
+    """The schedules of the settings' database, for the length of a block; what is done is signed by the account."""
+    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.store.schedules.database_schedules import DatabaseSchedules  # noqa: PLC0415 - as above
+
+    async with open_database(command_options(settings)) as database:
+        yield DatabaseSchedules(
+            database=database, operator=Operator(account()), default_lease_s=settings.default_lease_s
+        )
+
+
+@asynccontextmanager
+async def _open_http_schedules(url: str, token: str | None) -> AsyncIterator[Schedules]:
+    from dataloader.web.http_schedules import HttpSchedules  # noqa: PLC0415 - no HTTP client is needed for a database
+    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
+
+    async with open_service(url, token) as service:
+        yield HttpSchedules(service)
 
 
 @asynccontextmanager

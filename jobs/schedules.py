@@ -84,6 +84,11 @@ class Every:
             yield self.start + number * self.period
             number -= 1
 
+    def begun_by(self, instant: datetime) -> Every:
+        """The same times, and those before, from `instant` or earlier on."""
+        earlier = max(-((instant - self.start) // self.period), 0)
+        return Every(self.start - earlier * self.period, self.period)
+
 
 def _missed(value: Missed | str) -> Missed:
     return Missed(_choice("missed", Missed, value))

@@ -53,6 +53,7 @@ from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.transaction import Transactions
 from dataloader.store.queue.waits import Waits
 from dataloader.store.queue.worker_rows import WorkerRow
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.drain import Drain, DrainReport
 from dataloader.supervisor.embedded_server import keep_server
 from dataloader.supervisor.settings import Settings
@@ -82,6 +83,7 @@ class Parts:
     worker: WorkerRow
     database: Database
     jobs: DatabaseJobs
+    schedules: DatabaseSchedules
     runs: Runs
     outage: Outage
     locks: LockSession
@@ -313,6 +315,9 @@ def _make(
         worker=worker,
         database=database,
         jobs=jobs,
+        schedules=DatabaseSchedules(
+            database=database, operator=Operator(name), default_lease_s=settings.default_lease_s
+        ),
         runs=runs,
         outage=outage,
         locks=locks,
@@ -349,6 +354,7 @@ def _app(parts: Parts) -> App:
     return create_app(
         Services(
             jobs=parts.jobs,
+            schedules=parts.schedules,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 max_body_bytes=settings.max_body_bytes,

@@ -22,6 +22,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.queue.database_jobs import DatabaseJobs
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
 from dataloader.supervisor.settings import Settings
@@ -59,6 +60,11 @@ class Supervisor:
         The audit names the worker for what is done with it; with `jobs.signed(Operator(name))` it has another name.
         """
         return self._parts.jobs
+
+    @property
+    def schedules(self) -> DatabaseSchedules:
+        """The schedules, over the supervisor's own database; the audit names the worker for what is done with them."""
+        return self._parts.schedules
 
     @property
     def database(self) -> Database:

@@ -24,6 +24,7 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.schedule_contract import Schedules
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.auth import Role, authorize
 from dataloader.web.decoding import decode_body, decode_query
@@ -67,6 +68,11 @@ class Call:
     def jobs(self) -> Jobs:
         """The queue; the audit names the caller for what is done with it."""
         return self.services.jobs.signed(self.operator)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules; the audit names the caller for what is done with them."""
+        return self.services.schedules.signed(self.operator)
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ from dataloader.jobs.measures import Measure
 from dataloader.jobs.model import about
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.database_jobs import DatabaseJobs
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
 from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
@@ -88,6 +89,7 @@ class Services:
     """Everything a view may use. `state` is asked at each request; `/metrics` shows `measures` beside its own."""
 
     jobs: DatabaseJobs
+    schedules: DatabaseSchedules
     settings: WebSettings
     state: Callable[[], ProcessState]
     measures: Sequence[Measure] = ()

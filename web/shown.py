@@ -11,6 +11,7 @@ import attrs
 
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
+from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 
 
@@ -52,6 +53,23 @@ def worker(record: WorkerRecord) -> WorkerRecord:
     """A process, the queues that it serves and the tasks that it knows."""
     tasks = None if record.tasks is None else list(map(mask_text, record.tasks))
     return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues), tasks=tasks)
+
+
+def schedule(record: ScheduleRecord) -> ScheduleRecord:
+    """A schedule, its args and names included."""
+    return attrs.evolve(
+        record,
+        name=mask_text(record.name),
+        task=mask_text(record.task),
+        spec=fields(dict(record.spec)),
+        stored_by=mask_text(record.stored_by),
+        paused_why=text(record.paused_why),
+    )
+
+
+def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
+    """What is on record about a schedule."""
+    return attrs.evolve(event, payload=mask(event.payload))
 
 
 def audit(record: AuditRecord) -> AuditRecord:

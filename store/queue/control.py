@@ -232,7 +232,7 @@ async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tupl
     async with _aio_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes = await _aio_end(connection, [row])
-        await _aio_audit(connection, operator, "cancel", job_id, {"was": row["status"]})
+        await aio_audit(connection, operator, "cancel", job_id, {"was": row["status"]})
         return await aio_get_job(connection, job_id), lock_hashes
 
 
@@ -245,7 +245,7 @@ async def _aio_cancel_many(
         lock_hashes = await _aio_end(connection, rows)
         asked = sum(_is_held(row) for row in rows)
         counts = {"canceled": len(rows) - asked, "cancel_requested": asked}
-        await _aio_audit(connection, operator, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
+        await aio_audit(connection, operator, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
         return len(rows), lock_hashes
 
 
@@ -276,7 +276,7 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
         elif row["status"] not in _REVIVABLE:
             raise _not_allowed("retry", row, _REVIVABLE)
         await connection.execute(_REVIVE, [job_id])
-        await _aio_audit(
+        await aio_audit(
             connection, operator, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
         )
         return await aio_get_job(connection, job_id), lock_hashes
@@ -291,7 +291,7 @@ async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Oper
         rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, "true", limit)
         await connection.execute(_REVIVE, [row["job_id"] for row in rows])
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
-        await _aio_audit(connection, operator, "retry_many", None, detail)
+        await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
 
 
@@ -304,7 +304,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: 
         if action is _TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
             raise Conflict(job_id, row["status"], "it runs after others, which have not all ended: it can't run now")
         await connection.execute(action.sql, [job_id], *values.values())
-        await _aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
+        await aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
         return await aio_get_job(connection, job_id)
 
 
@@ -316,7 +316,7 @@ async def _aio_act_many(
         if rows:
             await connection.execute(action.sql, [row["job_id"] for row in rows], *values.values())
         detail = _bulk_detail(job_filter, limit) | values | {"changed": len(rows)}
-        await _aio_audit(connection, operator, f"{action.name}_many", None, detail)
+        await aio_audit(connection, operator, f"{action.name}_many", None, detail)
         return len(rows)
 
 
@@ -325,16 +325,17 @@ async def _aio_pause(connection: Any, queue: str, operator: Operator, *, paused:
         await connection.execute(_PAUSE, queue, paused)
         if not paused:
             await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)
-        await _aio_audit(connection, operator, "pause" if paused else "resume", None, {"queue": queue})
+        await aio_audit(connection, operator, "pause" if paused else "resume", None, {"queue": queue})
 
 
 def _bulk_detail(job_filter: JobFilter, limit: int) -> dict[str, Any]:
     return {"filter": job_filter.criteria(), "limit": limit}
 
 
-async def _aio_audit(
+async def aio_audit(
     connection: Any, operator: Operator, action: str, job_id: UUID | None, detail: dict[str, Any]
 ) -> None:
+    """Write what an operator does, in the transaction that does it (asyncio-flavoured)."""
     if operator.request_id is not None:
         detail = detail | {"request_id": operator.request_id}
     await connection.execute(_AUDIT, operator.name, action, job_id, mask(detail))

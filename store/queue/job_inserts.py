@@ -161,14 +161,14 @@ _ADD_PLANNED: Final = _add(*_MANY, more=_PLANNED)
 
 async def aio_insert_planned(
     connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
-) -> set[UUID]:
+) -> dict[UUID, str]:
     """Add plain rows as jobs of schedules: the name, the planned time and the backfill of each stand in `planned`.
 
-    The ids of those that were added: those whose planned time has a job already are not.
+    The ids of those that were added, with their queues: those whose planned time has a job already are not.
     """
     given = [(*row[:_PLAIN], *more) for row, more in zip(rows, planned, strict=True)]
     records = await connection.fetch(_ADD_PLANNED, *zip(*given, strict=True))
-    return {record["job_id"] for record in records}
+    return {record["job_id"]: record["queue"] for record in records}
 
 
 async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import msgspec
 from dataloader.jobs.schedules import Schedule
 
 _OF_TASKS: Final = """
-SELECT name, spec::text AS spec, origin, stored_at, next_at, retired_at, statement_timestamp() AS now
+SELECT name, spec::text AS spec, origin, stored_at, next_at, retired_at
 FROM dl_schedules WHERE name = ANY ($1::text[]) OR (task = ANY ($2::text[]) AND origin = 'code' AND retired_at IS NULL)
 ORDER BY name FOR NO KEY UPDATE
 """
@@ -34,7 +34,8 @@ INSERT INTO dl_schedule_events (name, kind) SELECT name, 'retired' FROM gone
 _EVENT: Final = (
     "INSERT INTO dl_schedule_events (name, kind, payload) SELECT n, $2, $3::text::jsonb FROM unnest($1::text[]) AS n"
 )
-_TELL: Final = "SELECT pg_notify('dl_schedule', '')"
+TELL: Final = "SELECT pg_notify('dl_schedule', '')"
+"""Wakes the schedulers: one may be due earlier than they know."""
 
 
 @attrs.frozen
@@ -56,36 +57,52 @@ async def aio_declare_schedules(
     """
     declared = {schedule.name: schedule for schedule in schedules}
     async with connection.transaction():
-        records = await connection.fetch(_OF_TASKS, sorted(declared), list(tasks))
-        now = records[0]["now"] if records else await connection.fetchval("SELECT statement_timestamp()")
-        stored = {
-            record["name"]: _Stored(
-                msgspec.json.decode(record["spec"]),
-                record["origin"],
-                record["stored_at"],
-                record["next_at"],
-                record["retired_at"] is not None,
-            )
-            for record in records
-        }
-        rows, changed = [], []
-        for name, schedule in declared.items():
-            former = stored.get(name)
-            if former is not None and (former.origin != "code" or _is_same(former, schedule)):
-                continue
-            rows.append((name, spec_text(schedule), schedule.task, _next_at(schedule, former, now)))
-            if former is not None:
-                changed.append(name)
-        if rows:
-            await connection.execute(_STORE, *map(list, zip(*rows, strict=True)), "code", worker)
-        if changed:
-            await connection.execute(_EVENT, changed, "changed", msgspec.json.encode({"by": worker}).decode())
+        stored, now = await _aio_stored(connection, sorted(declared), tasks)
+        others = [name for name in declared if name in stored and stored[name].origin != "code"]
+        new = [one for name, one in declared.items() if name not in others and not _is_same(stored.get(name), one)]
+        await _aio_write(connection, new, stored, now, ("code", worker))
         gone = [name for name in stored if name not in declared]
         if gone:
             await connection.execute(_RETIRE, gone)
-        if rows or gone:
-            await connection.execute(_TELL)
-    return [name for name in declared if name in stored and stored[name].origin != "code"]
+            await connection.execute(TELL)
+    return others
+
+
+async def aio_put(connection: Any, schedule: Schedule, operator: str) -> None:
+    """Store a schedule that an operator puts, in the transaction that is open (asyncio-flavoured)."""
+    stored, now = await _aio_stored(connection, [schedule.name], [])
+    await _aio_write(connection, [schedule], stored, now, ("operator", operator))
+
+
+async def _aio_stored(
+    connection: Any, names: Sequence[str], tasks: Sequence[str]
+) -> tuple[dict[str, _Stored], datetime]:
+    """What is stored under these names, and what programs have declared for these tasks, locked; the server's time."""
+    records = await connection.fetch(_OF_TASKS, list(names), list(tasks))
+    stored = {
+        record["name"]: _Stored(
+            msgspec.json.decode(record["spec"]),
+            record["origin"],
+            record["stored_at"],
+            record["next_at"],
+            record["retired_at"] is not None,
+        )
+        for record in records
+    }
+    return stored, await connection.fetchval("SELECT statement_timestamp()")
+
+
+async def _aio_write(
+    connection: Any, schedules: Sequence[Schedule], stored: Mapping[str, _Stored], now: datetime, origin: tuple[str, str]
+) -> None:
+    if not schedules:
+        return
+    rows = [(one.name, spec_text(one), one.task, _next_at(one, stored.get(one.name), now)) for one in schedules]
+    await connection.execute(_STORE, *map(list, zip(*rows, strict=True)), *origin)
+    changed = [one.name for one in schedules if one.name in stored]
+    if changed:
+        await connection.execute(_EVENT, changed, "changed", msgspec.json.encode({"by": origin[1]}).decode())
+    await connection.execute(TELL)
 
 
 def _next_at(schedule: Schedule, former: _Stored | None, now: datetime) -> datetime | None:
@@ -97,8 +114,8 @@ def _next_at(schedule: Schedule, former: _Stored | None, now: datetime) -> datet
     return schedule.next_after(schedule.times(former.stored_at), now)
 
 
-def _is_same(former: _Stored, schedule: Schedule) -> bool:
-    return not former.retired and msgspec.json.decode(spec_text(schedule)) == former.spec
+def _is_same(former: _Stored | None, schedule: Schedule) -> bool:
+    return former is not None and not former.retired and msgspec.json.decode(spec_text(schedule)) == former.spec
 
 
 def spec_text(schedule: Schedule) -> str:

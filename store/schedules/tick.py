@@ -46,15 +46,15 @@ WHERE job_id = ANY ($1::uuid[]) AND status IN ('failed', 'lost')
 # A job that waits for a retry has begun.
 _OPEN: Final = """
 SELECT schedule, bool_or(status = 'queued' AND attempt = 0) AS waits FROM dl_jobs
-WHERE schedule = ANY ($1::text[]) AND status IN ('queued', 'running') GROUP BY schedule
+WHERE schedule = ANY ($1::text[]) AND backfill IS NULL AND status IN ('queued', 'running') GROUP BY schedule
 """
 _CANCEL: Final = """
 WITH asked AS (
   UPDATE dl_jobs SET cancel_requested = true
-  WHERE schedule = ANY ($1::text[]) AND status = 'running' AND NOT cancel_requested
+  WHERE schedule = ANY ($1::text[]) AND backfill IS NULL AND status = 'running' AND NOT cancel_requested
 ), ended AS (
   UPDATE dl_jobs SET status = 'canceled', cancel_requested = true, waits_for = NULL, finished_at = now()
-  WHERE schedule = ANY ($1::text[]) AND status = 'queued'
+  WHERE schedule = ANY ($1::text[]) AND backfill IS NULL AND status = 'queued'
   RETURNING job_id, queue
 )
 INSERT INTO dl_job_events (job_id, queue, kind, payload)

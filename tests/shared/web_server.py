@@ -19,6 +19,7 @@ from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.waits import Waits
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
 from dataloader.web.server.listen import open_listening_socket, serve_web
@@ -83,6 +84,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
                 waits=Waits(database),
                 draining=lambda: state[0].draining,
             ),
+            schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
             settings=WebSettings(**settings),
             state=lambda: state[0],
             measures=telemetry.measures,

@@ -1,0 +1,203 @@
+"""Commands for schedules: what is planned, and what operators do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from dataloader.cli.arguments import instant_before_now, json_object
+from dataloader.cli.entry import Group
+from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.schedule_contract import MAX_NEXT, ScheduleEvent, ScheduleRecord, Schedules
+from dataloader.jobs.schedules import Missed, Overlap, Schedule
+
+_SCHEDULES: Final = (
+    Column("SCHEDULE", least=12),
+    Column("TASK", least=10, rank=1),
+    Column("TIMES"),
+    Column("NEXT"),
+    Column("LAST", rank=3),
+    Column("STATE", rank=2),
+)
+_EVENTS: Final = (Column("AT"), Column("WHAT"), Column("DETAIL", least=20))
+
+
+@click.group(cls=Group)
+def schedule() -> None:
+    """Schedules: list, show, set, pause, resume and remove them, run one now, add what has no job."""
+
+
+@schedule.command("list")
+@asks_queue
+def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
+    """List the schedules, with when each is due next."""
+    found = target.ask_schedules(_all)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        _SCHEDULES,
+        ((one.name, one.task, _times(one), one.next_at, one.last_at, _state(one)) for one in found),
+        nothing="no schedules",
+    )
+
+
+@schedule.command()
+@click.argument("name")
+@asks_queue
+def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+    """Show the schedule NAME: what was declared, its state, and what is on record about it."""
+
+    async def question(schedules: Schedules) -> tuple[ScheduleRecord, list[ScheduleEvent]]:
+        return await schedules.get(name), (await schedules.events(name, limit=10)).events
+
+    found, events = target.ask_schedules(question)
+    if as_json:
+        print_json({"schedule": found, "events": events})
+        return
+    for label, value in (
+        ("schedule", found.name),
+        ("task", found.task),
+        ("times", _times(found)),
+        ("next", found.next_at),
+        ("last", found.last_at),
+        ("last job", found.last_job_id),
+        ("state", _state(found)),
+        ("declared", found.spec),
+        ("stored by", found.stored_by),
+    ):
+        click.echo(f"{label:10} {cell(value)}")
+    if events:
+        print_table(_EVENTS, ((event.at, event.kind, event.payload) for event in events), nothing="")
+
+
+@schedule.command("set")
+@click.argument("name")
+@click.option("--task", required=True, help="The task of its jobs.")
+@click.option("--cron", help="Five fields, such as '30 6 * * MON-FRI', or an alias such as @daily.")
+@click.option("--every", "every_s", type=float, metavar="SECONDS", help="Instead: seconds between two times.")
+@click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron.")
+@click.option("--args", type=json_object, default="{}", help="The args of each job: JSON, @FILE, or - for stdin.")
+@click.option("--queue", help="The queue of its jobs; the task's own if not given.")
+@click.option("--missed", type=click.Choice(list(Missed)), default="once", show_default=True, help="Of times that passed.")
+@click.option(
+    "--overlap", type=click.Choice(list(Overlap)), default="one", show_default=True, help="While a job has not ended."
+)
+@click.option("--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Moves each job's start by up to that.")
+@click.option("--pause-on-failure", is_flag=True, help="Pause it when a job of it has failed for good.")
+@asks_queue
+def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
+    """Store the schedule NAME, in place of one of that name; programs leave it as it is from then on."""
+    wanted = Schedule(name=name, job={} if queue is None else {"queue": queue}, **fields)
+    _say(target.ask_schedules(lambda schedules: schedules.put(wanted)), as_json=as_json)
+
+
+def _changes(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:
+    """A command that does one thing to one schedule; `what` is its help."""
+
+    @click.command(help=what)
+    @click.argument("name")
+    @asks_queue
+    def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
+        _say(target.ask_schedules(lambda schedules: change(schedules, name)), as_json=as_json)
+
+    return command
+
+
+schedule.add_command(
+    _changes("Pause the schedule NAME: it adds no jobs.", lambda schedules, name: schedules.pause(name)), "pause"
+)
+schedule.add_command(
+    _changes(
+        "Resume the schedule NAME. Its policy decides about what was due meanwhile.",
+        lambda schedules, name: schedules.resume(name),
+    ),
+    "resume",
+)
+schedule.add_command(
+    _changes("Remove the schedule NAME; its jobs stay.", lambda schedules, name: schedules.delete(name)), "remove"
+)
+
+
+@schedule.command()
+@click.argument("name")
+@asks_queue
+def run(target: AskedQueue, *, name: str, as_json: bool) -> None:
+    """Add a job of the schedule NAME now, beside its plan."""
+    added = target.ask_schedules(lambda schedules: schedules.run(name))
+    if as_json:
+        print_json(added)
+    else:
+        click.echo(f"{added.job_id}  {added.status}")
+
+
+@schedule.command("next")
+@click.argument("name")
+@click.option("--number", type=click.IntRange(1, MAX_NEXT), default=10, show_default=True, help="How many times.")
+@asks_queue
+def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> None:
+    """List the next planned times of the schedule NAME, paused or not."""
+    times = target.ask_schedules(lambda schedules: schedules.next_times(name, number=number))
+    if as_json:
+        print_json(times)
+        return
+    for at in times:
+        click.echo(cell(at))
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now.")
+@click.option("--to", "end", type=instant_before_now, required=True, help="The end, exclusive, likewise.")
+@click.option("--again", is_flag=True, help="Also for times that have a job.")
+@click.option("--dry-run", is_flag=True, help="Add nothing, only say what would be added.")
+@asks_queue
+def backfill(
+    target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Add the jobs of planned times of the schedule NAME that have passed and have none."""
+    found = target.ask_schedules(
+        lambda schedules: schedules.backfill(name, begin, end, again=again, dry_run=dry_run)
+    )
+    if as_json:
+        print_json(found)
+        return
+    for at in found.times:
+        click.echo(cell(at))
+    verb = "would be added" if dry_run else "were added"
+    click.echo(f"{len(found.times):,} jobs {verb}; {found.had_jobs:,} times had one")
+
+
+async def _all(schedules: Schedules) -> list[ScheduleRecord]:
+    found: list[ScheduleRecord] = []
+    after = None
+    while True:
+        page = await schedules.find(limit=1_000, after=after)
+        found += page.schedules
+        after = page.next
+        if after is None:
+            return found
+
+
+def _times(one: ScheduleRecord) -> str:
+    spec = one.spec
+    return f"every {spec['every_s']:g} s" if "every_s" in spec else f"{spec['cron']} {spec.get('zone', 'UTC')}"
+
+
+def _state(one: ScheduleRecord) -> str:
+    if one.retired_at is not None:
+        return "retired"
+    if one.paused:
+        return f"paused: {one.paused_why}"
+    return "on" if one.next_at is not None else "over"
+
+
+def _say(one: ScheduleRecord, *, as_json: bool) -> None:
+    if as_json:
+        print_json(one)
+    else:
+        click.echo(f"{cell(one.name)}  {cell(_state(one))}  next {cell(one.next_at)}")

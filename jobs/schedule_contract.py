@@ -1,0 +1,141 @@
+"""The operations on schedules: `Schedules`, as `supervisor.schedules`, the commands and the HTTP views use them (R7)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.errors import NotFound
+from dataloader.jobs.model import Enqueued, Instant, about
+from dataloader.jobs.page_cursor import After, Next
+from dataloader.jobs.schedules import Schedule
+
+MAX_BACKFILL: Final = 10_000
+"""The most planned times of one backfill."""
+MAX_NEXT: Final = 1_000
+
+Origin = Literal["code", "operator"]
+
+
+class ScheduleNotFound(NotFound):
+    """No schedule has this name."""
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleRecord:
+    """A schedule as it is stored."""
+
+    name: Annotated[str, about("The schedule's name.")]
+    task: Annotated[str, about("The task of its jobs.")]
+    spec: Annotated[Mapping[str, Any], about("What was declared: its times, args, options and policies.")]
+    origin: Annotated[Origin, about("`code`: programs declare it; `operator`: it was put by hand, and they leave it.")]
+    stored_by: Annotated[str, about("Who stored it last: a process, or an operator.")]
+    stored_at: Annotated[Instant, about("When it was stored first.")]
+    changed_at: Annotated[Instant, about("When it was stored last.")]
+    next_at: Annotated[Instant | None, about("The next planned time; null: there is none any more.")]
+    last_at: Annotated[Instant | None, about("The newest planned time that has a job.")]
+    last_job_id: Annotated[UUID | None, about("That job.")]
+    paused: Annotated[bool, about("Whether it is paused: it adds no jobs.")]
+    paused_why: Annotated[str | None, about("Why it is paused.")]
+    retired_at: Annotated[Instant | None, about("When the programs no longer declared it: it adds no jobs.")]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule itself."""
+        return Schedule.of_spec(self.name, self.spec)
+
+
+@attrs.frozen
+class SchedulePage:
+    """A page of schedules, by name."""
+
+    schedules: Annotated[list[ScheduleRecord], about("The schedules.")]
+    next: Next
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleEvent:
+    """What became of planned times that have no job, or of the schedule itself."""
+
+    event_id: Annotated[int, about("The event's number; later events have larger ones.")]
+    at: Annotated[Instant, about("When it happened.")]
+    kind: Annotated[str, about("`left_out`, `paused`, `resumed`, `changed`, `retired`, `backfilled`.")]
+    payload: Annotated[Mapping[str, Any] | None, about("What there is to say of it.")]
+
+
+@attrs.frozen
+class ScheduleEventPage:
+    """A page of a schedule's events, latest first."""
+
+    events: Annotated[list[ScheduleEvent], about("The events.")]
+    next: Next
+
+
+@attrs.frozen(kw_only=True)
+class Backfilled:
+    """What a backfill has added, or would add."""
+
+    backfill: Annotated[UUID | None, about("The backfill's id, which its jobs have; null for a dry run.")]
+    times: Annotated[list[Instant], about("The planned times that get a job, ascending.")]
+    had_jobs: Annotated[int, about("Planned times that have a job already, and get none.")]
+
+
+class Schedules(abc.ABC):
+    """The schedules. A supervisor has them as `supervisor.schedules`.
+
+    All raise `ScheduleNotFound` for a name that no schedule has, `BadRequest` for values that are not allowed, and
+    `StoreUnavailable` when no answer came.
+    """
+
+    @abc.abstractmethod
+    async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
+        """A page of at most `limit` (1 to 1,000) schedules by name, from `after`, the `next` of the page before."""
+
+    @abc.abstractmethod
+    async def get(self, name: str) -> ScheduleRecord:
+        """Return the schedule."""
+
+    @abc.abstractmethod
+    async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
+        """Return what is on record about the schedule, latest first."""
+
+    @abc.abstractmethod
+    async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
+        """Return its next planned times, at most `number` (1 to 1,000), whether it is paused or not."""
+
+    @abc.abstractmethod
+    async def put(self, schedule: Schedule) -> ScheduleRecord:
+        """Store a schedule, in place of one with that name. Programs leave it as it is from now on.
+
+        If its times are others than before, it is due from now on.
+        """
+
+    @abc.abstractmethod
+    async def delete(self, name: str) -> ScheduleRecord:
+        """Delete a schedule, and return it as it was; its jobs stay. One that programs declare is stored again when the next one starts."""
+
+    @abc.abstractmethod
+    async def pause(self, name: str) -> ScheduleRecord:
+        """Pause a schedule: it adds no jobs. Jobs that it has added go on."""
+
+    @abc.abstractmethod
+    async def resume(self, name: str) -> ScheduleRecord:
+        """End its pause. What was due meanwhile was missed: `missed` decides about it."""
+
+    @abc.abstractmethod
+    async def run(self, name: str) -> Enqueued:
+        """Add a job of the schedule now, beside its plan."""
+
+    @abc.abstractmethod
+    async def backfill(
+        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+    ) -> Backfilled:
+        """Add the jobs of its planned times from `begin` to `end` (exclusive), at most 10,000.
+
+        Times that have a job get none, unless `again`. With `dry_run` nothing is added.
+        """

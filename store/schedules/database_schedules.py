@@ -1,0 +1,256 @@
+"""`Schedules` over the database: what operators and programs do with schedules, by their tables (R7).
+
+Each change locks the schedule's row, as the tick does, so that a planned time is decided by one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.model import MAX_NAME, Enqueued, check_between, check_instant, check_name
+from dataloader.jobs.page_cursor import BY_NAME, BY_NUMBER, After
+from dataloader.jobs.schedule_contract import (
+    MAX_BACKFILL,
+    MAX_NEXT,
+    Backfilled,
+    ScheduleEvent,
+    ScheduleEventPage,
+    ScheduleNotFound,
+    SchedulePage,
+    ScheduleRecord,
+    Schedules,
+)
+from dataloader.jobs.schedules import Every, Schedule
+from dataloader.jobs.states import Status
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
+from dataloader.store.queue.enqueue import row_of
+from dataloader.store.queue.job_inserts import aio_insert_planned
+from dataloader.store.schedules.rows import TELL, aio_put
+from dataloader.store.schedules.tick import new_job
+
+_COLUMNS: Final = (
+    "name, task, spec::text AS spec, origin, stored_by, stored_at, changed_at, next_at, last_at, last_job_id, paused,"
+    " paused_why, retired_at"
+)
+_PAGE: Final = f"SELECT {_COLUMNS} FROM dl_schedules WHERE name > $1 ORDER BY name LIMIT $2"
+_ONE: Final = f"SELECT {_COLUMNS}, statement_timestamp() AS now FROM dl_schedules WHERE name = $1"
+_LOCK: Final = f"{_ONE} FOR NO KEY UPDATE"
+_EVENTS: Final = """
+SELECT event_id, at, kind, payload::text AS payload FROM dl_schedule_events
+WHERE name = $1 AND event_id < $2 ORDER BY event_id DESC LIMIT $3
+"""
+_PAUSE: Final = "UPDATE dl_schedules SET paused = $2, paused_why = $3 WHERE name = $1"
+_EVENT: Final = "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ($1, $2, $3::text::jsonb)"
+_HAVE_JOBS: Final = "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"
+_HAS_KEY: Final = "SELECT EXISTS (SELECT FROM dl_tasks WHERE task = $1 AND lock_key IS NOT NULL)"
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseSchedules(Schedules):
+    """The schedules by their tables, on Trio. `operator` signs the audit."""
+
+    database: Database
+    operator: Operator
+    default_lease_s: int = 60
+
+    def signed(self, operator: Operator) -> DatabaseSchedules:
+        """The same schedules for somebody else."""
+        return attrs.evolve(self, operator=operator)
+
+    async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
+        """As in `Schedules`."""
+        check_between("limit", limit, 1, MAX_PAGE)
+        behind = "" if after is None else BY_NAME.key(after)
+        records = await self.database.run(_aio_fetch, _PAGE, behind, limit + 1)
+        return SchedulePage(*BY_NAME.page(list(map(_record, records)), limit, lambda one: one.name))
+
+    async def get(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return _record(await self.database.run(_aio_one, _ONE, name))
+
+    async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
+        """As in `Schedules`."""
+        check_between("limit", limit, 1, MAX_PAGE)
+        await self.get(name)
+        before = 2**63 - 1 if after is None else BY_NUMBER.key(after)
+        records = await self.database.run(_aio_fetch, _EVENTS, name, before, limit + 1)
+        events = [
+            ScheduleEvent(
+                event_id=record["event_id"],
+                at=record["at"],
+                kind=record["kind"],
+                payload=None if record["payload"] is None else msgspec.json.decode(record["payload"]),
+            )
+            for record in records
+        ]
+        return ScheduleEventPage(*BY_NUMBER.page(events, limit, lambda event: event.event_id))
+
+    async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
+        """As in `Schedules`."""
+        check_between("number", number, 1, MAX_NEXT)
+        found = await self.get(name)
+        if found.next_at is None:
+            return []
+        schedule = found.schedule
+        times = schedule.times(found.stored_at).after(found.next_at - timedelta(microseconds=1))
+        ends_at = schedule.end_at
+        return [at for at in islice(times, number) if ends_at is None or at < ends_at]
+
+    async def put(self, schedule: Schedule) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self.database.write(_aio_put, schedule, self.operator)
+
+    async def delete(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self.database.write(_aio_delete, name, self.operator)
+
+    async def pause(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self.database.write(_aio_pause, name, f"by {self.operator.name}", self.operator)
+
+    async def resume(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self.database.write(_aio_pause, name, None, self.operator)
+
+    async def run(self, name: str) -> Enqueued:
+        """As in `Schedules`."""
+        return await self.database.write(_aio_run, name, self.operator, self.default_lease_s)
+
+    async def backfill(
+        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+    ) -> Backfilled:
+        """As in `Schedules`."""
+        check_instant("begin", begin)
+        check_instant("end", end)
+        if end <= begin:
+            raise BadRequest("end", f"must be later than begin, not {end.isoformat()}")
+        return await self.database.write(
+            _aio_backfill, name, (begin, end), self.operator, self.default_lease_s, again=again, dry_run=dry_run
+        )
+
+
+def _record(record: Any) -> ScheduleRecord:
+    values = {field.name: record[field.name] for field in attrs.fields(ScheduleRecord)}
+    return ScheduleRecord(**values | {"spec": msgspec.json.decode(record["spec"])})
+
+
+async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
+    return list(await connection.fetch(sql, *values))
+
+
+async def _aio_one(connection: Any, sql: str, name: str) -> Any:
+    check_name("name", name, MAX_NAME)
+    record = await connection.fetchrow(sql, name)
+    if record is None:
+        raise ScheduleNotFound(f"no schedule has the name {name!r}")
+    return record
+
+
+@asynccontextmanager
+async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
+    """A transaction that waits for a schedule that somebody has locked, but not for long."""
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+        yield
+
+
+async def _aio_put(connection: Any, schedule: Schedule, operator: Operator) -> ScheduleRecord:
+    async with _aio_transaction(connection):
+        await aio_put(connection, schedule, operator.name)
+        detail = {"schedule": schedule.name, "spec": schedule.spec()}
+        await aio_audit(connection, operator, "put_schedule", None, detail)
+        return _record(await _aio_one(connection, _ONE, schedule.name))
+
+
+async def _aio_delete(connection: Any, name: str, operator: Operator) -> ScheduleRecord:
+    async with _aio_transaction(connection):
+        found = await _aio_one(connection, _LOCK, name)
+        await connection.execute("DELETE FROM dl_schedules WHERE name = $1", name)
+        await connection.execute("DELETE FROM dl_schedule_events WHERE name = $1", name)
+        await aio_audit(connection, operator, "delete_schedule", None, {"schedule": name})
+        return _record(found)
+
+
+async def _aio_pause(connection: Any, name: str, why: str | None, operator: Operator) -> ScheduleRecord:
+    kind = "resumed" if why is None else "paused"
+    async with _aio_transaction(connection):
+        found = await _aio_one(connection, _LOCK, name)
+        if found["paused"] != (why is not None):
+            await connection.execute(_PAUSE, name, why is not None, why)
+            await connection.execute(_EVENT, name, kind, msgspec.json.encode({"by": operator.name}).decode())
+            await connection.execute(TELL)
+        action = "resume_schedule" if why is None else "pause_schedule"
+        await aio_audit(connection, operator, action, None, {"schedule": name})
+        return _record(await _aio_one(connection, _ONE, name))
+
+
+async def _aio_run(connection: Any, name: str, operator: Operator, default_lease_s: int) -> Enqueued:
+    async with _aio_transaction(connection):
+        found = await _aio_one(connection, _LOCK, name)
+        schedule = _record(found).schedule
+        has_key = await connection.fetchval(_HAS_KEY, schedule.task)
+        job = new_job(schedule, found["now"], task_has_key=has_key)
+        row = row_of(attrs.evolve(job, available_at=None), default_lease_s)
+        added = await aio_insert_planned(connection, [row], [(name, None, None)])
+        await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
+        return Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id])
+
+
+async def _aio_backfill(
+    connection: Any,
+    name: str,
+    span: tuple[datetime, datetime],
+    operator: Operator,
+    default_lease_s: int,
+    *,
+    again: bool,
+    dry_run: bool,
+) -> Backfilled:
+    begin, end = span
+    async with _aio_transaction(connection):
+        found = await _aio_one(connection, _LOCK, name)
+        schedule = _record(found).schedule
+        # What is planned for later is the tick's.
+        until = min(filter(None, (end, schedule.end_at, found["next_at"])))
+        times = _planned(schedule, found["stored_at"], begin, until)
+        have = {record["planned_at"] for record in await connection.fetch(_HAVE_JOBS, name, times)}
+        wanted = times if again else [at for at in times if at not in have]
+        had = 0 if again else len(have)
+        if dry_run or not wanted:
+            return Backfilled(backfill=None, times=wanted, had_jobs=had)
+        backfill = uuid7()
+        has_key = await connection.fetchval(_HAS_KEY, schedule.task)
+        jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
+        rows = [row_of(job, default_lease_s) for job in jobs]
+        await aio_insert_planned(connection, rows, [(name, at, backfill) for at in wanted])
+        detail = msgspec.to_builtins(
+            {"schedule": name, "backfill": backfill, "begin": begin, "end": end, "jobs": len(wanted), "again": again}
+        )
+        await connection.execute(_EVENT, name, "backfilled", msgspec.json.encode(detail).decode())
+        await aio_audit(connection, operator, "backfill_schedule", None, detail)
+        return Backfilled(backfill=backfill, times=wanted, had_jobs=had)
+
+
+def _planned(schedule: Schedule, stored_at: datetime, begin: datetime, until: datetime) -> list[datetime]:
+    """The planned times from `begin` to `until` (exclusive), also those before the schedule was stored."""
+    times = schedule.times(stored_at)
+    if isinstance(times, Every) and schedule.start_at is None:
+        times = times.begun_by(begin)
+    found = times.after(begin - timedelta(microseconds=1), until - timedelta(microseconds=1))
+    first = list(islice(found, MAX_BACKFILL + 1))
+    if len(first) > MAX_BACKFILL:
+        raise BadRequest("end", f"must leave at most {MAX_BACKFILL:,} planned times: choose a shorter span")
+    return first

@@ -1,0 +1,184 @@
+"""What operators do with schedules: put, pause, resume, run, backfill, delete, and look (R7)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.schedule_contract import MAX_BACKFILL, ScheduleNotFound
+from dataloader.jobs.schedules import Schedule
+from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.store.schedules.rows import aio_declare_schedules
+from dataloader.store.schedules.tick import tick
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def schedules(store):
+    return DatabaseSchedules(database=store, operator=Operator("chief", "request 7"))
+
+
+def hourly(**fields):
+    return Schedule(**{"name": "hourly", "task": "report", "cron": "@hourly", "job": {"queue": "q"}} | fields)
+
+
+@pytest.mark.requirement("R7")
+async def test_what_is_put_is_due_from_now_on_and_programs_leave_it(schedules, store):
+    put = await schedules.put(hourly(args={"n": 1}))
+    assert (put.origin, put.stored_by, put.paused, put.retired_at) == ("operator", "chief", False, None)
+    assert put.schedule == hourly(args={"n": 1})
+    assert NOW < put.next_at <= NOW + HOUR + timedelta(seconds=60)
+    assert await schedules.get("hourly") == put
+    assert await store.write(aio_declare_schedules, [hourly()], ["report"], "w") == ["hourly"]
+    again = await schedules.put(hourly(args={"n": 2}))
+    assert (again.next_at, again.stored_at) == (put.next_at, put.stored_at)
+    [event] = (await schedules.events("hourly")).events
+    assert (event.kind, event.payload) == ("changed", {"by": "chief"})
+
+
+@pytest.mark.requirement("R7")
+async def test_a_pause_keeps_what_was_due_for_its_end(schedules, store, raw):
+    await schedules.put(hourly())
+    paused = await schedules.pause("hourly")
+    assert (paused.paused, paused.paused_why) == (True, "by chief")
+    await raw.execute("UPDATE dl_schedules SET next_at = date_trunc('hour', now()) - interval '5 h'")
+    assert await tick(store) == await tick(store)
+    resumed = await schedules.resume("hourly")
+    assert (resumed.paused, resumed.paused_why) == (False, None)
+    assert (await tick(store)).added == 1
+    assert await raw.fetchval("SELECT planned_at = date_trunc('hour', now()) FROM dl_jobs")
+    kinds = [event.kind for event in (await schedules.events("hourly")).events]
+    assert kinds == ["left_out", "resumed", "paused"]
+
+
+@pytest.mark.requirement("R7")
+async def test_the_next_times_are_told_paused_or_not(schedules):
+    await schedules.put(hourly(end_at=NOW + 3 * HOUR))
+    await schedules.pause("hourly")
+    times = await schedules.next_times("hourly", number=100)
+    assert len(times) == 3
+    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {HOUR}
+    assert all(NOW < at < NOW + 3 * HOUR for at in times)
+
+
+@pytest.mark.requirement("R7")
+async def test_a_run_beside_the_plan_does_not_change_the_plan(schedules, raw):
+    put = await schedules.put(hourly(args={"n": 1}))
+    first, second = await schedules.run("hourly"), await schedules.run("hourly")
+    assert first.job_id != second.job_id
+    assert first.queue == "q"
+    rows = await raw.fetch("SELECT schedule, planned_at, available_at <= now() AS due FROM dl_jobs")
+    assert [tuple(row) for row in rows] == [("hourly", None, True)] * 2
+    assert (await schedules.get("hourly")).next_at == put.next_at
+
+
+@pytest.mark.requirement("R7")
+async def test_a_backfill_adds_what_has_no_job(schedules, raw):
+    await schedules.put(hourly())
+    begin = NOW.replace(minute=0, second=0) - 5 * HOUR
+    tried = await schedules.backfill("hourly", begin, begin + 3 * HOUR, dry_run=True)
+    assert (tried.backfill, tried.times, tried.had_jobs) == (None, [begin, begin + HOUR, begin + 2 * HOUR], 0)
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 0
+    first = await schedules.backfill("hourly", begin, begin + 2 * HOUR)
+    rest = await schedules.backfill("hourly", begin, begin + 3 * HOUR)
+    assert (rest.times, rest.had_jobs) == ([begin + 2 * HOUR], 2)
+    again = await schedules.backfill("hourly", begin, begin + HOUR, again=True)
+    assert (again.times, again.had_jobs) == ([begin], 0)
+    assert len({first.backfill, rest.backfill, again.backfill}) == 3
+    rows = await raw.fetch("SELECT planned_at, backfill FROM dl_jobs ORDER BY planned_at, backfill")
+    assert [tuple(row) for row in rows] == [
+        (begin, first.backfill),
+        (begin, again.backfill),
+        (begin + HOUR, first.backfill),
+        (begin + 2 * HOUR, rest.backfill),
+    ]
+
+
+@pytest.mark.requirement("R7")
+async def test_a_backfill_adds_nothing_that_the_plan_will_add(schedules):
+    put = await schedules.put(hourly())
+    found = await schedules.backfill("hourly", NOW - 2 * HOUR, NOW + 5 * HOUR, dry_run=True)
+    assert found.times
+    assert max(found.times) < put.next_at
+
+
+@pytest.mark.requirement("R7")
+async def test_a_period_goes_on_before_it_was_stored_in_the_same_steps(schedules):
+    put = await schedules.put(Schedule(name="often", task="report", every_s=600))
+    found = await schedules.backfill("often", put.stored_at - HOUR, put.stored_at, dry_run=True)
+    assert found.times == [put.stored_at - n * timedelta(seconds=600) for n in range(6, 0, -1)]
+
+
+@pytest.mark.requirement("R7")
+async def test_a_backfill_holds_up_no_regular_run(schedules, store, raw):
+    await schedules.put(hourly(overlap="skip"))
+    begin = NOW.replace(minute=0, second=0) - 5 * HOUR
+    await schedules.backfill("hourly", begin, begin + 3 * HOUR)
+    await raw.execute("UPDATE dl_schedules SET next_at = date_trunc('hour', now())")
+    assert (await tick(store)).added == 1
+
+
+@pytest.mark.requirement("R7")
+async def test_a_deleted_schedule_is_gone_and_its_jobs_stay(schedules, raw):
+    await schedules.put(hourly())
+    await schedules.run("hourly")
+    await schedules.delete("hourly")
+    with pytest.raises(ScheduleNotFound, match="no schedule has the name 'hourly'"):
+        await schedules.get("hourly")
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
+
+
+@pytest.mark.requirement("R7")
+async def test_schedules_are_listed_by_name_in_pages(schedules):
+    for name in ("b", "a", "c"):
+        await schedules.put(hourly(name=name))
+    first = await schedules.find(limit=2)
+    assert [one.name for one in first.schedules] == ["a", "b"]
+    second = await schedules.find(limit=2, after=first.next)
+    assert ([one.name for one in second.schedules], second.next) == (["c"], None)
+
+
+@pytest.mark.requirement("R7")
+async def test_what_operators_do_stands_in_the_audit(schedules, raw):
+    await schedules.put(hourly())
+    await schedules.pause("hourly")
+    await schedules.resume("hourly")
+    await schedules.run("hourly")
+    await schedules.backfill("hourly", NOW - 3 * HOUR, NOW - HOUR)
+    await schedules.delete("hourly")
+    rows = await raw.fetch("SELECT actor, action, detail->>'schedule' AS name, detail->>'request_id' AS id FROM dl_audit")
+    assert {(row["actor"], row["name"], row["id"]) for row in rows} == {("chief", "hourly", "request 7")}
+    assert [row["action"] for row in rows] == [
+        "put_schedule",
+        "pause_schedule",
+        "resume_schedule",
+        "run_schedule",
+        "backfill_schedule",
+        "delete_schedule",
+    ]
+
+
+@pytest.mark.requirement("R7")
+async def test_what_is_not_allowed_is_refused_by_name(schedules):
+    await schedules.put(Schedule(name="often", task="report", every_s=1))
+    for refused, says in (
+        (schedules.backfill("often", NOW, NOW), "end: must be later than begin"),
+        (schedules.backfill("often", NOW.replace(tzinfo=None), NOW), "begin: must be an instant with a time zone"),
+        (
+            schedules.backfill("often", NOW - timedelta(days=1), NOW),
+            f"end: must leave at most {MAX_BACKFILL:,} planned times",
+        ),
+        (schedules.next_times("often", number=0), "number: must be an integer from 1 to 1,000"),
+        (schedules.get(""), "name: must have 1 to 200 characters"),
+    ):
+        with pytest.raises(BadRequest) as error:
+            await refused
+        assert str(error.value).startswith(says)
+    for absent in (schedules.pause("x"), schedules.resume("x"), schedules.run("x"), schedules.delete("x")):
+        with pytest.raises(ScheduleNotFound):
+            await absent

@@ -1,0 +1,185 @@
+"""Schedules over HTTP (R7): what is planned, and what operators do with it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Final, Literal
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import Instant, about
+from dataloader.jobs.schedule_contract import (
+    MAX_NEXT,
+    Backfilled,
+    ScheduleEventPage,
+    SchedulePage,
+    ScheduleRecord,
+)
+from dataloader.jobs.schedules import Schedule
+from dataloader.web import shown
+from dataloader.web.api.job_fields import EXAMPLE_ID, NAME, QueueName, TaskName, described
+from dataloader.web.auth import Role
+from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+_ADDRESS: Final = "/api/v1/schedules/<path:name>"
+Name = Annotated[str, described("The schedule's name.", "nightly", **NAME)]
+
+
+class SchedulesQuery(PageQuery, kw_only=True):
+    """A page of schedules, by name."""
+
+    limit: Limit = 200
+
+
+class EventsQuery(PageQuery, kw_only=True):
+    """A page of what is on record about a schedule, latest first."""
+
+    limit: Limit = 100
+
+
+class NextQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How many times are asked for."""
+
+    number: Annotated[int, Meta(ge=1, le=MAX_NEXT, description="The most times.")] = 10
+
+
+class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """When jobs of a task are added by themselves: `cron` or `every_s`, and what becomes of missed and late ones."""
+
+    EXAMPLE: ClassVar[Any] = {
+        "task": "report", "cron": "0 6 * * MON-FRI", "zone": "Europe/Berlin", "args": {"region": "EU"},
+        "job": {"queue": "reports"},
+    }  # fmt: skip
+
+    task: TaskName
+    cron: Annotated[str, described("Five fields, or an alias such as @daily.", "0 6 * * MON-FRI")] | None = None
+    every_s: Annotated[float, described("Seconds between two times, at least 1.", 3600)] | None = None
+    zone: Annotated[str, described("The time zone of `cron`.", "Europe/Berlin")] = "UTC"
+    start_at: Annotated[Instant, about("No time before; of `every_s` the first one.")] | None = None
+    end_at: Annotated[Instant, about("No time from then on.")] | None = None
+    args: Annotated[dict[str, Any], about("The args of each job.")] = {}
+    job: Annotated[dict[str, Any], about("Other fields of each job, as a trigger has them: `queue`, `priority`, …")] = {}
+    missed: Annotated[Literal["skip", "once", "all"], about("Of times that passed meanwhile: none, the latest, all.")] = (
+        "once"
+    )
+    grace_s: Annotated[float, about("With `skip`: how late a job may be.")] = 60
+    missed_limit: Annotated[int, about("With `all`: how many of the newest.")] = 100
+    missed_within_s: Annotated[float, about("With `all`: how old.")] | None = None
+    overlap: Annotated[
+        Literal["one", "skip", "all", "cancel", "parallel"],
+        about("While a job has not ended: one waits, the next is left out, all wait, it is canceled, it runs beside."),
+    ] = "one"
+    jitter_s: Annotated[float, about("Moves each job's start by up to so many seconds.")] = 0
+    pause_on_failure: Annotated[bool, about("Whether a job that fails for good pauses the schedule.")] = False
+
+    def schedule(self, name: str) -> Schedule:
+        """The schedule that it asks for. Raises `BadRequest`."""
+        return Schedule(name=name, **msgspec.structs.asdict(self))
+
+
+class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The planned times that are to have jobs: from `begin` to `end`, which is exclusive."""
+
+    EXAMPLE: ClassVar[Any] = {"begin": "2026-11-01T00:00:00Z", "end": "2026-11-08T00:00:00Z", "dry_run": True}
+
+    begin: Annotated[Instant, about("The first instant.")]
+    end: Annotated[Instant, about("The end, exclusive.")]
+    again: Annotated[bool, about("Whether times that have a job get another one.")] = False
+    dry_run: Annotated[bool, about("Add nothing, only say what would be added.")] = False
+
+
+class NextTimes(Struct, frozen=True):
+    """The next planned times of a schedule."""
+
+    EXAMPLE: ClassVar[Any] = {"times": ["2026-11-23T05:00:00Z", "2026-11-24T05:00:00Z"]}
+
+    times: Annotated[list[Instant], about("The times, ascending.")]
+
+
+class ScheduleRun(Struct, frozen=True):
+    """The job that was added beside the plan."""
+
+    EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "queue": "reports"}
+
+    job_id: Annotated[UUID, about("The job's id.")]
+    queue: QueueName
+
+
+@routes.add(
+    "GET", "/api/v1/schedules", role=Role.READ, query=SchedulesQuery, answers={200: SchedulePage}, pages=True
+)
+async def list_schedules(call: Call, query: SchedulesQuery) -> Answer:
+    """List the schedules, by name."""
+    page = await call.schedules.find(limit=query.limit, after=query.after)
+    return page_answer(call, SchedulePage(list(map(shown.schedule, page.schedules)), page.next))
+
+
+@routes.add("GET", _ADDRESS, role=Role.READ, answers={200: ScheduleRecord})
+async def get_schedule(call: Call, name: str) -> Answer:
+    """Show a schedule: what was declared, when it is due next, and whether it is paused."""
+    return Answer(value=shown.schedule(await call.schedules.get(name)))
+
+
+@routes.add("PUT", _ADDRESS, role=Role.ADMIN, body=ScheduleRequest, answers={200: ScheduleRecord})
+async def put_schedule(call: Call, name: str, body: ScheduleRequest) -> Answer:
+    """Store a schedule, in place of one with that name; programs that declare it leave it as it is from now on."""
+    return Answer(value=shown.schedule(await call.schedules.put(body.schedule(name))))
+
+
+@routes.add("DELETE", _ADDRESS, role=Role.ADMIN, answers={200: ScheduleRecord})
+async def delete_schedule(call: Call, name: str) -> Answer:
+    """Delete a schedule, and show it as it was; its jobs stay. One that programs declare is stored again when the next one starts."""
+    return Answer(value=shown.schedule(await call.schedules.delete(name)))
+
+
+@routes.add("GET", f"{_ADDRESS}/next", role=Role.READ, query=NextQuery, answers={200: NextTimes})
+async def list_next_times(call: Call, name: str, query: NextQuery) -> Answer:
+    """List the next planned times of a schedule, whether it is paused or not."""
+    return Answer(value=NextTimes(await call.schedules.next_times(name, number=query.number)))
+
+
+@routes.add(
+    "GET", f"{_ADDRESS}/events", role=Role.READ, query=EventsQuery, answers={200: ScheduleEventPage}, pages=True
+)
+async def list_schedule_events(call: Call, name: str, query: EventsQuery) -> Answer:
+    """List what is on record about a schedule, latest first: times that were left out, pauses, changes."""
+    page = await call.schedules.events(name, limit=query.limit, after=query.after)
+    return page_answer(call, ScheduleEventPage(list(map(shown.schedule_event, page.events)), page.next))
+
+
+@routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: ScheduleRecord})
+async def pause_schedule(call: Call, name: str) -> Answer:
+    """Pause a schedule: it adds no jobs. Jobs that it has added go on."""
+    return Answer(value=shown.schedule(await call.schedules.pause(name)))
+
+
+@routes.add("POST", f"{_ADDRESS}/resume", role=Role.OPERATE, answers={200: ScheduleRecord})
+async def resume_schedule(call: Call, name: str) -> Answer:
+    """End a schedule's pause. What was due meanwhile was missed: its `missed` decides about it."""
+    return Answer(value=shown.schedule(await call.schedules.resume(name)))
+
+
+@routes.add("POST", f"{_ADDRESS}/run", role=Role.OPERATE, answers={201: ScheduleRun})
+async def run_schedule(call: Call, name: str) -> Answer:
+    """Add a job of a schedule now, beside its plan."""
+    added = await call.schedules.run(name)
+    return Answer(
+        value=ScheduleRun(added.job_id, added.queue),
+        status=HTTPStatus.CREATED,
+        headers={"Location": f"/api/v1/jobs/{added.job_id}"},
+    )
+
+
+@routes.add("POST", f"{_ADDRESS}/backfill", role=Role.OPERATE, body=BackfillRequest, answers={200: Backfilled})
+async def backfill_schedule(call: Call, name: str, body: BackfillRequest) -> Answer:
+    """Add the jobs of planned times that have passed, or only say which."""
+    if body.end <= body.begin:
+        raise BadRequest("end", "must be later than begin")
+    found = await call.schedules.backfill(name, body.begin, body.end, again=body.again, dry_run=body.dry_run)
+    return Answer(value=found)

@@ -1,0 +1,93 @@
+"""`Schedules` through a running service, by its HTTP API, on asyncio as well as on Trio."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.jobs.model import Enqueued, check_instant
+from dataloader.jobs.page_cursor import After
+from dataloader.jobs.schedule_contract import (
+    Backfilled,
+    ScheduleEventPage,
+    ScheduleNotFound,
+    SchedulePage,
+    ScheduleRecord,
+    Schedules,
+)
+from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.states import Status
+from dataloader.web.service_connection import ServiceConnection
+
+T = TypeVar("T")
+
+
+class _Times(msgspec.Struct):
+    times: list[datetime]
+
+
+class _Run(msgspec.Struct):
+    job_id: UUID
+    queue: str
+
+
+@attrs.frozen
+class HttpSchedules(Schedules):
+    """The schedules, by a service."""
+
+    service: ServiceConnection
+
+    async def find(self, *, limit: int = 200, after: After = None) -> SchedulePage:
+        """As in `Schedules`."""
+        return await self.service.ask(SchedulePage, "GET", "/schedules", params={"limit": limit, "after": after})
+
+    async def get(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleRecord, "GET", name)
+
+    async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleEventPage, "GET", name, "/events", params={"limit": limit, "after": after})
+
+    async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
+        """As in `Schedules`."""
+        return (await self._ask(_Times, "GET", name, "/next", params={"number": number})).times
+
+    async def put(self, schedule: Schedule) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleRecord, "PUT", schedule.name, body=schedule.spec())
+
+    async def delete(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleRecord, "DELETE", name)
+
+    async def pause(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleRecord, "POST", name, "/pause")
+
+    async def resume(self, name: str) -> ScheduleRecord:
+        """As in `Schedules`."""
+        return await self._ask(ScheduleRecord, "POST", name, "/resume")
+
+    async def run(self, name: str) -> Enqueued:
+        """As in `Schedules`."""
+        added = await self._ask(_Run, "POST", name, "/run")
+        return Enqueued(added.job_id, Status.QUEUED, created=True, queue=added.queue)
+
+    async def backfill(
+        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+    ) -> Backfilled:
+        """As in `Schedules`."""
+        check_instant("begin", begin)
+        check_instant("end", end)
+        wanted = {"begin": begin, "end": end, "again": again, "dry_run": dry_run}
+        return await self._ask(Backfilled, "POST", name, "/backfill", body=wanted)
+
+    async def _ask(self, kind: type[T], method: str, name: str, then: str = "", **more: Any) -> T:
+        path = f"/schedules/{quote(name, safe='')}{then}"
+        return await self.service.ask(kind, method, path, missing=ScheduleNotFound, **more)
