@@ -208,3 +208,15 @@ async def test_a_schedule_that_another_process_has_is_looked_at_again_soon(store
     assert (ticked.added, ticked.next_in_s) == (0, LOCKED_S)
     await raw.execute("ROLLBACK")
     assert (await tick(store)).added == 1
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_that_this_program_can_not_read_is_left_to_others(store, raw, put, planned):
+    await put("newer", late=MINUTE)
+    await raw.execute("UPDATE dl_schedules SET spec = spec || '{\"calendar\": \"TARGET2\"}'")
+    await put()
+    ticked = await tick(store)
+    assert ticked.added == 1
+    assert ticked.next_in_s > 1
+    assert await planned("newer") == []
+    assert await raw.fetchval("SELECT next_at < now() AND NOT paused FROM dl_schedules WHERE name = 'newer'")
