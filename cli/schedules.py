@@ -83,11 +83,15 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron.")
 @click.option("--args", type=json_object, default="{}", help="The args of each job: JSON, @FILE, or - for stdin.")
 @click.option("--queue", help="The queue of its jobs; the task's own if not given.")
-@click.option("--missed", type=click.Choice(list(Missed)), default="once", show_default=True, help="Of times that passed.")
+@click.option(
+    "--missed", type=click.Choice(list(Missed)), default="once", show_default=True, help="Of times that passed."
+)
 @click.option(
     "--overlap", type=click.Choice(list(Overlap)), default="one", show_default=True, help="While a job has not ended."
 )
-@click.option("--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Moves each job's start by up to that.")
+@click.option(
+    "--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Moves each job's start by up to that."
+)
 @click.option("--pause-on-failure", is_flag=True, help="Pause it when a job of it has failed for good.")
 @asks_queue
 def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
@@ -151,7 +155,9 @@ def next_times(target: AskedQueue, *, name: str, number: int, as_json: bool) -> 
 
 @schedule.command()
 @click.argument("name")
-@click.option("--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now.")
+@click.option(
+    "--from", "begin", type=instant_before_now, required=True, help="The first instant, or a span before now."
+)
 @click.option("--to", "end", type=instant_before_now, required=True, help="The end, exclusive, likewise.")
 @click.option("--again", is_flag=True, help="Also for times that have a job.")
 @click.option("--dry-run", is_flag=True, help="Add nothing, only say what would be added.")
@@ -160,9 +166,7 @@ def backfill(
     target: AskedQueue, *, name: str, begin: datetime, end: datetime, again: bool, dry_run: bool, as_json: bool
 ) -> None:
     """Add the jobs of planned times of the schedule NAME that have passed and have none."""
-    found = target.ask_schedules(
-        lambda schedules: schedules.backfill(name, begin, end, again=again, dry_run=dry_run)
-    )
+    found = target.ask_schedules(lambda schedules: schedules.backfill(name, begin, end, again=again, dry_run=dry_run))
     if as_json:
         print_json(found)
         return

@@ -67,7 +67,6 @@ class AskedQueue:
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
             return run_trio(_ask, open_loads_of(settings), question)
 
-
     def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
         """The same for schedules."""
         if self.url is not None:

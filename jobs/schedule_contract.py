@@ -1,4 +1,4 @@
-"""The operations on schedules: `Schedules`, as `supervisor.schedules`, the commands and the HTTP views use them (R7)."""
+"""The operations on schedules: `Schedules`, which `supervisor.schedules`, commands and HTTP views use (R7)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,10 @@ class Schedules(abc.ABC):
 
     @abc.abstractmethod
     async def delete(self, name: str) -> ScheduleRecord:
-        """Delete a schedule, and return it as it was; its jobs stay. One that programs declare is stored again when the next one starts."""
+        """Delete a schedule, and return it as it was; its jobs stay.
+
+        One that programs declare is stored again when the next of them starts.
+        """
 
     @abc.abstractmethod
     async def pause(self, name: str) -> ScheduleRecord:

@@ -69,7 +69,7 @@ def schedule(record: ScheduleRecord) -> ScheduleRecord:
 
 def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
     """What is on record about a schedule."""
-    return attrs.evolve(event, payload=mask(event.payload))
+    return attrs.evolve(event, payload=None if event.payload is None else fields(dict(event.payload)))
 
 
 def audit(record: AuditRecord) -> AuditRecord:

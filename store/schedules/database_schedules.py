@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
-from uuid import UUID
 
 import attrs
 import msgspec
@@ -54,7 +53,9 @@ WHERE name = $1 AND event_id < $2 ORDER BY event_id DESC LIMIT $3
 """
 _PAUSE: Final = "UPDATE dl_schedules SET paused = $2, paused_why = $3 WHERE name = $1"
 _EVENT: Final = "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ($1, $2, $3::text::jsonb)"
-_HAVE_JOBS: Final = "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"
+_HAVE_JOBS: Final = (
+    "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"
+)
 _HAS_KEY: Final = "SELECT EXISTS (SELECT FROM dl_tasks WHERE task = $1 AND lock_key IS NOT NULL)"
 
 

@@ -93,7 +93,11 @@ async def _aio_stored(
 
 
 async def _aio_write(
-    connection: Any, schedules: Sequence[Schedule], stored: Mapping[str, _Stored], now: datetime, origin: tuple[str, str]
+    connection: Any,
+    schedules: Sequence[Schedule],
+    stored: Mapping[str, _Stored],
+    now: datetime,
+    origin: tuple[str, str],
 ) -> None:
     if not schedules:
         return

@@ -64,10 +64,12 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     start_at: Annotated[Instant, about("No time before; of `every_s` the first one.")] | None = None
     end_at: Annotated[Instant, about("No time from then on.")] | None = None
     args: Annotated[dict[str, Any], about("The args of each job.")] = {}
-    job: Annotated[dict[str, Any], about("Other fields of each job, as a trigger has them: `queue`, `priority`, …")] = {}
-    missed: Annotated[Literal["skip", "once", "all"], about("Of times that passed meanwhile: none, the latest, all.")] = (
-        "once"
-    )
+    job: Annotated[
+        dict[str, Any], about("Other fields of each job, as a trigger has them: `queue`, `priority`, …")
+    ] = {}
+    missed: Annotated[
+        Literal["skip", "once", "all"], about("Of times that passed meanwhile: none, the latest, all.")
+    ] = "once"
     grace_s: Annotated[float, about("With `skip`: how late a job may be.")] = 60
     missed_limit: Annotated[int, about("With `all`: how many of the newest.")] = 100
     missed_within_s: Annotated[float, about("With `all`: how old.")] | None = None
@@ -111,9 +113,7 @@ class ScheduleRun(Struct, frozen=True):
     queue: QueueName
 
 
-@routes.add(
-    "GET", "/api/v1/schedules", role=Role.READ, query=SchedulesQuery, answers={200: SchedulePage}, pages=True
-)
+@routes.add("GET", "/api/v1/schedules", role=Role.READ, query=SchedulesQuery, answers={200: SchedulePage}, pages=True)
 async def list_schedules(call: Call, query: SchedulesQuery) -> Answer:
     """List the schedules, by name."""
     page = await call.schedules.find(limit=query.limit, after=query.after)
@@ -134,7 +134,10 @@ async def put_schedule(call: Call, name: str, body: ScheduleRequest) -> Answer:
 
 @routes.add("DELETE", _ADDRESS, role=Role.ADMIN, answers={200: ScheduleRecord})
 async def delete_schedule(call: Call, name: str) -> Answer:
-    """Delete a schedule, and show it as it was; its jobs stay. One that programs declare is stored again when the next one starts."""
+    """Delete a schedule, and show it as it was; its jobs stay.
+
+    One that programs declare is stored again when the next of them starts.
+    """
     return Answer(value=shown.schedule(await call.schedules.delete(name)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -62,7 +63,7 @@ async def test_the_next_times_are_told_paused_or_not(schedules):
     await schedules.pause("hourly")
     times = await schedules.next_times("hourly", number=100)
     assert len(times) == 3
-    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {HOUR}
+    assert {later - earlier for earlier, later in pairwise(times)} == {HOUR}
     assert all(NOW < at < NOW + 3 * HOUR for at in times)
 
 
@@ -151,7 +152,9 @@ async def test_what_operators_do_stands_in_the_audit(schedules, raw):
     await schedules.run("hourly")
     await schedules.backfill("hourly", NOW - 3 * HOUR, NOW - HOUR)
     await schedules.delete("hourly")
-    rows = await raw.fetch("SELECT actor, action, detail->>'schedule' AS name, detail->>'request_id' AS id FROM dl_audit")
+    rows = await raw.fetch(
+        "SELECT actor, action, detail->>'schedule' AS name, detail->>'request_id' AS id FROM dl_audit"
+    )
     assert {(row["actor"], row["name"], row["id"]) for row in rows} == {("chief", "hourly", "request 7")}
     assert [row["action"] for row in rows] == [
         "put_schedule",

@@ -213,7 +213,7 @@ async def test_a_schedule_that_another_process_has_is_looked_at_again_soon(store
 @pytest.mark.requirement("R7")
 async def test_a_schedule_that_this_program_can_not_read_is_left_to_others(store, raw, put, planned):
     await put("newer", late=MINUTE)
-    await raw.execute("UPDATE dl_schedules SET spec = spec || '{\"calendar\": \"TARGET2\"}'")
+    await raw.execute('UPDATE dl_schedules SET spec = spec || \'{"calendar": "TARGET2"}\'')
     await put()
     ticked = await tick(store)
     assert ticked.added == 1
