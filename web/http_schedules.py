@@ -10,7 +10,7 @@ from uuid import UUID
 import attrs
 import msgspec
 
-from dataloader.jobs.model import Enqueued, check_instant
+from dataloader.jobs.model import MAX_NAME, Enqueued, check_instant, check_name
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.schedule_contract import (
     Backfilled,
@@ -89,5 +89,6 @@ class HttpSchedules(Schedules):
         return await self._ask(Backfilled, "POST", name, "/backfill", body=wanted)
 
     async def _ask(self, kind: type[T], method: str, name: str, then: str = "", **more: Any) -> T:
+        check_name("name", name, MAX_NAME)
         path = f"/schedules/{quote(name, safe='')}{then}"
         return await self.service.ask(kind, method, path, missing=ScheduleNotFound, **more)

@@ -21,6 +21,9 @@ INSERT INTO dl_job_events (job_id, queue, kind, payload)
 INSERT INTO dl_workers (worker, host, pid, version, queues)
   SELECT 'w' || i, 'h', i, '1', '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_schedules (name, spec, task, origin, stored_by)
+  SELECT 's' || i, '{{"task": "t", "every_s": 60}}', 't', 'code', 'w' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_schedule_events (name, kind) SELECT 's1', 'changed' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_etl_runs (run_id, name, kind, started_at) SELECT job_id, 'load', 'load', created_at FROM dl_jobs;
 INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
   SELECT '{run}', i, 'load ' || i, 'succeeded' FROM generate_series(1, 5) AS i;
@@ -34,6 +37,8 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
 INSERT INTO dl_queues (queue, paused) VALUES ('a', true);
 INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1, '1', '{}');
 INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
+INSERT INTO dl_schedules (name, spec, task, origin, stored_by) VALUES ('a', '{}', 't', 'code', 'w');
+INSERT INTO dl_schedule_events (name, kind) VALUES ('s1', 'changed');
 INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, 'load', 'load' FROM dl_jobs WHERE queue = 'a';
 INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
   SELECT job_id, 1, 'a', 'succeeded' FROM dl_jobs WHERE queue = 'a';
@@ -45,6 +50,8 @@ LISTS = {
     "/api/v1/queues": ("queues", "queue"),
     "/api/v1/workers": ("workers", "worker"),
     "/api/v1/audit": ("audit", "audit_id"),
+    "/api/v1/schedules": ("schedules", "name"),
+    "/api/v1/schedules/<path:name>/events": ("events", "event_id"),
     "/api/v1/runs": ("runs", "run_id"),
     "/api/v1/runs/<uuid:run_id>/timeline": ("tasks", "ordinal"),
     "/api/v1/runs/<uuid:run_id>/failures": ("failures", "failure_id"),
@@ -58,7 +65,7 @@ NUMBERS = {"event_id", "failure_id", "audit_id", "ordinal"}
 def address(rule):
     for part in ("<uuid:job_id>", "<uuid:run_id>"):
         rule = rule.replace(part, RUN)
-    return rule.replace("<path:load>", "load%201")
+    return rule.replace("<path:load>", "load%201").replace("<path:name>", "s1")
 
 
 async def test_every_list_is_read_in_pages_by_one_scheme_whatever_is_added_meanwhile(open_web, database):

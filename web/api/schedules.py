@@ -37,13 +37,13 @@ class SchedulesQuery(PageQuery, kw_only=True):
     limit: Limit = 200
 
 
-class EventsQuery(PageQuery, kw_only=True):
+class ScheduleEventsQuery(PageQuery, kw_only=True):
     """A page of what is on record about a schedule, latest first."""
 
     limit: Limit = 100
 
 
-class NextQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+class ScheduleTimesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """How many times are asked for."""
 
     number: Annotated[int, Meta(ge=1, le=MAX_NEXT, description="The most times.")] = 10
@@ -141,16 +141,16 @@ async def delete_schedule(call: Call, name: str) -> Answer:
     return Answer(value=shown.schedule(await call.schedules.delete(name)))
 
 
-@routes.add("GET", f"{_ADDRESS}/next", role=Role.READ, query=NextQuery, answers={200: NextTimes})
-async def list_next_times(call: Call, name: str, query: NextQuery) -> Answer:
+@routes.add("GET", f"{_ADDRESS}/next", role=Role.READ, query=ScheduleTimesQuery, answers={200: NextTimes})
+async def list_next_times(call: Call, name: str, query: ScheduleTimesQuery) -> Answer:
     """List the next planned times of a schedule, whether it is paused or not."""
     return Answer(value=NextTimes(await call.schedules.next_times(name, number=query.number)))
 
 
 @routes.add(
-    "GET", f"{_ADDRESS}/events", role=Role.READ, query=EventsQuery, answers={200: ScheduleEventPage}, pages=True
+    "GET", f"{_ADDRESS}/events", role=Role.READ, query=ScheduleEventsQuery, answers={200: ScheduleEventPage}, pages=True
 )
-async def list_schedule_events(call: Call, name: str, query: EventsQuery) -> Answer:
+async def list_schedule_events(call: Call, name: str, query: ScheduleEventsQuery) -> Answer:
     """List what is on record about a schedule, latest first: times that were left out, pauses, changes."""
     page = await call.schedules.events(name, limit=query.limit, after=query.after)
     return page_answer(call, ScheduleEventPage(list(map(shown.schedule_event, page.events)), page.next))
