@@ -23,12 +23,14 @@ _SCHEDULES: Final = (
     Column("LAST", rank=3),
     Column("STATE", rank=2),
 )
+_MISSED: Final = click.Choice([str(one) for one in Missed])
+_OVERLAP: Final = click.Choice([str(one) for one in Overlap])
 _EVENTS: Final = (Column("AT"), Column("WHAT"), Column("DETAIL", least=20))
 
 
 @click.group(cls=Group)
 def schedule() -> None:
-    """Schedules: list, show, set, pause, resume and remove them, run one now, add what has no job."""
+    """List, show, set, pause, run and backfill schedules."""
 
 
 @schedule.command("list")
@@ -84,10 +86,18 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--args", type=json_object, default="{}", help="The args of each job: JSON, @FILE, or - for stdin.")
 @click.option("--queue", help="The queue of its jobs; the task's own if not given.")
 @click.option(
-    "--missed", type=click.Choice(list(Missed)), default="once", show_default=True, help="Of times that passed."
+    "--missed",
+    type=_MISSED,
+    default="once",
+    show_default=True,
+    help="Of times that passed.",
 )
 @click.option(
-    "--overlap", type=click.Choice(list(Overlap)), default="one", show_default=True, help="While a job has not ended."
+    "--overlap",
+    type=_OVERLAP,
+    default="one",
+    show_default=True,
+    help="While a job has not ended.",
 )
 @click.option(
     "--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Moves each job's start by up to that."

@@ -1,0 +1,55 @@
+"""The commands for schedules, on a real database and through a service (R7)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.requirement("R7")
+
+
+def test_a_schedule_from_its_set_to_its_removal(on_database, database):
+    def schedule(*arguments):
+        result = on_database("schedule", *arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
+
+    assert on_database("schedule", "list").stderr == "no schedules\n"
+    said = schedule(
+        "set", "nightly", "--task", "report", "--cron", "0 6 * * *", "--zone", "Europe/Moscow", "--queue", "q"
+    )
+    assert said.startswith("nightly  on  next ")
+    assert "0 6 * * * Europe/Moscow" in schedule("list")
+    assert schedule("pause", "nightly").startswith("nightly  paused: by ")
+    assert schedule("resume", "nightly").startswith("nightly  on")
+    assert len(schedule("next", "nightly", "--number", "3").splitlines()) == 3
+    assert schedule("run", "nightly").endswith("  queued\n")
+    tried = schedule("backfill", "nightly", "--from", "3d", "--to", "0s", "--dry-run")
+    assert tried.splitlines()[-1] == "3 jobs would be added; 0 times had one"
+    added = json.loads(schedule("backfill", "nightly", "--from", "3d", "--to", "0s", "--json"))
+    assert len(added["times"]) == 3
+    assert database.psql("select count(*) from dl_jobs where schedule = 'nightly'") == "4"
+    shown = schedule("show", "nightly")
+    assert "task       report" in shown
+    assert "backfilled" in shown
+    [one] = json.loads(schedule("list", "--json"))
+    assert (one["name"], one["spec"]["cron"]) == ("nightly", "0 6 * * *")
+    assert schedule("remove", "nightly").startswith("nightly")
+    assert on_database("schedule", "show", "nightly").returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["set", "x", "--task", "t"], "every_s: give either cron or every_s"),
+        (["set", "x", "--task", "t", "--cron", "61 * * * *"], "cron: must have five fields"),
+        (["set", "x", "--task", "t", "--every", "0"], "every_s: must be a number of seconds from 1"),
+        (["set", "x", "--task", "t", "--every", "5", "--zone", "Mars"], "zone: must be a name of the IANA database"),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(on_database, arguments, says):
+    result = on_database("schedule", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith(says)
