@@ -6,8 +6,9 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -115,4 +116,14 @@ def _handle(make: Callable[..., Any], run: Run, args: Any, port: object) -> Any:
         attempt=claimed.attempt,
         max_attempts=claimed.max_attempts,
         port=port,
+        **({} if claimed.more is None else _more(claimed.more)),
     )
+
+
+def _more(more: Mapping[str, Any]) -> dict[str, Any]:
+    """What only some jobs have, as the handle's fields."""
+    planned_at = more.get("planned_at")
+    return {
+        "schedule": more.get("schedule"),
+        "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
+    }

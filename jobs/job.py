@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, Unpack
 from uuid import UUID
@@ -192,6 +193,10 @@ class _Handle(Generic[A]):
     """This run's number, 1 for the first."""
     max_attempts: int
     """The number of the last run, unless one succeeds before."""
+    schedule: str | None = None
+    """The schedule that it is of."""
+    planned_at: datetime | None = None
+    """The time that its schedule had planned; a run that is late, or made up for, has it too."""
     _port: Any
 
     @property

@@ -6,7 +6,7 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 from uuid import UUID
@@ -209,7 +209,7 @@ class ClaimedJob:
 
     `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later
     write; `lock_hash` is the advisory lock held for its `lock_key`, None for a job that has none; `lease_s` seconds
-    were granted.
+    were granted. `more` is what only some jobs have, None for all others.
     """
 
     job_id: UUID
@@ -223,6 +223,7 @@ class ClaimedJob:
     attempt: int
     max_attempts: int
     lease_s: int
+    more: Mapping[str, Any] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -277,6 +278,10 @@ class JobRecord:
         WhenFailed | None, about("Whether it is canceled or runs if one of those does not succeed.")
     ] = None
     root: Annotated[UUID | None, about("The first job of the group that it belongs to.")] = None
+    schedule: Annotated[str | None, about("The schedule that it is of.")] = None
+    planned_at: Annotated[
+        Instant | None, about("The time that its schedule had planned; null for one run by hand.")
+    ] = None
 
 
 @attrs.frozen

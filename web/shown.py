@@ -31,6 +31,7 @@ def job(record: JobRecord) -> JobRecord:
         producer=text(record.producer),
         consumer_group=text(record.consumer_group),
         claimed_by=text(record.claimed_by),
+        schedule=text(record.schedule),
     )
 
 

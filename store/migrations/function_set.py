@@ -18,7 +18,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 22
+NUMBER: Final = 23
 OLDEST: Final = 0
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
@@ -32,8 +32,9 @@ FILES: Final = (
     "keys",
     "sources",
     "enqueue",
+    "grants",
 )
-"""In this order: rights are kept before they are taken, and a trigger is made after its function."""
+"""In this order: rights are kept before they are taken, and given last; a trigger is made after its function."""
 
 
 def source() -> str:

@@ -133,12 +133,12 @@ LEFT JOIN LATERAL (
 """
 _STARTED: Final = _QUEUED | {
     "names": {"slot": "text", "worker": "text"},
-    "columns": ", status, attempt, token, claimed_by, lease_expires_at, heartbeat_at, started_at",
+    "columns": ", status, attempt, token, claimed_by, lease_expires_at, heartbeat_at, started_at, run_started_at",
     "values": ", CASE WHEN started.at IS NULL THEN 'queued' ELSE 'running' END::dl_status,"
     " CASE WHEN started.at IS NULL THEN 0 ELSE 1 END, coalesce(started.token, 0),"
     " CASE WHEN started.at IS NOT NULL THEN r.worker END,"
     " started.at + make_interval(secs => coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s)),"
-    " started.at, started.at",
+    " started.at, started.at, started.at",
     "returning": ", status, token, claimed_by, task, args, partition_key, max_attempts, lease_ttl_sec",
     "journal": ", payload) SELECT job_id, queue, 'queued', NULL FROM added UNION ALL"
     " SELECT job_id, queue, 'picked', jsonb_build_object('attempt', 1, 'worker', claimed_by) FROM added"

@@ -44,7 +44,7 @@ MIN_PING_S: Final = 1.0
 DOUBT_S: Final = 2.0
 """How long a statement whose answer was lost may go on in the server: for so long repairs look for its jobs again."""
 
-_CLAIM: Final = "SELECT * FROM dl_claim_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_CLAIM: Final = "SELECT * FROM dl_claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -476,4 +476,5 @@ def _job(queue: str, record: Any) -> ClaimedJob:
         attempt=record["attempt"],
         max_attempts=record["max_attempts"],
         lease_s=record["lease_s"],
+        more=record["more"],
     )

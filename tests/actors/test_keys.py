@@ -20,7 +20,7 @@ async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(
     async def t(job):
         pass
 
-    source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_jobs'::regproc)")
+    source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_runs'::regproc)")
     assert source.count(SECOND_LOOK) == 1
     # Claims stop between their try at the key and their second look.
     barrier = "PERFORM pg_advisory_xact_lock_shared(4711, 4711);"

@@ -36,7 +36,7 @@ class Fault:
 
 FAULTS = {
     "a function is gone": Fault(
-        "DROP FUNCTION dl_claim_jobs", ("SchemaError", "function dl_claim_jobs", "does not exist")
+        "DROP FUNCTION dl_claim_runs", ("SchemaError", "function dl_claim_runs", "does not exist")
     ),
     "a trigger raises": Fault(A_TRIGGER_THAT_RAISES, ("RaiseError", "no more claims")),
     "a right was taken": Fault("REVOKE ALL ON dl_jobs FROM {role}", ("permission denied for table dl_jobs",)),
@@ -74,7 +74,7 @@ async def test_the_last_line_names_the_part_that_gave_up_the_cause_and_what_to_d
 
 async def test_what_the_cause_of_a_missing_function_advises_mends_it(serve, add, row_when, database):
     """The advice is the schema's own script: as far as the migrations know they were all applied."""
-    await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_jobs")
+    await trio.to_thread.run_sync(database.psql, "DROP FUNCTION dl_claim_runs")
     service = await serve(poll_sec=0.2)
     job_id = await add("quick")
     failed = await service.logged("a part failed and is started again")

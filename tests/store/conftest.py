@@ -141,15 +141,15 @@ def end_session(raw):
 
 @pytest.fixture
 def barrier(database, raw):
-    """Puts a barrier into dl_claim_jobs before a piece of its text, for the worker `slow`, and holds it down.
+    """Puts a barrier into dl_claim_runs before a piece of its text, for the worker `slow`, and holds it down.
 
     `await barrier(before)`, then `await until_blocked()`, then `await barrier.lift()`.
     """
 
     class Barrier:
         async def __call__(self, before):
-            source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_jobs'::regproc)")
-            assert source.count(before) == 1, f"dl_claim_jobs has no {before!r} any more"
+            source = await raw.fetchval("SELECT pg_get_functiondef('dl_claim_runs'::regproc)")
+            assert source.count(before) == 1, f"dl_claim_runs has no {before!r} any more"
             await raw.execute("""
                 CREATE FUNCTION barrier(p_worker text) RETURNS boolean LANGUAGE plpgsql AS $$
                 BEGIN

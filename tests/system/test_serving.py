@@ -129,7 +129,7 @@ async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_nam
     job_id = await add("sleep", {"s": 3_600})
     await row_when(job_id, "running")
     # No waiting mends that, and it is no outage.
-    await raw.execute("DROP FUNCTION dl_claim_jobs")
+    await raw.execute("DROP FUNCTION dl_claim_runs")
     await add("quick")
     assert await service.exit_code(within_s=90) == 1
     assert "the claims of q gave up" in service.lines[-1]["cause"]

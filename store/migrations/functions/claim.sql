@@ -16,6 +16,7 @@
 --   run       it is ours now; the other columns are filled, but for args of more than 16 MiB (MAX_ARGS_BYTES in
 --             store/queue/enqueue.py), which another service has written and no worker should have to hold. What the row has
 --             compressed to less than 64 kB is never so long
+--             `more` is what only some jobs have: NULL for all others
 --   busy      its key is held elsewhere: parked; the caller tests lock_hash again after the commit
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
 --   task      the worker does not know its task: parked until one that does comes
@@ -25,11 +26,11 @@
 --   last      a next claim may go on behind it
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
-CREATE OR REPLACE FUNCTION {schema}.dl_claim_jobs(
+CREATE OR REPLACE FUNCTION {schema}.dl_claim_runs(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
   p_after uuid)
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
-               partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
+               partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8, more jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -98,7 +99,7 @@ BEGIN
     OFFSET coalesce(cardinality(v_jobs), 0);
     IF FOUND THEN
       RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
-                          NULL::int, NULL::int, NULL::int, NULL::float8;
+                          NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
     END IF;
   END IF;
   IF v_jobs IS NULL THEN
@@ -131,11 +132,11 @@ BEGIN
     UPDATE {schema}.dl_jobs j
     SET status = 'running', attempt = least(j.attempt, 2147483646) + 1, token = nextval('{schema}.dl_token_seq'), claimed_by = p_worker,
         lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
-        started_at = coalesce(j.started_at, now())
+        started_at = coalesce(j.started_at, now()), run_started_at = now()
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
     WHERE j.job_id = ANY (ARRAY[w.id])
     RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
-              j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at
+              j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at, j.schedule, j.planned_at
   ), journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
@@ -144,15 +145,17 @@ BEGIN
          CASE WHEN pg_column_size(m.args) <= 65536 THEN m.args::text
               ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
          m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
-         CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8
+         CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8,
+         CASE WHEN m.schedule IS NOT NULL
+              THEN jsonb_strip_nulls(jsonb_build_object('schedule', m.schedule, 'planned_at', m.planned_at)) END
   FROM mine m;
 
   IF NOT 'later' = ANY (v_verdicts) THEN
     RETURN QUERY SELECT 'last'::text, NULL::int, v_last, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
-                        NULL::int, NULL::int, NULL::int, NULL::float8;
+                        NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
   ELSE
     RETURN QUERY SELECT 'later'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
-                        NULL::int, NULL::int, NULL::int, NULL::float8;
+                        NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
   END IF;
   IF NOT 'run' = ALL (v_verdicts) THEN
     WITH others AS (
@@ -173,9 +176,9 @@ BEGIN
     WHERE o.v <> 'task';
     RETURN QUERY
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
-           NULL::float8
+           NULL::float8, NULL::jsonb
     FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v NOT IN ('run', 'later');
   END IF;
 
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_claim_jobs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_claim_runs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;

@@ -1,5 +1,20 @@
 -- What programs of the release before call, in terms of what took its place. It goes with a later set.
 
+-- dl_claim_jobs told nothing that only some jobs have.
+CREATE OR REPLACE FUNCTION {schema}.dl_claim_jobs(
+  p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
+  p_after uuid)
+RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
+               partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY
+  SELECT c.verdict, c.lock_hash, c.job_id, c.token, c.task, c.args, c.lock_key, c.partition_key, c.attempt, c.max_attempts,
+         c.lease_s, c.waited_s
+  FROM {schema}.dl_claim_runs(p_queue, p_limit, p_slots, p_worker, p_tasks, p_held, p_backoff_s, p_freed, p_after) AS c;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_claim_jobs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
+
 -- dl_claim knew no jobs without a key: to its callers such a job has its id as its key, which they hold a lock for and free at
 -- the end. (Nobody else needs that lock, so it does not matter if a key with the same hash has it already.)
 CREATE OR REPLACE FUNCTION {schema}.dl_claim(

@@ -1,24 +1,9 @@
--- A function that takes another's place begins as its copy, so that whoever may execute that one may execute it: a service with
--- few rights goes on during the upgrade. (Only when it is made: what the owner takes away later stays away.)
+-- Which functions are there before the set is applied: `grants` gives those that are new to whom they take a former one's place.
 DO $do$
-DECLARE
-  v_former regprocedure := to_regprocedure('{schema}.dl_claim(text, int, int, text, text[], int[], float8, int[], uuid)');
-  v_new text := '{schema}.dl_claim_jobs(text, int, int, text, text[], int[], float8, int[], uuid)';
-  v_grant text;
 BEGIN
-  IF v_former IS NOT NULL AND to_regprocedure(v_new) IS NULL THEN
-    EXECUTE replace(pg_get_functiondef(v_former), '.dl_claim(', '.dl_claim_jobs(');
-    IF NOT has_function_privilege('public', v_former, 'EXECUTE') THEN
-      EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_new);
-    END IF;
-    FOR v_grant IN
-      SELECT format('GRANT EXECUTE ON FUNCTION %s TO %s', v_new, a.grantee::regrole)
-      FROM pg_proc p CROSS JOIN LATERAL aclexplode(p.proacl) AS a
-      WHERE p.oid = v_former AND a.grantee NOT IN (0, p.proowner)
-    LOOP
-      EXECUTE v_grant;
-    END LOOP;
-  END IF;
+  PERFORM set_config('dataloader.functions', coalesce(string_agg(p.proname, ' '), ''), true)
+  FROM pg_class c JOIN pg_proc p ON p.pronamespace = c.relnamespace
+  WHERE c.oid = '{schema}.dl_jobs'::regclass AND starts_with(p.proname, 'dl_');
 END $do$;
 
 -- Before EXECUTE is taken from PUBLIC: a service of a release that lived on it goes on during the upgrade. Whoever was granted

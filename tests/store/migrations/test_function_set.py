@@ -64,7 +64,10 @@ async def test_who_worked_by_the_right_of_everybody_to_execute_keeps_it_and_nobo
             assert await owner.fetch(EXECUTED_BY, foreign.name) == before
             await migrate(store_at_0007)
             kept = {one["proname"] for one in before if not one["is_trigger"]}
-            assert {one["proname"] for one in await owner.fetch(EXECUTED_BY, service.name)} == kept | {"dl_claim_jobs"}
+            assert {one["proname"] for one in await owner.fetch(EXECUTED_BY, service.name)} == kept | {
+                "dl_claim_jobs",
+                "dl_claim_runs",
+            }
             assert await owner.fetch(EXECUTED_BY, foreign.name) == []
             assert await replica.fetchval(RELEASE) == 0
             # What the owner takes away later stays away.
@@ -123,7 +126,7 @@ async def test_a_set_that_fails_leaves_the_former_one_whole(store, raw, monkeypa
     await raw.execute("UPDATE dl_function_sets SET number = number - 1")
     whole = function_set.source()
     monkeypatch.setattr(
-        function_set, "source", lambda: f"DROP FUNCTION {{schema}}.dl_claim_jobs; {whole} SELECT 1 / 0;"
+        function_set, "source", lambda: f"DROP FUNCTION {{schema}}.dl_claim_runs; {whole} SELECT 1 / 0;"
     )
     with pytest.raises(Exception, match="division by zero"):
         await migrate(store)

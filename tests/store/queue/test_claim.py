@@ -78,7 +78,7 @@ async def test_names_of_another_service_that_no_index_can_hold_stop_nothing(star
 async def test_a_claim_that_the_server_has_refused_leaves_no_row_in_doubt(start_worker, raw):
     worker = start_worker()
     await worker.claim()
-    await raw.execute("ALTER FUNCTION dl_claim_jobs RENAME TO gone")
+    await raw.execute("ALTER FUNCTION dl_claim_runs RENAME TO gone")
     with pytest.raises(SchemaError):
         await worker.claim()
     assert worker.locks.settled
@@ -130,10 +130,11 @@ async def test_a_claimed_job_carries_what_the_row_says(start_worker, add_job, ra
         "attempt": 1,
         "max_attempts": 3,
         "lease_s": 17,
+        "more": None,
     }
     assert (row["status"], row["attempt"], row["claimed_by"]) == ("running", 1, "me")
     assert (row["lease_expires_at"] - row["heartbeat_at"]).total_seconds() == 17
-    assert row["started_at"] == row["heartbeat_at"]
+    assert row["started_at"] == row["run_started_at"] == row["heartbeat_at"]
     assert await journal_of(job_id) == ["picked"]
 
 

@@ -146,8 +146,8 @@ async def live_runs(connection):
 
 
 async def look(connection, measuring):
-    """The SELECT of dl_claim_jobs that picks the candidates, by itself."""
-    source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim_jobs'")
+    """The SELECT of dl_claim_runs that picks the candidates, by itself."""
+    source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim_runs'")
     [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n  \), placed AS", source, re.DOTALL)
     for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
         candidates = candidates.replace(parameter, f"${place}")

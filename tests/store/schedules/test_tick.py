@@ -13,16 +13,16 @@ from dataloader.store.schedules.rows import spec_text
 from dataloader.store.schedules.tick import LOCKED_S, tick
 
 NOW = datetime.now(UTC).replace(microsecond=0)
-MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
 def put(raw):
-    """Stores a schedule that was due `late` before now, and every minute since; it is of the task `report`."""
+    """Stores a schedule that was due `late` before now, and every hour since; it is of the task `report`."""
 
     async def put(name="nightly", late=timedelta(0), **fields):
         due = NOW - late
-        schedule = Schedule(name=name, **{"task": "report", "every_s": 60, "job": {"queue": "q"}} | fields)
+        schedule = Schedule(name=name, **{"task": "report", "every_s": 3_600, "job": {"queue": "q"}} | fields)
         await raw.execute(
             "INSERT INTO dl_schedules (name, spec, task, origin, stored_by, stored_at, next_at)"
             " VALUES ($1, $2, $3, 'code', 'test', $4, $4)",
@@ -69,13 +69,13 @@ async def test_a_schedule_that_is_due_adds_its_job_and_knows_when_it_is_due_next
     await put(args={"region": "EU"}, job={"queue": "q", "priority": 7})
     ticked = await tick(store)
     assert ticked.added == 1
-    assert 0 < ticked.next_in_s <= 60
+    assert 0 < ticked.next_in_s <= 3_600
     row = await raw.fetchrow("SELECT *, args::text AS text FROM dl_jobs")
     assert (row["schedule"], row["planned_at"], row["available_at"]) == ("nightly", NOW, NOW)
     assert (row["task"], row["queue"], row["priority"], row["text"]) == ("report", "q", 7, '{"region": "EU"}')
     assert (row["keyed"], row["lock_key"]) == (True, "schedule:nightly")
     stored = await raw.fetchrow("SELECT * FROM dl_schedules")
-    assert (stored["next_at"], stored["last_at"], stored["last_job_id"]) == (NOW + MINUTE, NOW, row["job_id"])
+    assert (stored["next_at"], stored["last_at"], stored["last_job_id"]) == (NOW + HOUR, NOW, row["job_id"])
     assert (await tick(store)).added == 0
 
 
@@ -89,7 +89,7 @@ async def test_with_nothing_stored_none_is_due(store):
 async def test_however_many_tick_at_once_each_planned_time_has_one_job(database, store, raw, put, planned):
     names = [f"s{n}" for n in range(60)]
     for name in names:
-        await put(name, late=5 * MINUTE, missed="all", overlap="all")
+        await put(name, late=5 * HOUR, missed="all", overlap="all")
     ticks = []
 
     async def tick_often():
@@ -102,7 +102,7 @@ async def test_however_many_tick_at_once_each_planned_time_has_one_job(database,
         for _ in range(4):
             nursery.start_soon(tick_often)
     for name in names:
-        assert await planned(name) == [NOW - n * MINUTE for n in range(5, -1, -1)]
+        assert await planned(name) == [NOW - n * HOUR for n in range(5, -1, -1)]
     assert sum(ticks) == 60 * 6
 
 
@@ -121,9 +121,9 @@ async def test_a_planned_time_has_one_job_even_if_its_row_is_put_back(store, raw
     [("once", [0], 90), ("all", [2, 1, 0], 88), ("skip", [1, 0], 89)],
 )
 async def test_what_was_missed_is_made_up_for_or_on_record(store, put, planned, events, missed, jobs, left_out):
-    await put(late=90 * MINUTE, missed=missed, missed_limit=3, grace_s=90, overlap="all")
+    await put(late=90 * HOUR, missed=missed, missed_limit=3, grace_s=5_400, overlap="all")
     await tick(store)
-    assert await planned() == [NOW - n * MINUTE for n in jobs]
+    assert await planned() == [NOW - n * HOUR for n in jobs]
     assert await events() == [("left_out", "missed", left_out)]
 
 
@@ -175,13 +175,13 @@ async def test_a_schedule_whose_job_failed_is_paused_if_it_is_to_be(store, raw, 
     await tick(store)
     job_id = await raw.fetchval("SELECT last_job_id FROM dl_schedules WHERE name = 'nightly'")
     await raw.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
-    await raw.execute("UPDATE dl_schedules SET next_at = $1, stored_at = $1", NOW - MINUTE)
+    await raw.execute("UPDATE dl_schedules SET next_at = $1, stored_at = $1", NOW - HOUR)
     await tick(store)
     paused = await raw.fetchrow("SELECT paused, paused_why, next_at FROM dl_schedules WHERE name = 'nightly'")
-    assert tuple(paused) == (True, f"its job {job_id} has ended as failed", NOW - MINUTE)
+    assert tuple(paused) == (True, f"its job {job_id} has ended as failed", NOW - HOUR)
     assert await events() == [("paused", paused["paused_why"], None)]
     assert await planned() == [NOW]
-    assert await planned("goes on") == [NOW - MINUTE, NOW]
+    assert await planned("goes on") == [NOW - HOUR, NOW]
 
 
 @pytest.mark.requirement("R7")
@@ -212,7 +212,7 @@ async def test_a_schedule_that_another_process_has_is_looked_at_again_soon(store
 
 @pytest.mark.requirement("R7")
 async def test_a_schedule_that_this_program_can_not_read_is_left_to_others(store, raw, put, planned):
-    await put("newer", late=MINUTE)
+    await put("newer", late=HOUR)
     await raw.execute('UPDATE dl_schedules SET spec = spec || \'{"calendar": "TARGET2"}\'')
     await put()
     ticked = await tick(store)
