@@ -28,8 +28,8 @@ REMEMBERED_CANCELS: Final = 1_000
 class Run:
     """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
-    `Runs.add` opens the scope. The runner sets `body_ended`, the run's port the result that it has `kept`; all else is
-    changed by methods.
+    `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
+    result that it has `kept`; all else is changed by methods.
     """
 
     job: ClaimedJob
@@ -42,6 +42,7 @@ class Run:
     committed: bool = attrs.field(default=False, init=False)
     _commit: trio.CancelScope | None = attrs.field(default=None, init=False)
     body_ended: bool = attrs.field(default=False, init=False)
+    run_s: float = attrs.field(default=0.0, init=False)
     kept: str | None = attrs.field(default=None, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
 

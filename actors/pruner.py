@@ -1,6 +1,6 @@
-"""Deletes jobs that ended long ago, with their journal, in small batches, and the rows of dead workers.
+"""Deletes what is too old to keep, in small batches: ended jobs with their journals, and rows of our other tables.
 
-Retention is off by default.
+It also folds the statistics of runs by hour, which processes append to. Jobs are kept for ever by default.
 """
 
 from __future__ import annotations
@@ -17,31 +17,50 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.retention import prune
+from dataloader.store.queue.run_stats import FOLDED, fold_run_stats
+from dataloader.store.queue.table_rules import prune_tables
 
 log = get_logger(__name__)
 
 EVERY_S: Final = 600.0
+FOLD_EVERY_S: Final = 60.0
+"""How often statistics are folded: what was appended since is read anew by each who asks for them."""
 BETWEEN_BATCHES_S: Final = 0.1
 """The pause between batches, in which claims and finishes get their turn."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Pruner:
-    """Keeps finished jobs for `days` by status; 0 keeps them for ever."""
+    """Keeps finished jobs for `days` by status, and rows of other tables for `table_days`; 0 keeps them for ever."""
 
     database: Database
     outage: Outage
     days: Mapping[Status, int]
+    table_days: Mapping[str, int] = attrs.field(factory=dict)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prune until cancelled."""
         task_status.started()
+        prune_at = trio.current_time()
         while True:
             try:
-                while deleted := await prune(self.database, self.days):
-                    log.info("old jobs were deleted", jobs=deleted)
-                    await trio.sleep(BETWEEN_BATCHES_S)
+                await self._fold()
+                if trio.current_time() >= prune_at:
+                    prune_at = trio.current_time() + EVERY_S
+                    await self._prune()
             except StoreError as error:
                 if not self.outage.lasts:
-                    log.warning("old jobs were not deleted", error=str(error))
-            await trio.sleep(EVERY_S)
+                    log.warning("old rows were not deleted or folded", error=str(error))
+            await trio.sleep(FOLD_EVERY_S)
+
+    async def _fold(self) -> None:
+        while await fold_run_stats(self.database) == FOLDED:  # noqa: ASYNC110 - each call folds a batch
+            await trio.sleep(BETWEEN_BATCHES_S)
+
+    async def _prune(self) -> None:
+        while deleted := await prune(self.database, self.days):
+            log.info("old jobs were deleted", jobs=deleted)
+            await trio.sleep(BETWEEN_BATCHES_S)
+        while deleted := await prune_tables(self.database, self.table_days):
+            log.info("old rows were deleted", rows=deleted)
+            await trio.sleep(BETWEEN_BATCHES_S)

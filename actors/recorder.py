@@ -25,11 +25,13 @@ import trio
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder_messages import Ended, Shown, ToRecord
+from dataloader.actors.run_sums import RunSums
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError, StoreUnavailable, Unstorable
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome
+from dataloader.jobs.run_stats import RunOutcome, outcome_of_run
 from dataloader.jobs.states import Step
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Session
@@ -52,8 +54,9 @@ class Recorder:
     """The one writer of outcomes.
 
     `freed` is called with the queue and the number of slots that came free; `released` is set when keys can be
-    released. `tally` counts what was written since the start, by step. `insisting` becomes false when a drain has
-    reached its bound: outcomes that can't be written from then on are left to the end of their leases.
+    released. `sums` are the statistics; `tally` counts what was written since the start, by step. `insisting` becomes
+    false when a drain has reached its bound: outcomes that can't be written from then on are left to the end of their
+    leases.
     """
 
     session: Session
@@ -63,6 +66,7 @@ class Recorder:
     telemetry: Telemetry
     freed: Callable[[str, int], None]
     released: Wake
+    sums: RunSums
     tally: Counter[Step] = attrs.field(factory=Counter)
     insisting: bool = True
     _to_show: dict[int, Run] = attrs.field(factory=dict, init=False)
@@ -86,18 +90,21 @@ class Recorder:
                     await self._record(batch)
                 if self._to_show and (ended or trio.current_time() >= self._show_at):
                     await self._show()
-                if ended and not batch:
+                ends = ended and not batch
+                if ends or trio.current_time() >= self.sums.due_at:
+                    await self.sums.write()
+                if ends:
                     return
 
     async def _gather(self, messages: trio.MemoryReceiveChannel[ToRecord]) -> tuple[list[Ended], bool]:
         """The next messages, after those whose row was locked before, and whether the channel has ended.
 
-        At least one message, unless it is time to write progress or the channel has ended.
+        At least one message, unless it is time to write progress or sums, or the channel has ended.
         """
         batch: list[Ended] = []
         ended = False
         try:
-            with trio.move_on_at(min(self._show_at, self._again_at)):
+            with trio.move_on_at(min(self._show_at, self._again_at, self.sums.due_at)):
                 self._take(await messages.receive(), batch)
             # Runs that end in consecutive turns of the event loop share one statement.
             for _ in range(MAX_TURNS):
@@ -141,10 +148,7 @@ class Recorder:
         slots: dict[str, int] = {}
         for message in batch:
             job = message.run.job
-            if message.outcome is None:
-                self.tally[Step.SUCCEED] += message.run.committed
-            elif job.token not in finished.void:
-                self.tally[message.outcome.step] += 1
+            self._count(message, finished)
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
             self.locks.forget(job.token)
@@ -154,6 +158,17 @@ class Recorder:
         for queue, number in slots.items():
             self.freed(queue, number)
         self.released.set()
+
+    def _count(self, message: Ended, finished: Finished) -> None:
+        job, outcome = message.run.job, message.outcome
+        if outcome is None:
+            if message.run.committed:
+                self.tally[Step.SUCCEED] += 1
+                self.sums.add(job.queue, job.task, RunOutcome.SUCCEEDED, message.run.run_s)
+        elif job.token not in finished.void:
+            self.tally[outcome.step] += 1
+            became = outcome_of_run(outcome.step, finished.written.get(job.token))
+            self.sums.add(job.queue, job.task, became, message.run.run_s)
 
     def _pass_over(self, batch: Sequence[Ended], locked: Sequence[int]) -> Sequence[Ended]:
         """Keep the messages whose row is locked for the next batch, or for a pause if none comes; return the others."""

@@ -36,6 +36,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
         run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter)
     run.body_ended = True
+    run.run_s = trio.current_time() - started
     was_stopped = run.scope.cancelled_caught or (error is not None and run.stop_reason is not None)
     stopped = run.stopped_by() if was_stopped else None
     outcome = None if run.committed else outcome_of(run, task, value, error, stopped)
@@ -43,7 +44,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     if stopped in {StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST}:
         services.telemetry.lease_lost()
     step = "succeed" if run.committed else "void" if outcome is None else outcome.step.value
-    services.telemetry.job_ended(job.queue, job.task, step, trio.current_time() - started)
+    services.telemetry.job_ended(job.queue, job.task, step, run.run_s)
     services.to_recorder.send_nowait(Ended(run, outcome))
 
 

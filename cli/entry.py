@@ -47,6 +47,7 @@ _FILES: Final = MappingProxyType(
         "resume": "queues",
         "workers": "queues",
         "schedule": "schedules",
+        "stats": "stats",
         "tasks": "service",
         "config": "service",
         "migrate": "database",
@@ -71,9 +72,9 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click, but for the hint."""
-        near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), 2)
         if near and near[0] != args[0]:
-            meant = _ALSO_MEANT.get(args[0], near[0])
+            meant = _ALSO_MEANT.get(args[0], " or ".join(near))
             ctx.fail(f"there is no command {args[0]!r}; did you mean {meant}?")
         return super().resolve_command(ctx, args)
 

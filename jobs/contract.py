@@ -22,6 +22,7 @@ from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter,
 from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.page_cursor import After
+from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.tasks import Task
 
 MAX_BULK: Final = 10_000
@@ -219,6 +220,13 @@ class Jobs(abc.ABC):
         """Return operators' actions, latest first: at most `limit` (1 to 1,000), from `after`.
 
         Raises `BadRequest`.
+        """
+
+    @abc.abstractmethod
+    async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
+        """Return statistics of runs, by time, queue, task and outcome: at most `limit` (1 to 1,000) rows, from `after`.
+
+        They are of runs that our processes have ended, whether their jobs are there still or not. Raises `BadRequest`.
         """
 
     async def _do(self, change: Change, which: UUID | JobFilter, limit: int | None) -> JobRecord | int:

@@ -282,6 +282,12 @@ class JobRecord:
     planned_at: Annotated[
         Instant | None, about("The time that its schedule had planned; null for one run by hand.")
     ] = None
+    changed_at: Annotated[
+        Instant | None,
+        about(
+            "When it changed last: added, started, heard of or ended; of one job that is asked for, also its journal."
+        ),
+    ] = None
 
 
 @attrs.frozen

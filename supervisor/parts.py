@@ -33,6 +33,7 @@ from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.recorder_messages import ToRecord
 from dataloader.actors.releaser import Releaser
 from dataloader.actors.run_services import RunServices
+from dataloader.actors.run_sums import RunSums
 from dataloader.actors.scheduler import Scheduler
 from dataloader.actors.stager import Stager
 from dataloader.flows.libraries import libraries_of
@@ -244,14 +245,16 @@ def _make(
     }
     enqueuer.starter = DirectStart(tasks=tasks, dispatchers=dispatchers, locks=locks)
     releaser = Releaser(locks, outage)
+    recording = Session(database, "recorder")
     recorder = Recorder(
-        session=Session(database, "recorder"),
+        session=recording,
         locks=locks,
         runs=runs,
         outage=outage,
         telemetry=telemetry,
         freed=lambda queue, number: dispatchers[queue].freed(number),
         released=releaser.wake,
+        sums=RunSums(recording, outage),
     )
     heartbeat = Heartbeat(
         session=Session(database, "heartbeat", on_connect=aio_rehearse),
@@ -309,6 +312,11 @@ def _make(
         Status.CANCELED: settings.retain_canceled_days,
         Status.LOST: settings.retain_lost_days,
     }
+    table_days = {
+        "dl_audit": settings.retain_audit_days,
+        "dl_schedule_events": settings.retain_schedule_events_days,
+        "dl_run_stats": settings.retain_stats_days,
+    }
     return Parts(
         settings=settings,
         tasks=tasks,
@@ -341,7 +349,7 @@ def _make(
                 period_s=settings.reaper_period_s,
                 jumped=heartbeat.wake,
             ).run,
-            "pruner": Pruner(database=database, outage=outage, days=days).run,
+            "pruner": Pruner(database=database, outage=outage, days=days, table_days=table_days).run,
         },
         listener=listener,
         drain=drain,

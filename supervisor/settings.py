@@ -200,6 +200,24 @@ class Settings:
     retain_lost_days: int = _setting(
         "DL_RETAIN_LOST_DAYS", kinds.whole(0, 36_500), "Days after which lost jobs are deleted; 0 keeps them.", 0
     )
+    retain_stats_days: int = _setting(
+        "DL_RETAIN_STATS_DAYS",
+        kinds.whole(0, 36_500),
+        "Days after which statistics of runs are deleted; 0 keeps them.",
+        400,
+    )
+    retain_schedule_events_days: int = _setting(
+        "DL_RETAIN_SCHEDULE_EVENTS_DAYS",
+        kinds.whole(0, 36_500),
+        "Days after which records of schedules (times left out, pauses, changes) are deleted; 0 keeps them.",
+        90,
+    )
+    retain_audit_days: int = _setting(
+        "DL_RETAIN_AUDIT_DAYS",
+        kinds.whole(0, 36_500),
+        "Days after which the records of operators' actions are deleted; 0 keeps them.",
+        0,
+    )
     log_format: Literal["auto", "console", "json"] = _setting(
         "DL_LOG_FORMAT",
         kinds.choice("auto", "console", "json"),

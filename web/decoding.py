@@ -97,7 +97,8 @@ def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
     except msgspec.ValidationError as error:
         raise unprocessable(_faults(value, kind, error, strict=False)) from error
     # msgspec takes the word for what is not given; so a filter that is no instant would be none at all.
-    if nulls := [name for name in value if getattr(query, name) is None]:
+    given = (field for field in msgspec.structs.fields(kind) if field.encode_name in value)
+    if nulls := [field.encode_name for field in given if getattr(query, field.name) is None]:
         raise unprocessable([FieldError(name, "must not be null; leave it out instead") for name in nulls])
     return query
 

@@ -32,6 +32,7 @@ from dataloader.jobs.listings import (
 )
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.page_cursor import After
+from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
 
@@ -140,6 +141,12 @@ class HttpJobs(Jobs):
     async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
         """As in `Jobs`."""
         return await self.service.ask(AuditPage, "GET", "/audit", params={"limit": limit, "after": after})
+
+    async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
+        """As in `Jobs`."""
+        asked = {"from": wanted.begin, "to": wanted.end, "queue": wanted.queue, "task": wanted.task, "by": wanted.by}
+        params = msgspec.to_builtins(asked) | {"limit": limit, "after": after}
+        return await self.service.ask(RunStatsPage, "GET", "/stats", params=params)
 
     async def _change(self, change: Change, job_id: UUID) -> JobRecord:
         path = f"/jobs/{job_id}"

@@ -11,6 +11,7 @@ import attrs
 
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
+from dataloader.jobs.run_stats import RunStats
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 
@@ -54,6 +55,11 @@ def worker(record: WorkerRecord) -> WorkerRecord:
     """A process, the queues that it serves and the tasks that it knows."""
     tasks = None if record.tasks is None else list(map(mask_text, record.tasks))
     return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues), tasks=tasks)
+
+
+def stats(one: RunStats) -> RunStats:
+    """Statistics of runs; two whose names differ in their secrets alone look the same."""
+    return attrs.evolve(one, queue=mask_text(one.queue), task=mask_text(one.task))
 
 
 def schedule(record: ScheduleRecord) -> ScheduleRecord:

@@ -14,12 +14,14 @@ from dataloader.jobs.errors import Draining
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.page_cursor import After
+from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, reads
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
+from dataloader.store.queue.run_stats import list_run_stats
 from dataloader.store.queue.waits import Waits
 
 STATE_S: Final = 5.0
@@ -104,6 +106,10 @@ class DatabaseJobs(Jobs):
     async def audit(self, *, limit: int = 100, after: After = None) -> AuditPage:
         """As in `Jobs`."""
         return await reads.list_audit(self.database, limit=limit, after=after)
+
+    async def stats(self, wanted: StatsFilter, *, limit: int = 1_000, after: After = None) -> RunStatsPage:
+        """As in `Jobs`."""
+        return await list_run_stats(self.database, wanted, limit=limit, after=after)
 
     async def _change(self, change: Change, job_id: UUID) -> JobRecord:
         match change.action:

@@ -55,7 +55,11 @@ FROM locked l WHERE j.job_id = ANY (ARRAY[l.job_id])
 RETURNING j.token
 """
 
-_REAP: Final = """
+_RUN_START: Final = "greatest(j.run_started_at, j.started_at)"
+"""When the run began whose lease has ended; other services' claims do not write the former."""
+
+# A run whose lease has ended is taken to have lasted until then.
+_REAP: Final = f"""
 WITH clock AS MATERIALIZED (
   SELECT extract(epoch FROM now())::float8 AS now,
          coalesce(abs(extract(epoch FROM now())::float8 - $2::float8) > $3::float8, false) AS jumped
@@ -79,8 +83,14 @@ WITH clock AS MATERIALIZED (
     finished_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
                        THEN now() END
   FROM expired e WHERE j.job_id = ANY (ARRAY[e.job_id])
-  RETURNING j.job_id, j.queue, j.status, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS lock_hash, j.attempt,
-            e.claimed_by
+  RETURNING j.job_id, j.queue, j.task, j.status, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS lock_hash,
+            j.attempt, e.claimed_by,
+            CASE WHEN isfinite(e.lease_expires_at) AND isfinite({_RUN_START}) THEN
+              greatest(extract(epoch FROM e.lease_expires_at - ({_RUN_START})), 0) ELSE 0 END::float8 AS run_s
+), stats AS (
+  INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)
+  SELECT queue, task, CASE status WHEN 'queued' THEN 'expired' ELSE status::text END, count(*), sum(run_s), max(run_s)
+  FROM taken GROUP BY 1, 2, 3
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,

@@ -61,12 +61,19 @@ _COLUMNS: Final = """
 # As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
+_CHANGED: Final = "created_at, started_at, heartbeat_at, finished_at"
 _SELECT_JOB: Final = f"""
-SELECT {_COLUMNS}, {", ".join(map(shown, _JSON))}, {_ERROR}
+SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, {", ".join(map(shown, _JSON))}, {_ERROR}
 FROM dl_jobs
 """
+# An attempt that ended for another one is in no column: the journal's last line has its time.
+_SELECT_ONE_JOB: Final = _SELECT_JOB.replace(
+    f"greatest({_CHANGED})",
+    f"greatest({_CHANGED},"
+    " (SELECT e.ts FROM dl_job_events e WHERE e.job_id = dl_jobs.job_id ORDER BY e.event_id DESC LIMIT 1))",
+)
 _SELECT_JOB_BRIEFLY: Final = f"""
-SELECT {_COLUMNS}, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
+SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
 FROM dl_jobs
 """
 
@@ -165,7 +172,7 @@ async def get_job(database: Database, job_id: UUID) -> JobRecord:
 
 async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     """`get_job` inside another operation (asyncio-flavoured)."""
-    record = await connection.fetchrow(_SELECT_JOB + "WHERE job_id = $1", job_id)
+    record = await connection.fetchrow(_SELECT_ONE_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
     return _job_of(record, await _aio_states(connection, [record]))

@@ -1,8 +1,8 @@
-"""Deletes what is too old to keep: ended jobs with their journals, by status, and rows of dead workers (R4).
+"""Deletes ended jobs that are too old to keep, with their journals, by status (R4).
 
 The pruner calls `prune` until it has nothing left to delete, and then sleeps. Each batch is small and a transaction of
 its own, oldest jobs first. It skips locked rows, so that nobody waits for the deletion. It never deletes a job that has
-not ended, nor one that such a job runs after, and it never touches dl_audit.
+not ended, nor one that such a job runs after. Other tables are in table_rules.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ DELETE FROM dl_jobs WHERE job_id = ANY (ARRAY(
   ORDER BY j.finished_at LIMIT $3 FOR UPDATE OF j SKIP LOCKED))
 """
 
-_DELETE_WORKERS: Final = "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'"
-
 
 async def prune(database: Database, days: Mapping[Status, int], *, batch: int = 1_000) -> int:
     """Delete one batch of each status; how many rows went comes back, so that the caller repeats until it is 0.
@@ -50,5 +48,4 @@ async def prune(database: Database, days: Mapping[Status, int], *, batch: int = 
 
 async def _aio_prune(connection: Any, days: Mapping[Status, int], batch: int) -> int:
     tags = [await connection.execute(_DELETE_JOBS, status, limit, batch) for status, limit in days.items()]
-    tags.append(await connection.execute(_DELETE_WORKERS))
     return sum(map(row_count, tags))

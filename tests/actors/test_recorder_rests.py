@@ -19,6 +19,7 @@ from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import MAX_PAUSE_S, UNSTORABLE, Recorder, open_channel
 from dataloader.actors.recorder_messages import Ended, Shown
+from dataloader.actors.run_sums import RunSums
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreUnavailable, Unstorable
 from dataloader.jobs.ids import uuid7
@@ -58,6 +59,13 @@ class Session:
         return Finished({e.token: Status.SUCCEEDED for e in outcomes if e.token not in locked}, [], locked)
 
 
+class Statistics:
+    """A database that takes all sums."""
+
+    async def write(self, _add, sums) -> None:
+        pass
+
+
 def a_recorder(session: object, runs: Runs) -> Recorder:
     return Recorder(
         session=session,
@@ -67,6 +75,7 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
         telemetry=Telemetry(),
         freed=lambda _queue, _slots: None,
         released=Wake(),
+        sums=RunSums(Statistics(), Outage()),
     )
 
 

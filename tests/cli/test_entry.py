@@ -43,7 +43,8 @@ def test_the_list_of_commands_has_a_whole_sentence_for_each_at_80_columns(datalo
 
 def test_a_mistyped_command_is_told_which_one_was_meant(dataloader):
     for words, meant in (
-        (("stauts",), "status"),
+        (("stauts",), "stats or status"),
+        (("trigegr",), "trigger"),
         (("etl", "rnu"), "run"),
         (("job",), "jobs, or status for one of them"),
     ):

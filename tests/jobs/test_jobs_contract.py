@@ -23,6 +23,7 @@ from dataloader import (
 from dataloader.jobs import contract
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import AuditPage, EventPage
+from dataloader.jobs.run_stats import StatsFilter
 from dataloader.jobs.states import QueueState, WaitsFor
 
 LATER = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
@@ -320,6 +321,40 @@ async def test_queues_are_listed_paused_and_resumed_whatever_their_names(way):
     [worker] = await way.jobs.workers()
     assert (worker.worker, worker.queues, worker.tasks) == ("w", {"q": 3}, ["t"])
     assert [entry.action for entry in (await way.jobs.audit()).audit] == ["resume"] * 3 + ["pause"] * 3
+
+
+@pytest.mark.requirement("R3")
+async def test_statistics_are_read_in_pages(way):
+    await way.raw.execute(
+        "INSERT INTO dl_run_stats VALUES ('2026-03-01T10:00Z', 'q', 't', 'failed', 2, 5, 4),"
+        " ('2026-03-01T10:00Z', 'a/b c', 't', 'succeeded', 1, 1, 1), ('2026-03-02T10:00Z', 'q', 't', 'failed', 1, 1, 1)"
+    )
+    begin = datetime(2026, 3, 1, 10, 30, tzinfo=UTC)
+    page = await way.jobs.stats(StatsFilter(begin=begin, end=begin + timedelta(hours=12)), limit=1)
+    [first] = page.stats
+    assert (first.queue, first.outcome, first.runs) == ("a/b c", "succeeded", 1)
+    rest = await way.jobs.stats(StatsFilter(begin=begin, end=begin + timedelta(hours=12)), after=page.next)
+    assert [(one.queue, one.mean_s, one.max_s) for one in rest.stats] == [("q", 2.5, 4.0)]
+    assert rest.next is None
+    days = await way.jobs.stats(StatsFilter(begin=begin, queue="q", by="day"))
+    assert [(one.at.hour, one.runs) for one in days.stats] == [(0, 2), (0, 1)]
+    with pytest.raises(BadRequest, match="after"):
+        await way.jobs.stats(StatsFilter(begin=begin), after="nonsense")
+
+
+@pytest.mark.requirement("R3")
+async def test_when_a_job_changed_last_is_told_of_it(way):
+    added = await way.jobs.enqueue("t", queue="q")
+    job = await way.jobs.get(added.job_id)
+    assert job.changed_at == job.created_at
+    await way.raw.execute("UPDATE dl_jobs SET heartbeat_at = created_at + interval '1 min', started_at = created_at")
+    [listed] = (await way.jobs.find()).jobs
+    assert listed.changed_at == job.created_at + timedelta(minutes=1)
+    await way.raw.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts)"
+        " SELECT job_id, queue, 'requeue', created_at + interval '1 h' FROM dl_jobs"
+    )
+    assert (await way.jobs.get(added.job_id)).changed_at == job.created_at + timedelta(hours=1)
 
 
 async def test_a_stranger_and_a_queue_that_does_not_answer_are_told_apart(way):

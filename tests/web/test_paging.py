@@ -24,6 +24,10 @@ INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM g
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by)
   SELECT 's' || i, '{{"task": "t", "every_s": 60}}', 't', 'code', 'w' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_schedule_events (name, kind) SELECT 's1', 'changed' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_run_stats (hour, queue, task, outcome, runs, total_s, max_s)
+  SELECT date_trunc('hour', now()), 'q', 't' || i, 'succeeded', 1, 1, 1 FROM generate_series(1, 3) AS i;
+INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)
+  SELECT 'q', 't' || i, 'succeeded', 1, 1, 1 FROM generate_series(2, 5) AS i;
 INSERT INTO dl_etl_runs (run_id, name, kind, started_at) SELECT job_id, 'load', 'load', created_at FROM dl_jobs;
 INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
   SELECT '{run}', i, 'load ' || i, 'succeeded' FROM generate_series(1, 5) AS i;
@@ -39,6 +43,7 @@ INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1,
 INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by) VALUES ('a', '{}', 't', 'code', 'w');
 INSERT INTO dl_schedule_events (name, kind) VALUES ('s1', 'changed');
+INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s) VALUES ('a', 't', 'succeeded', 1, 1, 1);
 INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, 'load', 'load' FROM dl_jobs WHERE queue = 'a';
 INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
   SELECT job_id, 1, 'a', 'succeeded' FROM dl_jobs WHERE queue = 'a';
@@ -52,6 +57,7 @@ LISTS = {
     "/api/v1/audit": ("audit", "audit_id"),
     "/api/v1/schedules": ("schedules", "name"),
     "/api/v1/schedules/<path:name>/events": ("events", "event_id"),
+    "/api/v1/stats": ("stats", "task"),
     "/api/v1/runs": ("runs", "run_id"),
     "/api/v1/runs/<uuid:run_id>/timeline": ("tasks", "ordinal"),
     "/api/v1/runs/<uuid:run_id>/failures": ("failures", "failure_id"),

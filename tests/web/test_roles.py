@@ -32,6 +32,7 @@ LEAST_ROLE = {
     ("GET", "/api/v1/schedules/<path:name>"): "read",
     ("GET", "/api/v1/schedules/<path:name>/next"): "read",
     ("GET", "/api/v1/schedules/<path:name>/events"): "read",
+    ("GET", "/api/v1/stats"): "read",
     ("GET", "/status"): "read",
     ("GET", "/metrics"): "read",
     ("POST", "/api/v1/jobs/trigger"): "operate",

@@ -11,6 +11,7 @@ from databases import raw_connection
 from dataloader.actors.job_runs import Runs
 from dataloader.actors.outage import Outage
 from dataloader.actors.recorder import UNSTORABLE, Recorder
+from dataloader.actors.run_sums import RunSums
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.outcomes import Outcome
@@ -305,7 +306,8 @@ async def test_one_unstorable_row_neither_stops_the_others_nor_runs_again(start_
         await worker.record(*outcomes)
     assert [await row_of(job_id, "status") for job_id in jobs] == ["running"] * 3
     session = Session(store, "recorder")
-    recorder = Recorder(session, worker.locks, Runs(), Outage(), Telemetry(), lambda *_: None, Wake())
+    sums = RunSums(session, Outage())
+    recorder = Recorder(session, worker.locks, Runs(), Outage(), Telemetry(), lambda *_: None, Wake(), sums)
     finished = await recorder._insist(outcomes)
     assert (len(finished.written), finished.void) == (3, [])
     assert [await row_of(job_id, "status") for job_id in jobs] == ["succeeded"] * 3

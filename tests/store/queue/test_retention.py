@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import trio
@@ -10,6 +12,7 @@ from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import FINAL, Status
 from dataloader.store.queue import control, reads, retention
 from dataloader.store.queue.retention import prune
+from dataloader.store.queue.table_rules import ALWAYS, BY_DAYS, prune_tables
 
 OLD = "now() - interval '8 days'"
 RECENT = "now() - interval '6 days'"
@@ -124,7 +127,7 @@ async def test_workers_that_are_long_gone_are_forgotten(store, raw):
         "INSERT INTO dl_workers (worker, host, pid, version, queues, seen_at) VALUES"
         " ('gone', 'h', 1, '1', '{}', now() - interval '25 h'), ('here', 'h', 2, '1', '{}', now() - interval '23 h')"
     )
-    assert await prune(store, {}) == 1
+    assert await prune_tables(store, {}) == 1
     assert [row["worker"] for row in await raw.fetch("SELECT worker FROM dl_workers")] == ["here"]
 
 
@@ -159,3 +162,47 @@ async def test_a_run_whose_failures_are_not_solved_stays_with_them(store, raw, a
     assert await prune(store, {Status.SUCCEEDED: 7}) == 0
     await raw.execute("UPDATE dl_etl_failures SET solved_at = now()")
     assert await prune(store, {Status.SUCCEEDED: 7}) == 1
+
+
+RULES = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().partition("## Retention")[2]
+
+
+@pytest.mark.requirement("R4", "S6")
+async def test_each_table_of_ours_has_a_rule_or_a_reason(raw):
+    rows = re.findall(r"^\| (`dl_.*?) \| (.+?) \| (.*?) ?\|$", RULES.partition("\n## ")[0], re.MULTILINE)
+    told = {table: (rule, setting) for tables, rule, setting in rows for table in re.findall(r"`(\w+)`", tables)}
+    there = await raw.fetch(
+        "SELECT table_name AS name FROM information_schema.tables"
+        " WHERE table_schema = current_schema() AND table_name LIKE 'dl\\_%' AND table_type = 'BASE TABLE'"
+    )
+    assert {row["name"] for row in there} == told.keys()
+    assert all(rule for rule, _ in told.values())
+    by_setting = {table for table, (_, setting) in told.items() if setting} - {"dl_jobs"}
+    assert by_setting == BY_DAYS.keys()
+    assert all("none" not in told[table][0] for table in (*BY_DAYS, *ALWAYS))
+
+
+AGED = """
+INSERT INTO dl_audit (ts, actor, action) SELECT now() - make_interval(days => 11 - d), 'a', 'x'
+  FROM generate_series(1, 10) AS d;
+INSERT INTO dl_schedule_events (at, name, kind) SELECT now() - make_interval(days => 11 - d), 's', 'changed'
+  FROM generate_series(1, 10) AS d;
+INSERT INTO dl_run_stats SELECT date_trunc('hour', now()) - make_interval(days => 11 - d), 'q', 't', 'failed', 1, 1, 1
+  FROM generate_series(1, 10) AS d;
+INSERT INTO dl_sources (source) VALUES ('s');
+INSERT INTO dl_source_calls (source, at) SELECT 's', now() - make_interval(days => 11 - d)
+  FROM generate_series(1, 10) AS d;
+"""
+
+
+@pytest.mark.requirement("R4", "S6")
+async def test_old_rows_of_other_tables_go_in_batches_and_what_has_no_days_stays(store, raw):
+    await raw.execute(AGED)
+    days = {"dl_audit": 5, "dl_schedule_events": 5, "dl_run_stats": 5}
+    assert await prune_tables(store, days, batch=2) == 3 * 2 + 3
+    while await prune_tables(store, days, batch=2):
+        pass
+    left = {table: await raw.fetchval(f"SELECT count(*) FROM {table}") for table in (*days, "dl_source_calls")}
+    # Those of exactly five days ago are older than that by now.
+    assert left == {"dl_audit": 4, "dl_schedule_events": 4, "dl_run_stats": 4, "dl_source_calls": 7}
+    assert await prune_tables(store, {"dl_audit": 0}) == 0

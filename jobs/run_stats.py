@@ -1,0 +1,115 @@
+"""Statistics of runs (R3): how many ended in an hour or a day, by queue, task and outcome, and how long they took."""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import MAX_NAME, Instant, about, check_instant, check_text
+from dataloader.jobs.page_cursor import Next, PageCursor
+from dataloader.jobs.states import Status, Step
+
+Span = Literal["hour", "day", "total"]
+"""What one row of statistics sums up: an hour, a day in UTC, or all of the time that was asked for."""
+
+
+class RunOutcome(enum.StrEnum):
+    """How a run ended. `EXPIRED`: its lease ended, and its job went back to the queue; `LOST`: and the job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RETRIED = "retried"
+    SNOOZED = "snoozed"
+    RETURNED = "returned"
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+_OF_STEPS: Final = {
+    Step.SUCCEED: RunOutcome.SUCCEEDED,
+    Step.FAIL: RunOutcome.FAILED,
+    Step.RETRY: RunOutcome.RETRIED,
+    Step.SNOOZE: RunOutcome.SNOOZED,
+    Step.RETURN: RunOutcome.RETURNED,
+    Step.CANCEL: RunOutcome.CANCELED,
+}
+
+
+def outcome_of_run(step: Step, status: Status | None) -> RunOutcome:
+    """The outcome of a run that ended with `step`, after which its job had `status`; None: nobody knows any more."""
+    return _OF_STEPS[step] if status is None or status is Status.QUEUED else RunOutcome(status)
+
+
+@attrs.define(eq=False)
+class RunSum:
+    """How many runs there were, and their durations in seconds: together, and the longest."""
+
+    runs: int = 0
+    total_s: float = 0.0
+    max_s: float = 0.0
+
+    def add(self, run_s: float) -> None:
+        """Count a run of `run_s` seconds."""
+        self.runs += 1
+        self.total_s += run_s
+        self.max_s = max(self.max_s, run_s)
+
+
+@attrs.frozen(kw_only=True)
+class RunStats:
+    """The runs of a queue and a task that ended with an outcome within an hour, a day, or the whole time."""
+
+    at: Annotated[Instant, about("When the hour or the day (in UTC) begins; of a total, when it begins.")]
+    queue: Annotated[str, about("The queue.")]
+    task: Annotated[str, about("The task.")]
+    outcome: Annotated[
+        RunOutcome,
+        about("How they ended; `expired`: the lease ended and the job went back to the queue, `lost`: and it ended."),
+    ]
+    runs: Annotated[int, about("How many runs ended.")]
+    total_s: Annotated[float, about("How long they took together, in seconds, each from its own start to its end.")]
+    mean_s: Annotated[float, about("How long one took on average, in seconds.")]
+    max_s: Annotated[float, about("How long the longest took, in seconds.")]
+
+
+@attrs.frozen
+class RunStatsPage:
+    """A page of statistics, by time, queue, task and outcome."""
+
+    stats: Annotated[list[RunStats], about("The statistics.")]
+    next: Next
+
+
+BY_RUN: Final = PageCursor(tuple[Instant, str, str, str])
+"""The order of statistics: time, queue, task, outcome."""
+
+
+@attrs.frozen(kw_only=True)
+class StatsFilter:
+    """The time, from `begin` (the hour, or with days the day, in which it lies) to `end`, exclusive; and of which runs.
+
+    A field that is None matches all. Raises `BadRequest`.
+    """
+
+    begin: datetime
+    end: datetime | None = None
+    queue: str | None = None
+    task: str | None = None
+    by: Span = "hour"
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no row can have."""
+        check_instant("begin", self.begin)
+        if self.end is not None:
+            check_instant("end", self.end)
+            if self.end <= self.begin:
+                raise BadRequest("end", f"must be later than begin, not {self.end.isoformat()}")
+        for name in ("queue", "task"):
+            text = getattr(self, name)
+            if text is not None:
+                check_text(name, text, MAX_NAME)

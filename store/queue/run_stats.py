@@ -1,0 +1,128 @@
+"""Statistics of runs in the database (R3): processes append sums, the pruner folds them by hour, readers see both.
+
+A process sums up the runs that end and appends a row for each queue, task and outcome once a second, and the reaper one
+for the runs that it takes back. Tried and rejected: a row written by the finish's own statement, which made a batch of
+64 dearer by 5 to 10 % and a single finish by more. What is lost by the sums is the last second of a process that is
+killed or loses its database; nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.model import check_between
+from dataloader.jobs.page_cursor import After
+from dataloader.jobs.run_stats import BY_RUN, RunOutcome, RunStats, RunStatsPage, RunSum, StatsFilter
+from dataloader.store.connection.bridge import Database
+
+Key = tuple[str, str, str]
+"""The queue, the task and the outcome of runs."""
+FOLDED: Final = 20_000
+"""Appended rows that one statement folds."""
+
+_ADD: Final = """
+INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::float8[], $6::float8[])
+"""
+
+# Rows are read in the order in which they lie, so no plan but a walk over the table is possible, nor a better one.
+_FOLD: Final = """
+WITH gone AS (
+  DELETE FROM dl_run_stats_new WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM dl_run_stats_new LIMIT $1 FOR UPDATE SKIP LOCKED))
+  RETURNING at, queue, task, outcome, runs, total_s, max_s
+), folded AS (
+  INSERT INTO dl_run_stats AS s (hour, queue, task, outcome, runs, total_s, max_s)
+  SELECT date_trunc('hour', at, 'UTC') AS hour, queue, task, outcome, sum(runs), sum(total_s), max(max_s)
+  FROM gone GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+  ON CONFLICT (hour, queue, task, outcome) DO UPDATE
+  SET runs = s.runs + excluded.runs, total_s = s.total_s + excluded.total_s, max_s = greatest(s.max_s, excluded.max_s)
+)
+SELECT count(*) FROM gone
+"""
+
+_SPANS: Final = {"hour": "{0}", "day": "date_trunc('day', {0}, 'UTC')", "total": "$1::timestamptz"}
+_PAGE: Final = """
+SELECT at, queue, task, outcome, sum(runs)::bigint AS runs, sum(total_s) AS total_s, max(max_s) AS max_s
+FROM (
+  SELECT {folded} AS at, queue, task, outcome, runs, total_s, max_s FROM dl_run_stats
+  WHERE hour >= $1 AND hour < coalesce($2::timestamptz, 'infinity')
+    AND ($3::text IS NULL OR queue = $3) AND ($4::text IS NULL OR task = $4)
+  UNION ALL
+  SELECT {appended}, queue, task, outcome, runs, total_s, max_s FROM dl_run_stats_new
+  WHERE at >= $1 AND at < coalesce($2::timestamptz, 'infinity')
+    AND ($3::text IS NULL OR queue = $3) AND ($4::text IS NULL OR task = $4)
+) AS both_tables
+WHERE (at, queue, task, outcome) > ($5::timestamptz, $6::text, $7::text, $8::text)
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT $9
+"""
+_STATEMENTS: Final = {
+    by: _PAGE.format(folded=span.format("hour"), appended=span.format("date_trunc('hour', at, 'UTC')"))
+    for by, span in _SPANS.items()
+}
+_BEGINNING: Final = "SELECT date_trunc($1, $2::timestamptz, 'UTC')"
+
+
+async def aio_add_run_stats(connection: Any, sums: Mapping[Key, RunSum]) -> None:
+    """Append the sums of runs that ended just now (asyncio-flavoured)."""
+    rows = [(*key, one.runs, one.total_s, one.max_s) for key, one in sums.items()]
+    await connection.execute(_ADD, *map(list, zip(*rows, strict=True)))
+
+
+async def fold_run_stats(database: Database) -> int:
+    """Fold a batch of appended rows into those of their hours; how many there were."""
+    return await database.write(_aio_fold)
+
+
+async def _aio_fold(connection: Any) -> int:
+    folded: int = await connection.fetchval(_FOLD, FOLDED)
+    return folded
+
+
+async def list_run_stats(
+    database: Database, wanted: StatsFilter, *, limit: int = 1_000, after: After = None
+) -> RunStatsPage:
+    """A page of at most `limit` (1 to 1,000) rows, from behind `after`, the `next` of the page before. No job is read.
+
+    Raises `BadRequest`.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    behind = None if after is None else BY_RUN.key(after)
+    records = await database.run(_aio_list, wanted, limit + 1, behind)
+    return RunStatsPage(*BY_RUN.page([_stats(record) for record in records], limit, _key))
+
+
+async def _aio_list(
+    connection: Any, wanted: StatsFilter, limit: int, behind: tuple[datetime, str, str, str] | None
+) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        begin = await connection.fetchval(_BEGINNING, "day" if wanted.by == "day" else "hour", wanted.begin)
+        # A walk over the hours that are wanted, summed up and sorted, is what this is about.
+        await connection.execute(
+            "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; SET LOCAL enable_sort = on"
+        )
+        if behind is not None:
+            begin = max(begin, behind[0])
+        values = (begin, wanted.end, wanted.queue, wanted.task, *(behind or (begin, "", "", "")), limit)
+        return list(await connection.fetch(_STATEMENTS[wanted.by], *values))
+
+
+def _stats(record: Any) -> RunStats:
+    runs, total_s = record["runs"], record["total_s"]
+    return RunStats(
+        at=record["at"],
+        queue=record["queue"],
+        task=record["task"],
+        outcome=RunOutcome(record["outcome"]),
+        runs=runs,
+        total_s=total_s,
+        mean_s=total_s / runs,
+        max_s=record["max_s"],
+    )
+
+
+def _key(one: RunStats) -> tuple[datetime, str, str, str]:
+    return one.at, one.queue, one.task, one.outcome
