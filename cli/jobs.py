@@ -37,8 +37,21 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob, WhenFailed
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
 
+_NOTES: Final = {
+    "again": "the first job with this idempotency key",
+    "kept": "a job that stands for this request",
+    "updated": "a waiting job that is as requested now",
+    "older": "the newest job of its key, which this request is not newer than",
+}
 FOLLOW_S: Final = 1.0
 """Between two looks at the log that is followed; a process writes its lines within a second."""
+
+
+def _version(text: str) -> float | datetime:
+    try:
+        return float(text)
+    except ValueError:
+        return instant_after_now(text)
 
 
 def _check_timeout(timeout_s: float, *, wait: bool) -> None:
@@ -87,6 +100,13 @@ timeout_option = click.option(
 )
 @click.option("--root", type=click.UUID, metavar="JOB_ID", help="The job that this one belongs to.")
 @click.option("--idempotency-key", help="A repeated request with this key returns the first job.")
+@click.option(
+    "--job-version",
+    "version",
+    type=_version,
+    metavar="NUMBER|INSTANT",
+    help="If the task's jobs are updated: a request that is not newer changes nothing.",
+)
 @click.option("--max-attempts", type=int, help="How often the job may fail before it is failed for good.")
 @click.option("--lease", "lease_ttl_sec", type=int, help="Seconds the job is held without a heartbeat.")
 @wait_option
@@ -114,7 +134,7 @@ def trigger(target: AskedQueue, *, wait: bool, timeout_s: float, as_json: bool, 
     if as_json:
         print_json(enqueued)
     else:
-        note = "" if enqueued.created else "  (the first job with this idempotency key)"
+        note = "" if enqueued.created else f"  ({_NOTES[enqueued.did]})"
         click.echo(f"{enqueued.job_id}  {enqueued.status}{note}")
     return 0
 

@@ -7,7 +7,7 @@ are pictures of it. Instants are timezone-aware `datetime`s by the database's cl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypedDict, get_args
 from uuid import UUID
 
@@ -36,7 +36,16 @@ MAX_ATTEMPTS: Final = 1_000_000
 DEFAULT_MAX_ATTEMPTS: Final = 5
 MAX_AFTER: Final = 10_000
 """The most jobs that one job runs after."""
+Did = Literal["added", "again", "kept", "updated", "older"]
+"""What a request has done.
+
+added: a job. again: nothing, the same request was sent before (by its idempotency key or the job's id). kept: nothing,
+a job stands for it. updated: a job that waited has become what it says. older: nothing, the key's newest job is as new.
+"""
 WhenFailed = Literal["cancel", "run"]
+MAX_VERSION: Final = 2**53
+"""The greatest number up to which each integer is a number of JSON."""
+VERSION_AHEAD: Final = timedelta(hours=1)
 UNCHOSEN: Final = UUID(int=0)
 """No job's id: the database has it where a job is still to be chosen."""
 DEFAULT_PRIORITY: Final = 100
@@ -91,6 +100,17 @@ def check_instant(name: str, value: datetime) -> None:
         raise BadRequest(name, f"must be an instant of the years 1900 to 9000, not {value.isoformat()}")
 
 
+def _check_version(value: datetime | float) -> None:
+    if isinstance(value, datetime):
+        check_instant("version", value)
+        if value > datetime.now(UTC) + VERSION_AHEAD:
+            ahead = f"must not be more than an hour ahead of now, and is {value.isoformat()}"
+            raise BadRequest("version", f"{ahead}: all others would lose against it until then")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_VERSION:
+        allowed = f"an instant with a time zone (RFC 3339), or a number from -{MAX_VERSION} to {MAX_VERSION}"
+        raise BadRequest("version", f"must be {allowed}, not {value!r:.60}")
+
+
 def _ids(value: Iterable[UUID] | None) -> frozenset[UUID] | None:
     """Those of a list; to run after no job is not to wait."""
     return frozenset(value or ()) or None
@@ -108,6 +128,10 @@ class NewJob:
     have ended. If one of them did not succeed it is canceled (`when_failed` "cancel") or runs all the same ("run").
     `root` is a job of the whole that this one belongs to, so that all of them can be found together; for a job that a
     handler enqueues it is the handler's own, if it says none.
+
+    `version` is for tasks whose jobs are updated: an instant, or a number. A request whose version is not greater than
+    that of the newest job of its key changes nothing; one without a version is as new as the moment it is judged in.
+    The versions of one key are all instants or all numbers.
     """
 
     task: str
@@ -126,6 +150,7 @@ class NewJob:
     after: frozenset[UUID] | None = attrs.field(default=None, converter=_ids)
     when_failed: WhenFailed = "cancel"
     root: UUID | None = None
+    version: datetime | float | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what the table can't hold or the workers can't serve."""
@@ -145,6 +170,8 @@ class NewJob:
             check_between("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S)
         if self.available_at is not None:
             check_instant("available_at", self.available_at)
+        if self.version is not None:
+            _check_version(self.version)
         self._check_after()
 
     def _check_after(self) -> None:
@@ -185,11 +212,12 @@ class JobOptions(TypedDict, total=False):
     after: Iterable[UUID] | None
     when_failed: WhenFailed
     root: UUID | None
+    version: datetime | float | None
 
 
 @attrs.frozen
 class Enqueued:
-    """The answer to a request: its job, and whether this request added it.
+    """The answer to a request: the job that stands for it, whether this request added it, and what it `did`.
 
     `queue` is the job's: the request's or the task's own. `queue_state`, what keeps that queue from taking a queued
     job, is filled in by a supervisor, the HTTP API and the command line; where `store.enqueue` alone has added the job
@@ -201,6 +229,7 @@ class Enqueued:
     created: bool
     queue_state: QueueState | None = None
     queue: str = ""
+    did: Did = "added"
 
 
 @attrs.frozen(eq=False)
@@ -287,6 +316,13 @@ class JobRecord:
         about(
             "When it changed last: added, started, heard of or ended; of one job that is asked for, also its journal."
         ),
+    ] = None
+    version: Annotated[
+        float | None,
+        about("The version that it was requested with, an instant in seconds since 1970; null if its task has none."),
+    ] = None
+    superseded_by: Annotated[
+        UUID | None, about("The newer job of its unique key, which waits for its end; this one is not retried.")
     ] = None
 
 

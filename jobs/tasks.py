@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
-from typing import Any, Final, Generic, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, Unpack, overload
 
 import attrs
 
@@ -33,6 +33,7 @@ from dataloader.jobs.model import (
 )
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.unique import Duplicates, Uniqueness, uniqueness_of
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Around)
@@ -59,7 +60,7 @@ class Task(Generic[A]):
 
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database. `lock_key` is a template, `"rates:{year}"`, or
-    names of fields, `("source", "year")`.
+    names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what becomes of them.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Task(Generic[A]):
     lock_key: KeySpec | None = None
     max_attempts: int | None = None
     lease_ttl_sec: int | None = None
+    unique: Uniqueness | None = None
     description: str = ""
 
     def __attrs_post_init__(self) -> None:
@@ -91,6 +93,8 @@ class Task(Generic[A]):
                 check_between(name, value, low, high)
         if self.lock_key is not None:
             check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
+        if self.unique is not None:
+            self.unique.check_fields(None if self.args is None else self.args.fields)
 
     def __call__(self, job: Any) -> Any:
         """Call the function as if it were not decorated."""
@@ -135,6 +139,11 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = ...,
         max_attempts: int | None = ...,
         lease_ttl_sec: int | None = ...,
+        unique: bool | str | Sequence[str] = ...,
+        duplicates: Duplicates | None = ...,
+        keep_time: bool = ...,
+        when_running: Literal["cancel"] | None = ...,
+        after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
     ) -> _Typed[A]: ...
 
@@ -151,6 +160,11 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = ...,
         max_attempts: int | None = ...,
         lease_ttl_sec: int | None = ...,
+        unique: bool | str | Sequence[str] = ...,
+        duplicates: Duplicates | None = ...,
+        keep_time: bool = ...,
+        when_running: Literal["cancel"] | None = ...,
+        after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
     ) -> _Typed[dict[str, Any]]: ...
 
@@ -166,13 +180,19 @@ class Tasks(Mapping[str, Task[Any]]):
         lock_key: str | Sequence[str] | None = None,
         max_attempts: int | None = None,
         lease_ttl_sec: int | None = None,
+        unique: bool | str | Sequence[str] = False,
+        duplicates: Duplicates | None = None,
+        keep_time: bool = False,
+        when_running: Literal["cancel"] | None = None,
+        after_error: Literal["delay"] | None = None,
         asyncio: bool = False,
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
         """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
         An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
         one with a `ThreadJob`, in a thread of its own. What the arguments mean is said at `Task`; `args` is a class: an
-        attrs class, a dataclass, a msgspec struct or a TypedDict.
+        attrs class, a dataclass, a msgspec struct or a TypedDict. `unique` is True (jobs with equal args are the same),
+        names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
         range.
@@ -203,6 +223,13 @@ class Tasks(Mapping[str, Task[Any]]):
                     lock_key=lock_key if lock_key is None or isinstance(lock_key, str) else tuple(lock_key),
                     max_attempts=max_attempts,
                     lease_ttl_sec=lease_ttl_sec,
+                    unique=uniqueness_of(
+                        unique,
+                        duplicates=duplicates,
+                        keep_time=keep_time,
+                        when_running=when_running,
+                        after_error=after_error,
+                    ),
                     description=(inspect.getdoc(handler) or "").partition("\n")[0],
                 )
             except ValueError as error:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import UUID
 
+import asyncpg
 import attrs
 
 from dataloader.jobs.contract import MAX_BULK, Operator
@@ -35,14 +36,15 @@ _REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is 
 
 # {where} is put together by JobFilter from constants; the newest version of each row is judged again once it is locked.
 _LOCK_MANY: Final = f"""
-SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs
+SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless FROM dl_jobs
 WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {{where}} AND {{still}} LIMIT ${{limit}}))
   AND {{where}} AND {{still}}
 ORDER BY job_id FOR NO KEY UPDATE
 """
 
 _LOCK: Final = (
-    f"SELECT job_id, status, waits_for, {ENDLESS} AS endless FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE"
+    f"SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless FROM dl_jobs"
+    " WHERE job_id = $1 FOR NO KEY UPDATE"
 )
 
 _CANCEL: Final = """
@@ -72,6 +74,19 @@ WITH changed AS (
 )
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
 SELECT job_id, queue, 'requeue', '{"reason": "operator"}' FROM changed
+"""
+
+# The trigger takes the key from a job that comes back, since nobody's UPDATE may fail: here it may.
+_REVIVE_UNIQUE: Final = """
+UPDATE dl_jobs j SET unique_key = u.unique_key
+FROM unnest($1::uuid[], $2::text[]) AS u (job_id, unique_key) WHERE j.job_id = ANY (ARRAY[u.job_id])
+"""
+# Of many the newest of a key, if no job of it has its place.
+_NEWEST_OF_KEY: Final = """
+(unique_key IS NULL OR NOT EXISTS (
+  SELECT FROM dl_jobs n WHERE n.unique_key = dl_jobs.unique_key
+    AND (n.status IN ('queued', 'running') AND n.superseded_by IS NULL
+         OR (n.created_at, n.job_id) > (dl_jobs.created_at, dl_jobs.job_id))))
 """
 
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
@@ -275,7 +290,11 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
             raise Conflict(job_id, row["status"], "its lease never ends: cancel it, or retry it with force")
         elif row["status"] not in _REVIVABLE:
             raise _not_allowed("retry", row, _REVIVABLE)
-        await connection.execute(_REVIVE, [job_id])
+        try:
+            await _aio_revive(connection, [row])
+        except asyncpg.UniqueViolationError as error:
+            message = "a newer job of its unique key waits or runs, and does what it would do"
+            raise Conflict(job_id, row["status"], message) from error
         await aio_audit(
             connection, operator, "retry", job_id, {"was": row["status"]} | ({"force": True} if force else {})
         )
@@ -288,11 +307,18 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
     async with _aio_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, "true", limit)
-        await connection.execute(_REVIVE, [row["job_id"] for row in rows])
+        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, _NEWEST_OF_KEY, limit)
+        await _aio_revive(connection, rows)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
         await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
+
+
+async def _aio_revive(connection: Any, rows: list[Any]) -> None:
+    await connection.execute(_REVIVE, [row["job_id"] for row in rows])
+    keys = {row["job_id"]: row["unique_key"] for row in rows if row["unique_key"] is not None}
+    if keys:
+        await connection.execute(_REVIVE_UNIQUE, list(keys), list(keys.values()))
 
 
 async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: Operator, **values: Any) -> JobRecord:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -28,7 +29,8 @@ from dataloader.jobs.states import Status
 from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
-from dataloader.store.queue.job_inserts import HASH, Row, aio_insert
+from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert
+from dataloader.store.queue.unique_inserts import KeyTaken, Stand, aio_add_unique
 
 MAX_ARGS_BYTES: Final = 16_777_216
 ANSWER_S: Final = 12.0
@@ -69,6 +71,16 @@ async def enqueue(
     return await database.write_with_deadline(ANSWER_S, _aio_enqueue, list(jobs), rows)
 
 
+async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: int = 60) -> Enqueued | None:
+    """Add a job of a task that is taken for unique, without an idempotency key, in one statement.
+
+    None if its task is not, or if its id is known: then nothing was done. Raises as `enqueue`.
+    """
+    row = row_of(job, default_lease_s)
+    stands = await database.write_with_deadline(ANSWER_S, aio_add_unique, [row])
+    return _stand_in(stands[job.job_id], is_first=True) if stands else None
+
+
 def row_of(job: NewJob, default_lease_s: int) -> Row:
     """The job's row. Raises `BadRequest` for args that can't be stored."""
     try:
@@ -101,6 +113,7 @@ def row_of(job: NewJob, default_lease_s: int) -> Row:
         _request_hash(job) if job.idempotency_key is not None or job.after is not None else None,
         job.when_failed if job.after is not None else None,
         job.root,
+        _number_of(job.version),
     )
 
 
@@ -121,7 +134,15 @@ def _request_hash(job: NewJob) -> bytes:
     )
     if job.after is not None:
         request += (sorted(map(str, job.after)), job.when_failed)
+    if job.version is not None:
+        request += (_number_of(job.version),)
     return hashlib.sha256(msgspec.json.encode(request, order="deterministic")).digest()
+
+
+def _number_of(version: datetime | float | None) -> float | None:
+    if isinstance(version, datetime):
+        return version.timestamp()
+    return None if version is None else float(version)
 
 
 def _aio_transaction(connection: Any) -> Any:
@@ -153,7 +174,7 @@ async def _aio_enqueue(
                 if waits:
                     return await _aio_add_graph(connection, jobs, rows, to_add)
                 return await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
-        except _WinnerGoneError:
+        except (_WinnerGoneError, KeyTaken):
             continue
     raise StoreUnavailable("the first job of an idempotency key was deleted again and again while this one was added")
 
@@ -202,6 +223,8 @@ async def _aio_add_graph(connection: Any, jobs: list[NewJob], rows: list[Row], t
     answers = await _aio_add(connection, jobs, rows, [rows[index] for index in to_add])
     named = {after_id for job in jobs for after_id in job.after or ()}
     for job, answer in zip(jobs, answers, strict=True):
+        if answer.did in {"kept", "updated", "older"} and job.job_id in named:
+            raise BadRequest("after", f"must not name a job of the unique task {job.task!r} in the list that adds it")
         if answer.job_id != stand_ins.get(job.job_id, job.job_id) and job.job_id in named:
             raise _WinnerGoneError
     edges = {job.job_id: sorted(job.after or ()) for job, answer in zip(jobs, answers, strict=True) if answer.created}
@@ -230,14 +253,31 @@ def _after_stand_ins(job: NewJob, stand_ins: dict[UUID, UUID]) -> NewJob:
 
 
 async def _aio_add(connection: Any, jobs: list[NewJob], rows: list[Row], new: list[Row]) -> list[Enqueued]:
-    added = await aio_insert(connection, new, with_keys=any(job.idempotency_key is not None for job in jobs))
+    plain = [row for row in new if row[VERSION] is None]
+    with_keys = any(job.idempotency_key is not None for job in jobs)
+    added = await aio_insert(connection, plain, with_keys=with_keys) if plain else {}
     if len(added) == len(jobs):
         return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id]) for job in jobs]
     others = [job for job in jobs if job.job_id not in added]
     found = await connection.fetch(_WINNERS, [job.idempotency_key for job in others], [job.job_id for job in others])
     winners = {record["idempotency_key"]: record for record in found if record["idempotency_key"] is not None}
     winners |= {record["job_id"]: record for record in found}
-    return [_answer(job, row, added, winners) for job, row in zip(jobs, rows, strict=True)]
+    left = [row for row in new if row[0] not in added and winners.get(row[IDEMPOTENCY_KEY] or row[0]) is None]
+    stands = await aio_add_unique(connection, left) if left else {}
+    by_key = {row[IDEMPOTENCY_KEY]: row for row in left if row[IDEMPOTENCY_KEY] is not None}
+    answers = []
+    for job, row in zip(jobs, rows, strict=True):
+        first = row if job.job_id in stands else by_key.get(job.idempotency_key)
+        if first is not None and first[0] in stands and first[HASH] == row[HASH]:
+            answers.append(_stand_in(stands[first[0]], is_first=first is row))
+        else:
+            answers.append(_answer(job, row, added, winners))
+    return answers
+
+
+def _stand_in(stand: Stand, *, is_first: bool) -> Enqueued:
+    did = stand.did if is_first else "again"
+    return Enqueued(stand.job_id, stand.status, created=did == "added", queue=stand.queue, did=did)
 
 
 def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any, Any]) -> Enqueued:
@@ -258,4 +298,4 @@ def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any,
         )
     if not same:
         raise IdempotencyConflict(job.idempotency_key or str(job.job_id), winner["job_id"])
-    return Enqueued(winner["job_id"], Status(winner["status"]), created=False, queue=winner["queue"])
+    return Enqueued(winner["job_id"], Status(winner["status"]), created=False, queue=winner["queue"], did="again")

@@ -13,7 +13,7 @@ from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
 from dataloader.jobs.model import ClaimedJob, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database, acquire
-from dataloader.store.queue.enqueue import ANSWER_S, enqueue, row_of
+from dataloader.store.queue.enqueue import ANSWER_S, enqueue, enqueue_unique, row_of
 from dataloader.store.queue.job_inserts import Row, aio_insert, aio_insert_started
 
 MAX_GROUP: Final = 250
@@ -53,17 +53,26 @@ class Enqueuer:
         self._default_lease_s = default_lease_s
         self._group = _Group()
         self._turn = trio.Lock()
+        # Tasks whose jobs were unique when one was added last: they are asked for as such, in one statement.
+        self._unique: set[str] = set()
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """As the function `enqueue`. Who is cancelled already adds nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
         # One with a key may have to wait for a transaction of somebody else, and nobody should wait with it.
-        if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None:
-            (job,) = jobs
+        job = jobs[0] if len(jobs) == 1 and jobs[0].idempotency_key is None and jobs[0].after is None else None
+        if job is not None and (job.version is not None or job.task in self._unique):
+            if (answer := await enqueue_unique(self._database, job, default_lease_s=self._default_lease_s)) is not None:
+                return [answer]
+            self._unique.discard(job.task)
+        elif job is not None:
             queue = await self._with_others(job, row_of(job, self._default_lease_s))
             if queue is not None:
                 return [Enqueued(job.job_id, Status.QUEUED, created=True, queue=queue)]
-        return await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
+        answers = await enqueue(self._database, jobs, default_lease_s=self._default_lease_s)
+        if job is not None and answers[0].did != "again":
+            self._unique.add(job.task)  # that is why the statement for all others has not added it
+        return answers
 
     async def _with_others(self, job: NewJob, row: Row) -> str | None:
         """The queue of the row that was added; None if something stands against it, or against one of its group."""

@@ -1,6 +1,7 @@
 """The statements that add rows to the queue with their journal's first lines: one row or a thousand.
 
-What a row leaves out is the task's own, as `dl_tasks` has it. A row whose key, or whose id, is known is not added.
+What a row leaves out is the task's own, as `dl_tasks` has it. A row whose key, or whose id, is known is not added, nor
+one of a unique task, which unique_inserts.py adds.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ _COLUMNS: Final = {
     "request_hash": "bytea",
 }
 _COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
-"""Those that stand behind them in a row, and that most jobs do without."""
+"""Those that stand behind them in a row, and that most jobs do without; the version is the last."""
 HASH: Final = list(_COLUMNS).index("request_hash")
+IDEMPOTENCY_KEY: Final = list(_COLUMNS).index("idempotency_key")
+VERSION: Final = -1
 _PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """
 WITH added AS (
@@ -56,7 +59,7 @@ WITH added AS (
          r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
          coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
          coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash{values}
-  FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {where} {order}
+  FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {join} WHERE t.uniqueness IS NULL {where} {order}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue{returning}
 ), journal AS (
@@ -67,7 +70,7 @@ SELECT job_id, queue{result} FROM added
 
 
 # The server ends the wait by itself: one that is told to stop from here goes on until it has heard of it.
-_BRIEFLY: Final = f"WHERE (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
+_BRIEFLY: Final = f"AND (SELECT set_config('lock_timeout', '{KEY_WAIT_S * 1000:.0f}', true)) IS NOT NULL"
 
 
 _AVAILABLE: Final = "coalesce(r.available_at, now())"
@@ -84,12 +87,15 @@ _QUEUED: Final = {
 }
 
 
-def _add(rows: str, parameter: str, order: str, where: str = "", more: Mapping[str, Any] = _QUEUED) -> str:
+def _add(
+    rows: str, parameter: str, order: str, where: str = "", *, join: str = "", more: Mapping[str, Any] = _QUEUED
+) -> str:
     """The statement for rows as one parameter for each column: of its type, or of a list of it."""
     names = _COLUMNS | more["names"]
     parameters = ", ".join(parameter.format(n, kind) for n, kind in enumerate(names.values(), 1))
     return _ADD.format(
         rows=rows.format(parameters, ", ".join(names)),
+        join=join,
         where=where,
         order=order,
         priority=DEFAULT_PRIORITY,
@@ -146,8 +152,8 @@ _STARTED: Final = _QUEUED | {
     "result": ", status = 'running' AS is_running, token, task, partition_key, max_attempts, lease_ttl_sec,"
     " CASE WHEN status = 'running' THEN args::text END AS args",
 }
-_ADD_ONE_STARTED: Final = _add(*_ONE, _STARTS, more=_STARTED)
-_ADD_MANY_STARTED: Final = _add(*_MANY, _STARTS, more=_STARTED)
+_ADD_ONE_STARTED: Final = _add(*_ONE, join=_STARTS, more=_STARTED)
+_ADD_MANY_STARTED: Final = _add(*_MANY, join=_STARTS, more=_STARTED)
 
 
 # Jobs of schedules: of each planned time there is one.
@@ -174,9 +180,10 @@ async def aio_insert_planned(
 async def aio_insert(connection: Any, rows: list[Row], *, with_keys: bool = False) -> dict[UUID, str]:
     """Add the rows that nothing stands against; the ids of those that were added, with their queues."""
     plain = [row[:_PLAIN] for row in rows]
-    if any(value is not None for row in rows for value in row[_PLAIN:]):
+    if any(value is not None for row in rows for value in row[_PLAIN:VERSION]):
         may_wait = with_keys or any(row[_PLAIN] is not None for row in rows)
-        records = await connection.fetch(_ADD_GRAPH if may_wait else _ADD_TO_WHOLE, *zip(*rows, strict=True))
+        whole = [row[:VERSION] for row in rows]
+        records = await connection.fetch(_ADD_GRAPH if may_wait else _ADD_TO_WHOLE, *zip(*whole, strict=True))
     elif len(rows) == 1:
         records = await connection.fetch(_ADD_ONE_WITH_KEY if with_keys else _ADD_ONE, *plain[0])
     else:

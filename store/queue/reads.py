@@ -55,7 +55,8 @@ _COLUMNS: Final = """
             ELSE available_at END AS available_at,
        status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
        heartbeat_at, cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at,
-       schedule, planned_at, when_failed, root_id AS root, CASE WHEN when_failed IS NOT NULL THEN ARRAY(
+       schedule, planned_at, version, superseded_by, when_failed, root_id AS root,
+       CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
        ) END AS after"""
 # As text, so that a page is not decoded before it is known how long it is; and not for ever long, whoever wrote it:

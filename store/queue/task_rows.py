@@ -12,23 +12,36 @@ import msgspec
 
 from dataloader.jobs.tasks import Task
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Grows with each setting that rows get: a program leaves rows of a greater layout as they are."""
 
-# In one order, so that processes which start at once wait for each other in it.
-_DECLARE: Final = """
-INSERT INTO dl_tasks AS t (task, queue, priority, lock_key, max_attempts, lease_ttl_sec, layout, declared_by)
-SELECT d.task, d.queue, d.priority, d.lock_key::jsonb, d.max_attempts, d.lease_ttl_sec, $7, $8
-FROM unnest($1::text[], $2::text[], $3::int[], $4::text[], $5::int[], $6::int[])
-  AS d (task, queue, priority, lock_key, max_attempts, lease_ttl_sec)
+_COLUMNS: Final = {
+    "queue": "text",
+    "priority": "int",
+    "lock_key": "jsonb",
+    "max_attempts": "int",
+    "lease_ttl_sec": "int",
+    "uniqueness": "jsonb",
+    "description": "text",
+    "args_schema": "jsonb",
+}
+
+
+def _list(form: str, *more: str) -> str:
+    return ", ".join([*map(form.format, _COLUMNS), *more])
+
+
+# In one order, so that processes which start at once wait for each other in it. JSON goes as text.
+_DECLARE: Final = f"""
+INSERT INTO dl_tasks AS t (task, {_list("{}")}, layout, declared_by)
+SELECT d.task, {", ".join(f"d.{name}::{kind}" for name, kind in _COLUMNS.items())}, $1, $2
+FROM unnest($3::text[], {", ".join(f"${n}::{kind.replace('jsonb', 'text')}[]" for n, kind in enumerate(_COLUMNS.values(), 4))})
+  AS d (task, {_list("{}")})
 ORDER BY d.task
 ON CONFLICT (task) DO UPDATE SET
-  queue = excluded.queue, priority = excluded.priority, lock_key = excluded.lock_key, max_attempts = excluded.max_attempts,
-  lease_ttl_sec = excluded.lease_ttl_sec, layout = excluded.layout, declared_by = excluded.declared_by, declared_at = now()
+  {_list("{0} = excluded.{0}", "layout = excluded.layout")}, declared_by = excluded.declared_by, declared_at = now()
 WHERE t.layout <= excluded.layout
-  AND (t.queue, t.priority, t.lock_key, t.max_attempts, t.lease_ttl_sec, t.layout)
-      IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.lock_key, excluded.max_attempts, excluded.lease_ttl_sec,
-                        excluded.layout)
+  AND ({_list("t.{}", "t.layout")}) IS DISTINCT FROM ({_list("excluded.{}", "excluded.layout")})
 """  # noqa: E501 - one line a part
 
 
@@ -39,11 +52,18 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
             task.name,
             task.queue,
             task.priority,
-            None if task.lock_key is None else msgspec.json.encode(task.lock_key).decode(),
+            _json(task.lock_key),
             task.max_attempts,
             task.lease_ttl_sec,
+            _json(None if task.unique is None else task.unique.settings()),
+            task.description or None,
+            _json(None if task.args is None else task.args.schema()),
         )
         for task in tasks
     ]
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 6
-    await connection.execute(_DECLARE, *columns, LAYOUT, worker)
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * (len(_COLUMNS) + 1)
+    await connection.execute(_DECLARE, LAYOUT, worker, *columns)
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()

@@ -36,7 +36,7 @@ from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
-from dataloader.store.queue.job_inserts import aio_insert_planned
+from dataloader.store.queue.unique_inserts import aio_add_planned
 from dataloader.store.schedules.rows import TELL, aio_put
 from dataloader.store.schedules.tick import new_job
 
@@ -205,7 +205,7 @@ async def _aio_run(connection: Any, name: str, operator: Operator, default_lease
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         job = new_job(schedule, found["now"], task_has_key=has_key)
         row = row_of(attrs.evolve(job, available_at=None), default_lease_s)
-        added = await aio_insert_planned(connection, [row], [(name, None, None)])
+        added = await aio_add_planned(connection, [row], [(name, None, None)])
         await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
         return Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id])
 
@@ -236,7 +236,7 @@ async def _aio_backfill(
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
         rows = [row_of(job, default_lease_s) for job in jobs]
-        await aio_insert_planned(connection, rows, [(name, at, backfill) for at in wanted])
+        await aio_add_planned(connection, rows, [(name, at, backfill) for at in wanted])
         detail = msgspec.to_builtins(
             {"schedule": name, "backfill": backfill, "begin": begin, "end": end, "jobs": len(wanted), "again": again}
         )

@@ -22,7 +22,7 @@ from dataloader.jobs.schedules import Overlap, Plan, Schedule, plan
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
 from dataloader.store.queue.enqueue import row_of
-from dataloader.store.queue.job_inserts import aio_insert_planned
+from dataloader.store.queue.unique_inserts import aio_add_planned
 
 log = get_logger(__name__)
 
@@ -63,7 +63,9 @@ WITH asked AS (
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
 SELECT job_id, queue, 'canceled', '{"reason": "schedule"}' FROM ended
 """
-_KEYED: Final = "SELECT task FROM dl_tasks WHERE task = ANY ($1::text[]) AND lock_key IS NOT NULL"
+_KEYED: Final = (
+    "SELECT task FROM dl_tasks WHERE task = ANY ($1::text[]) AND (lock_key IS NOT NULL OR uniqueness IS NOT NULL)"
+)
 _TICKED: Final = """
 UPDATE dl_schedules s SET
   next_at = u.next_at, last_at = coalesce(u.last_at, s.last_at), last_job_id = coalesce(u.last_job_id, s.last_job_id),
@@ -201,7 +203,7 @@ async def _aio_add(connection: Any, due: list[_Due], default_lease_s: int) -> No
 async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
     jobs = [(one, job, at) for one in due for job, at in one.jobs]
     rows = [row_of(job, default_lease_s) for _, job, _ in jobs]
-    added = await aio_insert_planned(connection, rows, [(one.schedule.name, at, None) for one, _, at in jobs])
+    added = await aio_add_planned(connection, rows, [(one.schedule.name, at, None) for one, _, at in jobs])
     for one in due:
         one.added = [(job, at) for job, at in one.jobs if job.job_id in added]
 

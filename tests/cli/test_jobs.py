@@ -97,7 +97,7 @@ def test_a_request_that_is_not_allowed_ends_with_2_and_says_what_is(on_database,
 def test_the_same_idempotency_key_gives_the_first_job_and_another_request_is_refused(on_database):
     first = json.loads(on_database("trigger", "q", "t", "--idempotency-key", "k", "--json").stdout)
     again = json.loads(on_database("trigger", "q", "t", "--idempotency-key", "k", "--json").stdout)
-    assert again == first | {"created": False}
+    assert again == first | {"created": False, "did": "again"}
     other = on_database("trigger", "q", "other", "--idempotency-key", "k")
     assert (other.returncode, first["job_id"] in other.stderr) == (1, True)
 

@@ -17,7 +17,7 @@ from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, NewJob, WhenFailed, about
+from dataloader.jobs.model import MAX_AFTER, MAX_KEY, MAX_LEASE_S, MIN_LEASE_S, Did, Enqueued, NewJob, WhenFailed, about
 from dataloader.jobs.states import Status
 from dataloader.web.api.job_fields import (
     EXAMPLE_ID,
@@ -102,6 +102,16 @@ class TriggerRequest(JobFields, kw_only=True):
         ]
         | None
     ) = None
+    version: (
+        Annotated[
+            datetime | float,
+            described(
+                "Where jobs are updated, an instant or a number: a request that is not newer changes nothing.",
+                "2026-11-20T12:00:00Z",
+            ),
+        ]
+        | None
+    ) = None
     producer: Annotated[str, described("Who asks, for people.", "airflow", **KEY)] | None = None
     consumer_group: Annotated[str, described("For whom, for people.", "dwh", **KEY)] | None = None
 
@@ -117,7 +127,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True):
 
 
 class Triggered(Struct, frozen=True):
-    """The job that stands for a request. `created` is false when an earlier request with the same key made it.
+    """The job that stands for a request. `created` is false when an earlier request made it.
 
     `queue_state` may be a second old, and is null while the database does not tell.
     """
@@ -128,6 +138,7 @@ class Triggered(Struct, frozen=True):
         "created": True,
         "queue_state": None,
         "queue": "load.cbr",
+        "did": "added",
     }
 
     job_id: Annotated[UUID, about("The job's id.")]
@@ -135,6 +146,13 @@ class Triggered(Struct, frozen=True):
     created: Annotated[bool, about("Whether this request made it.")]
     queue_state: QueueStateNow
     queue: QueueName
+    did: Annotated[
+        Did,
+        about(
+            "added: a job. again: nothing, the request was sent before. Of unique tasks, kept: nothing, a job stands"
+            " for it; updated: a waiting job is as it says now; older: nothing, the key's newest job is as new."
+        ),
+    ]
 
 
 class BatchTriggered(Struct, frozen=True):
@@ -223,4 +241,9 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
 
 async def _enqueue(jobs: Jobs, requests: Sequence[TriggerRequest]) -> list[Triggered]:
     enqueued = await jobs.enqueue_many([NewJob(**request.domain_fields()) for request in requests])
-    return [Triggered(job.job_id, job.status, job.created, job.queue_state, job.queue) for job in enqueued]
+    return [triggered(job) for job in enqueued]
+
+
+def triggered(job: Enqueued) -> Triggered:
+    """The answer to one request."""
+    return Triggered(job.job_id, job.status, job.created, job.queue_state, job.queue, job.did)

@@ -61,18 +61,19 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_key(text, jsonb, text, jsonb) FROM PUBLIC;
 
 -- Adds one job in the caller's own transaction: the row, its journal's first line and the notification are there when that commits,
--- or not at all. What is not given is the task's own (dl_tasks). The id comes back; with an idempotency_key that is known, the first
--- job's, if it was requested alike.
+-- or not at all. What is not given is the task's own (dl_tasks). The id comes back of the job that stands for the request, and `did`:
+-- added; again (the idempotency_key is known, and the request was alike); or, if the task's jobs are unique, kept, updated, older
+-- (see dl_add_unique). `version` is a number; of an instant the seconds since 1970.
 -- Its look-ups are of one row each; a plan that was made while the tables were empty would scan them, so scans are off. That goes
 -- for the journal's foreign key, too, whose look-up the session plans with these settings.
 -- The hash of a request begins with 01, which tells it from those that our programs make: what one has added and the other sends
 -- again is compared by its columns.
-CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
+CREATE OR REPLACE FUNCTION {schema}.dl_enqueue_job(
   task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
   available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
-  after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
-RETURNS uuid
+  after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL, version float8 DEFAULT NULL,
+  OUT job_id uuid, OUT did text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -82,47 +83,47 @@ DECLARE
   v_id uuid := left(v_time, 12) || '7' || right(v_time, 3) || right(replace(gen_random_uuid()::text, '-', ''), 16);
   v_hash bytea;
   -- No job's id twice; NULL: the job runs after none.
-  v_after uuid[] := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue.after) AS a (id));
+  v_after uuid[] := (SELECT array_agg(DISTINCT a.id ORDER BY a.id) FROM unnest(dl_enqueue_job.after) AS a (id));
   v_waits boolean := v_after IS NOT NULL;
-  v_added uuid;
   v_first record;
 BEGIN
-  IF dl_enqueue.task IS NULL THEN
+  IF dl_enqueue_job.task IS NULL THEN
     PERFORM {schema}.dl_refuse('task', 'must be given');
-  ELSIF dl_enqueue.task LIKE ANY (ARRAY['process.%', 'notify.%', 'migrate']) THEN
+  ELSIF dl_enqueue_job.task LIKE ANY (ARRAY['process.%', 'notify.%', 'migrate']) THEN
     PERFORM {schema}.dl_refuse('task', format(
-      'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue.task)));
+      'must not be %s: the names process.*, notify.*, migrate are those of built-in tasks', to_json(dl_enqueue_job.task)));
   END IF;
-  PERFORM {schema}.dl_check_name('task', dl_enqueue.task, 200), {schema}.dl_check_name('queue', dl_enqueue.queue, 200),
-          {schema}.dl_check_name('lock_key', dl_enqueue.lock_key, 512),
-          {schema}.dl_check_name('idempotency_key', dl_enqueue.idempotency_key, 512),
-          {schema}.dl_check_name('partition_key', nullif(dl_enqueue.partition_key, ''), 512),
-          {schema}.dl_check_name('producer', dl_enqueue.producer, 512),
-          {schema}.dl_check_name('consumer_group', dl_enqueue.consumer_group, 512);
+  PERFORM {schema}.dl_check_name('task', dl_enqueue_job.task, 200), {schema}.dl_check_name('queue', dl_enqueue_job.queue, 200),
+          {schema}.dl_check_name('lock_key', dl_enqueue_job.lock_key, 512),
+          {schema}.dl_check_name('idempotency_key', dl_enqueue_job.idempotency_key, 512),
+          {schema}.dl_check_name('partition_key', nullif(dl_enqueue_job.partition_key, ''), 512),
+          {schema}.dl_check_name('producer', dl_enqueue_job.producer, 512),
+          {schema}.dl_check_name('consumer_group', dl_enqueue_job.consumer_group, 512);
   PERFORM {schema}.dl_refuse(n.name, format('must be an integer from %s to %s, not %s', n.low, n.high, n.value))
-  FROM (VALUES ('priority', dl_enqueue.priority, 0, 2147483647), ('max_attempts', dl_enqueue.max_attempts, 1, 1000000),
-               ('lease_ttl_sec', dl_enqueue.lease_ttl_sec, 3, 86400)) AS n (name, value, low, high)
+  FROM (VALUES ('priority', dl_enqueue_job.priority, 0, 2147483647), ('max_attempts', dl_enqueue_job.max_attempts, 1, 1000000),
+               ('lease_ttl_sec', dl_enqueue_job.lease_ttl_sec, 3, 86400)) AS n (name, value, low, high)
   WHERE n.value NOT BETWEEN n.low AND n.high;
-  IF dl_enqueue.available_at NOT BETWEEN '1900-01-01 UTC' AND '9000-01-01 UTC' THEN
-    PERFORM {schema}.dl_refuse('available_at', format('must be an instant of the years 1900 to 9000, not %s', dl_enqueue.available_at));
-  ELSIF jsonb_typeof(dl_enqueue.args) IS DISTINCT FROM 'object' THEN
+  IF dl_enqueue_job.available_at NOT BETWEEN '1900-01-01 UTC' AND '9000-01-01 UTC' THEN
+    PERFORM {schema}.dl_refuse('available_at', format('must be an instant of the years 1900 to 9000, not %s', dl_enqueue_job.available_at));
+  ELSIF jsonb_typeof(dl_enqueue_job.args) IS DISTINCT FROM 'object' THEN
     PERFORM {schema}.dl_refuse('args', format(
-      'must be a JSON object, not %s', coalesce(jsonb_typeof(dl_enqueue.args), 'null')));
-  ELSIF octet_length(dl_enqueue.args::text) > 16777216 THEN
+      'must be a JSON object, not %s', coalesce(jsonb_typeof(dl_enqueue_job.args), 'null')));
+  ELSIF octet_length(dl_enqueue_job.args::text) > 16777216 THEN
     PERFORM {schema}.dl_refuse('args', format(
-      'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue.args::text)));
+      'must have at most 16777216 bytes as PostgreSQL writes it, not %s', octet_length(dl_enqueue_job.args::text)));
   END IF;
   IF cardinality(v_after) > 10000 THEN
     PERFORM {schema}.dl_refuse('after', format('must have at most 10000 ids, not %s', cardinality(v_after)));
-  ELSIF dl_enqueue.when_failed NOT IN ('cancel', 'run') THEN
-    PERFORM {schema}.dl_refuse('when_failed', format('must be cancel or run, not %s', to_json(left(dl_enqueue.when_failed, 60))));
+  ELSIF dl_enqueue_job.when_failed NOT IN ('cancel', 'run') THEN
+    PERFORM {schema}.dl_refuse('when_failed', format('must be cancel or run, not %s', to_json(left(dl_enqueue_job.when_failed, 60))));
   END IF;
-  IF dl_enqueue.idempotency_key IS NOT NULL THEN
-    v_hash := '\x01' || sha256(convert_to(jsonb_build_array(
-      dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.priority,
-      extract(epoch FROM dl_enqueue.available_at), dl_enqueue.partition_key, dl_enqueue.max_attempts, dl_enqueue.lease_ttl_sec,
-      dl_enqueue.producer, dl_enqueue.consumer_group, v_after,
-      CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END)::text, 'UTF8'));
+  IF dl_enqueue_job.idempotency_key IS NOT NULL THEN
+    v_hash := '\x01' || sha256(convert_to((jsonb_build_array(
+      dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.priority,
+      extract(epoch FROM dl_enqueue_job.available_at), dl_enqueue_job.partition_key, dl_enqueue_job.max_attempts, dl_enqueue_job.lease_ttl_sec,
+      dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_after,
+      CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END)
+      || CASE WHEN dl_enqueue_job.version IS NULL THEN '[]' ELSE jsonb_build_array(dl_enqueue_job.version) END)::text, 'UTF8'));
   END IF;
   -- The first job of a key may be deleted between the two statements.
   FOR attempt IN 1 .. 3 LOOP
@@ -138,45 +139,76 @@ BEGIN
              coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL THEN {schema}.dl_key('lock_key', t.lock_key, r.task, r.args) END,
                       v_id::text),
              r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
-             coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, t.priority, 100),
-             CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue.available_at, now()) END, coalesce(dl_enqueue.max_attempts, t.max_attempts, 5),
-             coalesce(dl_enqueue.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue.producer, dl_enqueue.consumer_group, v_hash,
-             coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue.root), dl_enqueue.root), CASE WHEN v_waits THEN coalesce(dl_enqueue.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
+             coalesce(dl_enqueue_job.partition_key, ''), coalesce(dl_enqueue_job.priority, t.priority, 100),
+             CASE WHEN v_waits THEN 'infinity' ELSE coalesce(dl_enqueue_job.available_at, now()) END, coalesce(dl_enqueue_job.max_attempts, t.max_attempts, 5),
+             coalesce(dl_enqueue_job.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
+             coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue_job.root), dl_enqueue_job.root), CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
              CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
-             CASE WHEN v_waits THEN dl_enqueue.available_at END
-      FROM (VALUES (dl_enqueue.task, dl_enqueue.args, dl_enqueue.queue, dl_enqueue.lock_key, dl_enqueue.idempotency_key))
+             CASE WHEN v_waits THEN dl_enqueue_job.available_at END
+      FROM (VALUES (dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key))
         AS r (task, args, queue, lock_key, idempotency_key)
       LEFT JOIN {schema}.dl_tasks t ON t.task = r.task
+      WHERE t.uniqueness IS NULL AND dl_enqueue_job.version IS NULL
       ON CONFLICT DO NOTHING
       RETURNING job_id, queue
     ), journal AS (
       INSERT INTO {schema}.dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM added
     )
-    SELECT job_id INTO v_added FROM added;
+    SELECT a.job_id, 'added' INTO job_id, did FROM added a;
     IF FOUND THEN
       IF v_waits THEN
         PERFORM {schema}.dl_refuse('after', format('must be the ids of jobs that exist; no job has the id %s', coalesce(a.id::text, 'null')))
         FROM unnest(v_after) AS a (id) WHERE (SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.job_id = a.id) IS NULL;
-        INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT v_added, a.id FROM unnest(v_after) AS a (id);
+        INSERT INTO {schema}.dl_job_after (job_id, after_id) SELECT job_id, a.id FROM unnest(v_after) AS a (id);
       END IF;
-      RETURN v_added;
+      RETURN;
     END IF;
     SELECT j.job_id, CASE WHEN get_byte(j.request_hash, 0) = 1 AND octet_length(j.request_hash) = 33 THEN j.request_hash = v_hash
-                          ELSE j.task = dl_enqueue.task AND j.args = dl_enqueue.args
-                               AND j.partition_key = coalesce(dl_enqueue.partition_key, '')
-                               AND j.queue = coalesce(dl_enqueue.queue, j.queue)
-                               AND (dl_enqueue.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue.lock_key) END AS is_same
-    INTO v_first FROM {schema}.dl_jobs j WHERE j.idempotency_key = dl_enqueue.idempotency_key;
+                          ELSE j.task = dl_enqueue_job.task AND j.args = dl_enqueue_job.args
+                               AND j.partition_key = coalesce(dl_enqueue_job.partition_key, '')
+                               AND j.queue = coalesce(dl_enqueue_job.queue, j.queue)
+                               AND (dl_enqueue_job.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue_job.lock_key) END AS is_same
+    INTO v_first FROM {schema}.dl_jobs j WHERE j.idempotency_key = dl_enqueue_job.idempotency_key;
     IF FOUND AND v_first.is_same THEN
-      RETURN v_first.job_id;
+      SELECT v_first.job_id, 'again' INTO job_id, did;
+      RETURN;
     ELSIF FOUND THEN
       RAISE EXCEPTION USING ERRCODE = 'unique_violation', COLUMN = 'idempotency_key', MESSAGE = format(
         'idempotency_key: %s belongs to job %s, which was requested differently',
-        to_json(dl_enqueue.idempotency_key), v_first.job_id);
+        to_json(dl_enqueue_job.idempotency_key), v_first.job_id);
+    END IF;
+    IF v_waits THEN
+      PERFORM {schema}.dl_refuse('after', 'must not be given: one job of a unique task may stand for several requests')
+      FROM {schema}.dl_tasks t WHERE t.task = dl_enqueue_job.task AND t.uniqueness IS NOT NULL;
+    END IF;
+    SELECT u.job_id, u.did INTO job_id, did FROM {schema}.dl_add_unique(
+      v_id, dl_enqueue_job.queue, dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.idempotency_key,
+      dl_enqueue_job.lock_key, coalesce(dl_enqueue_job.partition_key, ''), dl_enqueue_job.priority,
+      dl_enqueue_job.available_at, dl_enqueue_job.max_attempts, dl_enqueue_job.lease_ttl_sec, 60, dl_enqueue_job.producer,
+      dl_enqueue_job.consumer_group, v_hash, dl_enqueue_job.root, dl_enqueue_job.version) AS u;
+    IF did IS NOT NULL THEN
+      RETURN;
     END IF;
   END LOOP;
   RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
     MESSAGE = 'the first job of an idempotency key was deleted again and again while this one was added';
+END $$;
+REVOKE ALL ON FUNCTION
+  {schema}.dl_enqueue_job(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid, float8)
+FROM PUBLIC;
+
+-- The same for those who need the id alone.
+CREATE OR REPLACE FUNCTION {schema}.dl_enqueue(
+  task text, args jsonb DEFAULT '{}', queue text DEFAULT NULL, lock_key text DEFAULT NULL, priority int DEFAULT NULL,
+  available_at timestamptz DEFAULT NULL, idempotency_key text DEFAULT NULL, partition_key text DEFAULT NULL,
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, producer text DEFAULT NULL, consumer_group text DEFAULT NULL,
+  after uuid[] DEFAULT NULL, when_failed text DEFAULT NULL, root uuid DEFAULT NULL)
+RETURNS uuid
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+  RETURN (SELECT e.job_id FROM {schema}.dl_enqueue_job(
+    task, args, queue, lock_key, priority, available_at, idempotency_key, partition_key, max_attempts, lease_ttl_sec, producer,
+    consumer_group, after, when_failed, root) AS e);
 END $$;
 REVOKE ALL ON FUNCTION
   {schema}.dl_enqueue(text, jsonb, text, text, int, timestamptz, text, text, int, int, text, text, uuid[], text, uuid) FROM PUBLIC;

@@ -32,6 +32,10 @@ BEGIN
            OR (NEW.status = 'queued' AND NEW.waits_on IS NOT NULL
                AND (OLD.status <> 'queued' OR NEW.waits_for IS DISTINCT FROM 'after' OR NEW.available_at <> 'infinity'))
            OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
+           -- A superseded job ends; one that has ended does not come back to its unique key by itself.
+           OR (NEW.unique_key IS NOT NULL
+               AND (NEW.superseded_by IS NOT NULL AND NEW.status IN ('queued', 'failed', 'lost')
+                    OR OLD.status NOT IN ('queued', 'running') AND NEW.status IN ('queued', 'running')))
            OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_unwatch', $sql$

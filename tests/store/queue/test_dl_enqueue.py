@@ -22,7 +22,7 @@ from dataloader.store.queue.reads import get_job
 pytestmark = pytest.mark.requirement("Q2")
 
 GRANTS = """
-GRANT EXECUTE ON FUNCTION dl_enqueue, dl_key, dl_check_name, dl_refuse TO jobs_service;
+GRANT EXECUTE ON FUNCTION dl_enqueue, dl_enqueue_job, dl_key, dl_check_name, dl_refuse TO jobs_service;
 GRANT SELECT ON dl_tasks TO jobs_service;
 GRANT SELECT, INSERT ON dl_jobs TO jobs_service;
 GRANT INSERT ON dl_job_events TO jobs_service;

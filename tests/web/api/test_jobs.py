@@ -32,7 +32,13 @@ async def test_a_new_job_is_created_with_its_address(open_web):
         answer = await web.client.post(TRIGGER, json=BODY)
         assert answer.status_code == 201
         job = answer.json()
-        expected = {"status": "queued", "created": True, "queue_state": "no_worker", "queue": "load.cbr"}
+        expected = {
+            "status": "queued",
+            "created": True,
+            "queue_state": "no_worker",
+            "queue": "load.cbr",
+            "did": "added",
+        }
         assert job == {"job_id": job["job_id"]} | expected
         shown = await web.client.get(answer.headers["Location"])
         assert shown.status_code == 200
@@ -45,7 +51,7 @@ async def test_the_same_key_and_body_returns_the_first_job(open_web):
         first = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
         again = await web.client.post(TRIGGER, json=BODY | {"idempotency_key": "once"})
         assert (first.status_code, again.status_code) == (201, 200)
-        assert again.json() == first.json() | {"created": False}
+        assert again.json() == first.json() | {"created": False, "did": "again"}
 
 
 @pytest.mark.requirement("Q3")

@@ -1,0 +1,77 @@
+"""Tasks whose jobs are unique: which jobs are the same (S3), and what a request for one of them does (R5)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Literal, get_args
+
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.keys import KeySpec, check_key_spec
+
+Duplicates = Literal["waiting", "open", "update"]
+"""What a request does whose key a job has that has not ended.
+
+waiting: a job that waits stands for it; if the job runs, one more is added, which starts when that one ends. open: a
+job that runs stands for it, too. update: as waiting, but the job that waits becomes what the request says.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Uniqueness:
+    """How the jobs of a task are unique. `BadRequest` names the setting that is not allowed.
+
+    `key` is True (jobs with equal args are the same), names of fields, or a template. An update leaves the time at
+    which a job is due with `keep_time`; `when_running="cancel"` asks the job that runs to stop, as a newer one waits;
+    with `after_error="delay"` the newer one waits for the retry's delay when that one fails.
+    """
+
+    key: Literal[True] | KeySpec
+    duplicates: Duplicates = "waiting"
+    keep_time: bool = False
+    when_running: Literal["cancel"] | None = None
+    after_error: Literal["delay"] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what means nothing."""
+        for name, value, allowed in (
+            ("duplicates", self.duplicates, get_args(Duplicates)),
+            ("when_running", self.when_running, (None, "cancel")),
+            ("after_error", self.after_error, (None, "delay")),
+        ):
+            if value not in allowed:
+                raise BadRequest(name, f"must be {' or '.join(map(str, allowed))}, not {value!r:.60}")
+        if self.duplicates != "update":
+            for name in _OF_UPDATES:
+                if getattr(self, name):
+                    raise BadRequest(name, 'must not be given without duplicates="update"')
+
+    def check_fields(self, known: Collection[str] | None) -> None:
+        """Raise `BadRequest` for a key of fields that args does not have; `known` None: it may have any."""
+        if self.key is not True:
+            check_key_spec("unique", self.key, known)
+
+    def settings(self) -> dict[str, Any]:
+        """The JSON that the database keeps of it."""
+        given = {name: getattr(self, name) for name in _OF_UPDATES if getattr(self, name)}
+        return {"key": self.key, "duplicates": self.duplicates} | given
+
+
+_OF_UPDATES: Final = ("keep_time", "when_running", "after_error")
+
+
+def uniqueness_of(unique: bool | str | Sequence[str], **settings: Any) -> Uniqueness | None:  # noqa: FBT001 - as users write it
+    """What a task's declaration says; None if its jobs are not unique. Settings that are None are not given.
+
+    Raises `BadRequest`.
+    """
+    given = {name: value for name, value in settings.items() if value not in {None, False}}
+    if unique is False:
+        if given:
+            raise BadRequest(next(iter(given)), "must not be given without unique")
+        return None
+    if not isinstance(unique, bool | str | Sequence):
+        raise BadRequest("unique", f"must be True, names of fields or a template, not {unique!r:.60}")
+    key: Any = unique if isinstance(unique, bool | str) else tuple(unique)
+    return Uniqueness(key=key, **given)

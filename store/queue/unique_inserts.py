@@ -1,0 +1,109 @@
+"""Adds jobs of unique tasks, or finds the jobs that stand for them (S3, R5); `dl_add_unique` judges each.
+
+The statements that add all others pass such a row over, so that those pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import Did
+from dataloader.jobs.states import Status
+from dataloader.store.queue.job_inserts import Row, aio_insert_planned
+
+_COLUMNS: Final = (
+    "job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text,"
+    " priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, lease_s int, producer text,"
+    " consumer_group text, request_hash bytea, when_failed text, root_id uuid, version float8"
+)
+_NAMES, _TYPES = zip(*(column.split() for column in _COLUMNS.split(", ")), strict=True)
+# In the order of their keys: two lists with the same keys wait for each other in one order. OFFSET 0 keeps it.
+_ADD: Final = f"""
+SELECT r.job_id AS requested, u.job_id, u.did, u.status, u.queue
+FROM (
+  SELECT r.*
+  FROM unnest({", ".join(f"${n}::{kind}[]" for n, kind in enumerate(_TYPES, 1))}) WITH ORDINALITY
+    AS r ({", ".join(_NAMES)}, number)
+  LEFT JOIN dl_tasks t ON t.task = r.task
+  ORDER BY CASE WHEN t.uniqueness IS NOT NULL THEN dl_unique_key(t.uniqueness, r.task, r.args::jsonb) END, r.number
+  OFFSET 0
+) AS r
+CROSS JOIN LATERAL dl_add_unique(
+  r.job_id, r.queue, r.task, r.args::jsonb, r.idempotency_key, r.lock_key, r.partition_key, r.priority, r.available_at,
+  r.max_attempts, r.lease_ttl_sec, r.lease_s, r.producer, r.consumer_group, r.request_hash, r.root_id, r.version) AS u
+"""
+_ADD_ONE: Final = f"""
+SELECT $1::uuid AS requested, u.* FROM dl_add_unique(
+  $1, $2, $3, $4::text::jsonb, {", ".join(f"${n}" for n in range(5, 16))}, $16, $17) AS u
+"""
+_WAIT: Final = "SELECT task FROM dl_tasks WHERE task = ANY ($1::text[]) AND uniqueness IS NOT NULL"
+
+_HAS_JOB: Final = """
+SELECT EXISTS (
+  SELECT FROM dl_jobs WHERE schedule = $1 AND planned_at = $2 AND backfill IS NOT DISTINCT FROM $3::uuid)
+"""
+_PLANNED: Final = "UPDATE dl_jobs SET schedule = $2, planned_at = $3, backfill = $4 WHERE job_id = $1"
+
+
+@attrs.frozen
+class Stand:
+    """The job that stands for a request to a unique task, as it is then, and what the request did."""
+
+    job_id: UUID
+    status: Status
+    queue: str
+    did: Did
+
+
+class KeyTaken(Exception):  # noqa: N818 - no error: all is looked at again
+    """A job has been added meanwhile that has the idempotency key, or the id, of one that was about to be added."""
+
+
+async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Stand]:
+    """By the ids of `rows`, what stands for those whose task is unique (asyncio-flavoured).
+
+    Those are left out whose task is not, and whose idempotency key or id a job has got meanwhile. Raises `BadRequest`
+    for a version that the task's jobs do not have, and for one that runs after others; `KeyTaken`.
+    """
+    waiting = sorted({row[2] for row in rows if row[15] is not None})
+    if waiting and (found := await connection.fetch(_WAIT, waiting)):
+        task = found[0]["task"]
+        raise BadRequest("after", f"must not be given: one job of the unique task {task!r} stands for several requests")
+    try:
+        if len(rows) == 1:
+            [row] = rows
+            records = await connection.fetch(_ADD_ONE, *row[:15], *row[16:])
+        else:
+            records = await connection.fetch(_ADD, *zip(*rows, strict=True))
+    except asyncpg.UniqueViolationError as error:
+        raise KeyTaken from error
+    return {
+        record["requested"]: Stand(record["job_id"], Status(record["status"]), record["queue"], record["did"])
+        for record in records
+        if record["did"] is not None
+    }
+
+
+async def aio_add_planned(
+    connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
+) -> dict[UUID, str]:
+    """As `aio_insert_planned`, also for unique tasks: a planned time has no job if one waits that stands for it."""
+    added = await aio_insert_planned(connection, rows, planned)
+    left = [(row, plan) for row, plan in zip(rows, planned, strict=True) if row[0] not in added]
+    if not left:
+        return added
+    unique = {record["task"] for record in await connection.fetch(_WAIT, sorted({row[2] for row, _ in left}))}
+    for row, plan in left:
+        if row[2] in unique and not await connection.fetchval(_HAS_JOB, *plan):
+            stand = (await aio_add_unique(connection, [row])).get(row[0])
+            if stand is not None and stand.did == "added":
+                await connection.execute(_PLANNED, row[0], *plan)
+                added[row[0]] = stand.queue
+    return added
