@@ -40,7 +40,7 @@ _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "r
 
 async def call_handler(task: Task, run: Run, services: RunServices, limiter: trio.CapacityLimiter) -> object:
     """What the handler returns. Raises what it raises."""
-    port = TrioPort(run, services)
+    port = TrioPort(run, services, task)
     if run.job.args is None:
         return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
     try:
@@ -124,6 +124,7 @@ def _more(more: Mapping[str, Any]) -> dict[str, Any]:
     """What only some jobs have, as the handle's fields."""
     planned_at = more.get("planned_at")
     return {
+        "previous": more.get("previous"),
         "schedule": more.get("schedule"),
         "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
     }

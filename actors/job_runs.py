@@ -20,6 +20,7 @@ from dataloader.actors.outbox import Outbox
 from dataloader.actors.wake import Wake
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.states import Step
 
 REMEMBERED_CANCELS: Final = 1_000
 
@@ -29,7 +30,7 @@ class Run:
     """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
     `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
-    result that it has `kept`; all else is changed by methods.
+    result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
     """
 
     job: ClaimedJob
@@ -40,6 +41,7 @@ class Run:
     _deadline_reason: StopReason = attrs.field(init=False)
     stopped_at: float = attrs.field(default=math.inf, init=False)
     committed: bool = attrs.field(default=False, init=False)
+    committed_as: Step = attrs.field(default=Step.SUCCEED, init=False)
     _commit: trio.CancelScope | None = attrs.field(default=None, init=False)
     body_ended: bool = attrs.field(default=False, init=False)
     run_s: float = attrs.field(default=0.0, init=False)

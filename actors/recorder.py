@@ -163,7 +163,7 @@ class Recorder:
         job, outcome = message.run.job, message.outcome
         if outcome is None:
             if message.run.committed:
-                self.tally[Step.SUCCEED] += 1
+                self.tally[message.run.committed_as] += 1
                 self.sums.add(job.queue, job.task, RunOutcome.SUCCEEDED, message.run.run_s)
         elif job.token not in finished.void:
             self.tally[outcome.step] += 1
@@ -225,9 +225,9 @@ class Recorder:
         log.error("an outcome could not be stored as it is", job_id=str(outcome.job_id), error=str(error))
         if outcome.error == UNSTORABLE and outcome.result is None:
             return Finished({}, [outcome.token])
-        return await self._insist(
-            [Outcome(outcome.job_id, outcome.token, outcome.step, UNSTORABLE, delay_s=outcome.delay_s)]
-        )
+        # The next stage can't begin with what can't be stored.
+        step = Step.FAIL if outcome.step is Step.MOVE else outcome.step
+        return await self._insist([Outcome(outcome.job_id, outcome.token, step, UNSTORABLE, delay_s=outcome.delay_s)])
 
     async def _show(self) -> None:
         runs = [run for run in self._to_show.values() if not run.body_ended]

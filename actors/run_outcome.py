@@ -12,12 +12,14 @@ import attrs
 
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.job_runs import Run
+from dataloader.actors.success import success_of
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.stages import MoveRefused
 from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.text import storable_json, storable_text
+from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)
 
@@ -46,7 +48,7 @@ def _outcome(  # noqa: PLR0911 - one for each way to end
         return _outcome_when_stopped(end, run, task, error, stopped)
     if error is not None:
         text = error_text(error)
-        if task.retry.is_final(error):
+        if isinstance(error, MoveRefused) or task.retry.is_final(error):
             return end(Step.FAIL, error=text)
         return _again(end, run, text, task.retry.delay_s(run.job.attempt))
     match value:
@@ -59,7 +61,10 @@ def _outcome(  # noqa: PLR0911 - one for each way to end
         case Canceled():
             return end(Step.CANCEL, error=storable_text(mask_text(value.reason)) or None)
         case _:
-            return end(Step.SUCCEED, result=None if value is None else storable_json(value))
+            try:
+                return success_of(run.job, task, value)
+            except MoveRefused as refusal:
+                return end(Step.FAIL, error=storable_text(mask_text(str(refusal))))
 
 
 def _outcome_when_stopped(

@@ -43,7 +43,7 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     _log_end(error, outcome, stopped)
     if stopped in {StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST}:
         services.telemetry.lease_lost()
-    step = "succeed" if run.committed else "void" if outcome is None else outcome.step.value
+    step = run.committed_as.value if run.committed else "void" if outcome is None else outcome.step.value
     services.telemetry.job_ended(job.queue, job.task, step, run.run_s)
     services.to_recorder.send_nowait(Ended(run, outcome))
 

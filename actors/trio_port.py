@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
+import attrs
 import trio
 
 from dataloader.actors.job_runs import Run
 from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
+from dataloader.actors.success import success_of
 from dataloader.jobs.errors import StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
@@ -21,7 +23,6 @@ from dataloader.jobs.model import AfterResult, ClaimedJob, Enqueued, JobOptions
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.secrets.masking import mask, mask_text
-from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
@@ -36,9 +37,10 @@ MAX_LINE: Final = 8_192
 class TrioPort:
     """The port of one run. Progress and lines go into the run's outbox, and the recorder gets a message about it."""
 
-    def __init__(self, run: Run, services: RunServices) -> None:
+    def __init__(self, run: Run, services: RunServices, task: Task) -> None:
         """Nothing is shown yet, and no transaction is open."""
         self._run = run
+        self._task = task
         self._services = services
         self._in_transaction = False
 
@@ -84,9 +86,9 @@ class TrioPort:
 
         def success(result: object) -> Outcome:
             # The recorder will write nothing more of this run, so the newest progress is written here.
-            encoded = None if result is None else storable_json(result)
-            progress = run.outbox.newest_progress
-            return Outcome(run.job.job_id, run.job.token, Step.SUCCEED, result=encoded, progress=progress)
+            outcome = attrs.evolve(success_of(run.job, self._task, result), progress=run.outbox.newest_progress)
+            run.committed_as = outcome.step
+            return outcome
 
         failure: StoreUnavailable | None = None
         self._in_transaction = True

@@ -37,7 +37,8 @@ T = TypeVar("T")
 class Transaction(Protocol):
     """A transaction on the queue's database that ends with the job's success (Q12). SQL is PostgreSQL's, `$1` style.
 
-    What stands in `result` when the block ends becomes the job's result.
+    What stands in `result` when the block ends becomes the job's result. In a stage it moves the job on as a returned
+    value would, `Next` and `Finish` included.
     """
 
     result: object
@@ -197,6 +198,8 @@ class _Handle(Generic[A]):
     """The schedule that it is of."""
     planned_at: datetime | None = None
     """The time that its schedule had planned; a run that is late, or made up for, has it too."""
+    previous: Any = None
+    """What the stage before has returned; None at a job's first stage, and for a task that is no stage."""
     _port: Any
 
     @property

@@ -238,7 +238,8 @@ class ClaimedJob:
 
     `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later
     write; `lock_hash` is the advisory lock held for its `lock_key`, None for a job that has none; `lease_s` seconds
-    were granted. `more` is what only some jobs have, None for all others.
+    were granted. `more` is what only some jobs have, None for all others: `schedule` and `planned_at`, and `previous`,
+    what the stage before has returned.
     """
 
     job_id: UUID
@@ -324,6 +325,10 @@ class JobRecord:
     superseded_by: Annotated[
         UUID | None, about("The newer job of its unique key, which waits for its end; this one is not retried.")
     ] = None
+    previous: Annotated[Any, about("What the stage before has returned, for a job that goes through stages.")] = None
+    moves: Annotated[
+        int | None, about("How often it has moved from one stage to another; null for a job that never has.")
+    ] = None
 
 
 @attrs.frozen
@@ -336,7 +341,7 @@ class JobEvent:
     ts: Annotated[Instant, about("When it happened.")]
     kind: Annotated[
         str,
-        about("What happened, such as `queued`, `picked`, `log`, `requeue`, `done`, `failed`."),
+        about("What happened, such as `queued`, `picked`, `log`, `requeue`, `moved`, `done`, `failed`."),
     ]
     payload: Annotated[Any, about("Its details, by kind.")]
 

@@ -1,6 +1,7 @@
 """The outcomes of a run.
 
-A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result.
+A handler returns one of `Retry`, `Snooze`, `GiveUp`, or any other value, which is the job's result, or, of a job that
+has stages, what its next stage begins with (`Next` and `Finish` say otherwise).
 The runner turns what happened into one `Outcome`, which the recorder writes and the store fences by its token. Values
 and not exceptions, because none of them is a failure of the handler's code (as in Oban).
 """
@@ -56,6 +57,24 @@ class Canceled:
     reason: str = attrs.field(default="", converter=str)
 
 
+@attrs.frozen
+class Next:
+    """Of a job with stages: go on with the stage `to`, whose `job.previous` is `value`, not with the one that follows.
+
+    `to` is the stage's name in `tasks.stages`, without that of the whole; `value` must be JSON of at most a megabyte.
+    """
+
+    to: str
+    value: object = None
+
+
+@attrs.frozen
+class Finish:
+    """Of a job with stages: succeed here, with `value` as the job's result, whatever stages follow."""
+
+    value: object = None
+
+
 class StopReason(enum.StrEnum):
     """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
 
@@ -75,8 +94,9 @@ class StopReason(enum.StrEnum):
 class Outcome:
     """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
 
-    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CANCEL; `delay_s` counts from when it is written and matters
-    for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet written.
+    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CANCEL, MOVE; `delay_s` counts from when it is written and
+    matters for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet
+    written. For MOVE `to` is the task of the next stage and `previous`, JSON text, what that one begins with.
     """
 
     job_id: UUID
@@ -86,3 +106,5 @@ class Outcome:
     result: str | None = None
     delay_s: float = 0.0
     progress: str | None = None
+    to: str | None = None
+    previous: str | None = None

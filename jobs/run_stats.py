@@ -18,7 +18,10 @@ Span = Literal["hour", "day", "total"]
 
 
 class RunOutcome(enum.StrEnum):
-    """How a run ended. `EXPIRED`: its lease ended, and its job went back to the queue; `LOST`: and the job ended."""
+    """How a run ended. `EXPIRED`: its lease ended, and its job went back to the queue; `LOST`: and the job ended.
+
+    The run of a stage whose job has moved on has `SUCCEEDED`.
+    """
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -37,6 +40,7 @@ _OF_STEPS: Final = {
     Step.SNOOZE: RunOutcome.SNOOZED,
     Step.RETURN: RunOutcome.RETURNED,
     Step.CANCEL: RunOutcome.CANCELED,
+    Step.MOVE: RunOutcome.SUCCEEDED,
 }
 
 

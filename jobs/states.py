@@ -66,6 +66,7 @@ class Step(enum.StrEnum):
     SNOOZE = "snooze"
     RETURN = "return"
     CANCEL = "cancel"
+    MOVE = "move"
     EXPIRE = "expire"
     LOSE = "lose"
     PARK = "park"
@@ -84,6 +85,7 @@ TRANSITIONS: Final[dict[tuple[Status, Step], Status]] = {
     (Status.RUNNING, Step.SNOOZE): Status.QUEUED,
     (Status.RUNNING, Step.RETURN): Status.QUEUED,
     (Status.RUNNING, Step.CANCEL): Status.CANCELED,
+    (Status.RUNNING, Step.MOVE): Status.QUEUED,
     (Status.RUNNING, Step.EXPIRE): Status.QUEUED,
     (Status.RUNNING, Step.LOSE): Status.LOST,
     (Status.FAILED, Step.REVIVE): Status.QUEUED,

@@ -33,6 +33,7 @@ from dataloader.jobs.model import (
 )
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.stages import MIN_STAGES, Stages
 from dataloader.jobs.unique import Duplicates, Uniqueness, uniqueness_of
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class Task(Generic[A]):
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database. `lock_key` is a template, `"rates:{year}"`, or
     names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what becomes of them.
+    `stages` are those of which the task is one, or the whole (`Tasks.stages`).
     """
 
     name: str
@@ -77,6 +79,7 @@ class Task(Generic[A]):
     lease_ttl_sec: int | None = None
     unique: Uniqueness | None = None
     description: str = ""
+    stages: Stages | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse settings that are out of range."""
@@ -237,6 +240,55 @@ class Tasks(Mapping[str, Task[Any]]):
             return task
 
         return register
+
+    def stages(self, name: str, *stages: Task[Any] | Callable[..., Any], queue: str | None = None) -> Task[Any]:
+        """Declare jobs that go through stages, and return the task `name` by which they are enqueued.
+
+        Each stage is a task of this registry called `name.stage`, with its own queue, limits and retry policy; a
+        function that is no task yet becomes the task `name.function`, in `queue`. A job begins with the first stage.
+        What the handler of a stage returns is `job.previous` of the next one, and of the last one the job's result;
+        `Next` and `Finish` choose otherwise. The job is one row all the time: its args, its lock_key and its root stay.
+        Of a stage's task count `queue`, `priority` and `lease_ttl_sec`, where it has them, and `max_attempts`, 5 where
+        it has none.
+
+        Raises `ValueError` for fewer than two stages, for tasks that are called otherwise or are stages already, for a
+        queue that only some of them have, and for a lock_key of a later stage.
+        """
+        if len(stages) < MIN_STAGES:
+            raise ValueError(f"stages of {name!r}: there must be at least {MIN_STAGES}, not {len(stages)}")
+        named: list[str] = []
+        for stage in stages:
+            task = stage if isinstance(stage, Task) else self.task(f"{name}.{stage.__name__}", queue=queue)(stage)
+            short = task.name.removeprefix(f"{name}.")
+            if short in {task.name, ""} or self._tasks.get(task.name) is not task:
+                raise ValueError(
+                    f"stages of {name!r}: each must be a function, or a task of this registry called '{name}.…' that is"
+                    f" no stage yet, not {task.name!r}"
+                )
+            named.append(short)
+            self._check_stage(name, task, first=self._tasks[f"{name}.{named[0]}"], names=named)
+        whole = Stages(name, tuple(named))
+        for short in named:
+            self._tasks[whole.task_of(short)] = attrs.evolve(self._tasks[whole.task_of(short)], stages=whole)
+        first = self._tasks[whole.first_task]
+        self.task(name)(first.handler)
+        self._tasks[name] = attrs.evolve(first, name=name)
+        return self._tasks[name]
+
+    def _check_stage(self, whole: str, task: Task[Any], *, first: Task[Any], names: list[str]) -> None:
+        if task.stages is not None or names.count(names[-1]) > 1:
+            raise ValueError(f"stages of {whole!r}: {task.name!r} is a stage already")
+        if (task.queue is None) != (first.queue is None):
+            without = first if first.queue is None else task
+            raise ValueError(f"stages of {whole!r}: {without.name!r} has no queue, while others have: give it one")
+        if task.unique is not None:
+            raise ValueError(
+                f"stages of {whole!r}: unique of {task.name!r}: jobs that go through stages can't be unique"
+            )
+        if task.lock_key is not None and task is not first:
+            raise ValueError(
+                f"stages of {whole!r}: lock_key of {task.name!r}: a job keeps the key of its first stage; set it there"
+            )
 
     @overload
     def resource(self, function: Callable[[], AbstractAsyncContextManager[T]], /) -> Resource[T]: ...

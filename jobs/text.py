@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from dataloader.jobs.errors import BadRequest
+
 MAX_ERROR: Final = 16_384
 """Characters kept of an error's text."""
 MAX_JSON: Final = 1_048_576
@@ -92,6 +94,23 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
     text = encoded.decode()
     if "\\u0000" in text:
         text = _ESCAPED_NUL.sub(r"\1\\\\u0000", text)
+    return text
+
+
+def exact_json(field: str, value: object, limit: int) -> str:
+    """`value` as JSON text that `jsonb` stores unchanged, of at most `limit` bytes. Raises `BadRequest` for `field`."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(field, f"is not JSON: {error}") from error
+    if has_long_number(encoded):
+        raise BadRequest(field, "must have no integer of more than 308 digits; send it as a text")
+    length = len(encoded) + growth(encoded)
+    if length > limit:
+        raise BadRequest(field, f"must have at most {limit:,} bytes as PostgreSQL writes it, not {length:,}")
+    text = encoded.decode()
+    if "\\u0000" in text and storable_json(value, limit) != text:
+        raise BadRequest(field, "has a NUL in a text, which PostgreSQL can't store")
     return text
 
 

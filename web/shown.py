@@ -28,6 +28,7 @@ def job(record: JobRecord) -> JobRecord:
         partition_key=mask_text(record.partition_key),
         progress=mask(record.progress),
         result=mask(record.result),
+        previous=mask(record.previous),
         error=text(record.error),
         producer=text(record.producer),
         consumer_group=text(record.consumer_group),

@@ -31,7 +31,7 @@ from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransactio
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
-from dataloader.jobs.outcomes import Canceled, GiveUp, Retry, Snooze
+from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
@@ -60,6 +60,7 @@ __all__ = [
     "Draining",
     "EmbeddedDatabaseError",
     "Enqueued",
+    "Finish",
     "GiveUp",
     "IdempotencyConflict",
     "Job",
@@ -70,6 +71,7 @@ __all__ = [
     "Jobs",
     "LeaseLost",
     "NewJob",
+    "Next",
     "Resource",
     "Retry",
     "RetryPolicy",

@@ -75,7 +75,8 @@ class TaskRun:
 
     `status` is what the job's would be: `queued` after a failure with attempts left, `Retry` or `Snooze`, with
     `delay_s` until the next run. `result`, `error` and `progress` (every one that was shown) are as they would be
-    stored: as JSON, masked, cut.
+    stored: as JSON, masked, cut. Of a stage that moved its job on, `status` is `queued` and `result` what it gave to
+    the next one.
     """
 
     task: str
@@ -88,7 +89,13 @@ class TaskRun:
 
 
 async def run_task(
-    tasks: Tasks, task: str | Task[Any], args: object = None, *, attempt: int = 1, dsn: str | None = None
+    tasks: Tasks,
+    task: str | Task[Any],
+    args: object = None,
+    *,
+    attempt: int = 1,
+    previous: object = None,
+    dsn: str | None = None,
 ) -> TaskRun:
     """Run the handler of a task once, as a worker would, with its timeout and retry policy.
 
@@ -98,6 +105,7 @@ async def run_task(
         args: the job's arguments, a mapping or an instance of the task's own type; they are encoded as JSON and decoded
             again.
         attempt: the run's number, from 1; without `dsn` only.
+        previous: for a stage, what the stage before has returned; without `dsn` only.
         dsn: a migrated database, for handlers that use `job.transaction()`: a real job is enqueued there, and run.
 
     Raises `KeyError` for a task that is not registered, `BadRequest` for args that don't fit it, and `ConfigError` for
@@ -107,7 +115,7 @@ async def run_task(
     new = new_job(task, cast("Mapping[str, Any] | None", args))
     if dsn is None:
         async with _open_bench(tasks) as bench:
-            return await bench.run(_claimed(task, new, attempt))
+            return await bench.run(attrs.evolve(_claimed(task, new, attempt), more={"previous": previous}))
     async with _open_worker(dsn, tasks) as worker:
         # A queue of its own: what else waits in the database is not ours to run.
         new = attrs.evolve(new, queue=f"{_QUEUE}.{uuid7()}", max_attempts=task.max_attempts)
@@ -231,7 +239,8 @@ class _Bench:
         if self.database is not None:
             finished = await self.database.write(aio_finish, [outcome], patient=True)
             status = finished.written.get(outcome.token, status)
-        result = None if outcome.result is None else msgspec.json.decode(outcome.result)
+        text = outcome.result if outcome.to is None else outcome.previous
+        result = None if text is None else msgspec.json.decode(text)
         return recorder.task_run(task.name, status, result, outcome.error, outcome.delay_s)
 
     def _services(self, recorder: _Recorder) -> RunServices:

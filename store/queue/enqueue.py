@@ -26,7 +26,7 @@ import trio
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
-from dataloader.jobs.text import growth, has_long_number, shown_json, storable_json
+from dataloader.jobs.text import exact_json, shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
 from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert
@@ -83,23 +83,12 @@ async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: in
 
 def row_of(job: NewJob, default_lease_s: int) -> Row:
     """The job's row. Raises `BadRequest` for args that can't be stored."""
-    try:
-        args = msgspec.json.encode(job.args)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest("args", f"is not JSON: {error}") from error
-    if has_long_number(args):
-        raise BadRequest("args", "must have no integer of more than 308 digits; send it as a text")
-    length = len(args) + growth(args)
-    if length > MAX_ARGS_BYTES:
-        message = f"must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes it, not {length:,}"
-        raise BadRequest("args", message)
-    if b"\\u0000" in args and storable_json(job.args, MAX_ARGS_BYTES) != args.decode():
-        raise BadRequest("args", "has a NUL in a text, which PostgreSQL can't store")
+    args = exact_json("args", job.args, MAX_ARGS_BYTES)
     return (
         job.job_id,
         job.queue,
         job.task,
-        args.decode(),
+        args,
         job.idempotency_key,
         job.lock_key,
         job.partition_key,
@@ -291,7 +280,9 @@ def _answer(job: NewJob, row: Row, added: Mapping[UUID, str], winners: dict[Any,
         same = winner["request_hash"] == ours
     else:
         same = (
-            (winner["task"], winner["partition_key"]) == (job.task, job.partition_key)
+            winner["partition_key"] == job.partition_key
+            # One that goes through stages has the task of the stage.
+            and (winner["task"] == job.task or winner["task"].startswith(f"{job.task}."))
             and (job.queue is None or winner["queue"] == job.queue)
             and (job.lock_key is None or (winner["keyed"] and winner["lock_key"] == job.lock_key))
             and shown_json(winner["args"]) == msgspec.json.decode(row[3])

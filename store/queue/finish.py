@@ -16,8 +16,10 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS
 from dataloader.jobs.outcomes import Outcome
-from dataloader.jobs.states import Status
+from dataloader.jobs.stages import MAX_MOVES
+from dataloader.jobs.states import Status, Step
 
 MAX_REFUNDS: Final = 10_000
 """How many attempts a job gets back by snoozing and draining.
@@ -80,6 +82,60 @@ SELECT token, status::text AS status FROM written
 
 _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
 """For the one outcome of a transaction that can't be tried again: it waits for who has the row."""
+
+# A second statement, so that outcomes without a move cost nothing: the row becomes the next stage's in one write with
+# the run's end. What the stage's task does not say stays, but for the number of attempts. waits_for is NULL: the
+# trigger tells the dispatchers of the row's new queue. lane is NULL: the next claim finds the one of the stage's task. now():
+# another instant would lie ahead of a transaction's own time.
+_MOVE: Final = f"""
+WITH outcome AS MATERIALIZED (
+  SELECT e.*, j.task AS before, j.attempt,
+         CASE WHEN j.cancel_requested THEN 'canceled'
+              WHEN j.moves >= {MAX_MOVES} THEN 'failed' ELSE 'queued' END AS next
+  FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[]) AS e (job_id, token, task, previous, result)
+  JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
+  WHERE j.token = e.token AND (j.status = 'running') IS TRUE
+  FOR NO KEY UPDATE OF j SKIP LOCKED
+), ended AS (
+  SELECT e.*, t.queue, t.priority, coalesce(t.max_attempts, {DEFAULT_MAX_ATTEMPTS}) AS max_attempts, t.lease_ttl_sec,
+         CASE next WHEN 'failed' THEN 'the job has moved {MAX_MOVES:,} times, which is the most; its next stage was '
+                                      || e.task END AS error
+  FROM outcome e LEFT JOIN dl_tasks t ON t.task = e.task
+), written AS (
+  UPDATE dl_jobs j SET
+    status = e.next::dl_status,
+    task = CASE e.next WHEN 'queued' THEN e.task ELSE j.task END,
+    queue = CASE e.next WHEN 'queued' THEN coalesce(e.queue, j.queue) ELSE j.queue END,
+    priority = CASE e.next WHEN 'queued' THEN coalesce(e.priority, j.priority) ELSE j.priority END,
+    max_attempts = CASE e.next WHEN 'queued' THEN e.max_attempts ELSE j.max_attempts END,
+    lease_ttl_sec = CASE e.next WHEN 'queued' THEN coalesce(e.lease_ttl_sec, j.lease_ttl_sec) ELSE j.lease_ttl_sec END,
+    attempt = CASE e.next WHEN 'queued' THEN 0 ELSE j.attempt END,
+    crashes = 0,
+    refunds = CASE e.next WHEN 'queued' THEN 0 ELSE j.refunds END,
+    moves = CASE e.next WHEN 'queued' THEN coalesce(j.moves, 0) + 1 ELSE j.moves END,
+    previous = CASE e.next WHEN 'queued' THEN e.previous::jsonb ELSE j.previous END,
+    available_at = CASE e.next WHEN 'queued' THEN now() ELSE j.available_at END,
+    waits_for = NULL,
+    lane = CASE WHEN e.next <> 'queued' THEN j.lane END,
+    lease_expires_at = NULL,
+    claimed_by = NULL,
+    error = e.error,
+    result = e.result::jsonb,
+    progress = CASE e.next WHEN 'queued' THEN '{{}}' ELSE j.progress END,
+    finished_at = CASE WHEN e.next <> 'queued' THEN statement_timestamp() END
+  FROM ended e
+  WHERE j.job_id = ANY (ARRAY[e.job_id])
+  RETURNING j.job_id, j.queue, j.status, e.token, e.before, e.task, e.attempt, e.error
+), journal AS (
+  INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+  SELECT job_id, queue, statement_timestamp(), CASE status WHEN 'queued' THEN 'moved' ELSE status::text END,
+    CASE status WHEN 'queued' THEN jsonb_build_object('from', before, 'to', task, 'attempt', attempt, 'token', token)
+                ELSE jsonb_strip_nulls(jsonb_build_object('reason', 'move', 'error', error, 'attempt', attempt)) END
+  FROM written
+)
+SELECT token, status::text AS status FROM written
+"""
+_MOVE_PATIENTLY: Final = _MOVE.replace("SKIP LOCKED", "")
 
 _REST: Final = """
 SELECT e.token, (j.status = 'running') IS TRUE AS locked
@@ -144,21 +200,38 @@ async def aio_finish(connection: Any, outcomes: Sequence[Outcome], *, patient: b
     Patience is for one outcome alone: of two batches that wait each could have what the other waits for.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.job_id)
-    columns = ([e.job_id for e in ordered], [e.token for e in ordered], [e.step.value for e in ordered])
-    records = await connection.fetch(
-        _FINISH_PATIENTLY if patient else _FINISH,
-        *columns,
-        [e.error for e in ordered],
-        [e.result for e in ordered],
-        [e.delay_s for e in ordered],
-        [e.progress for e in ordered],
-    )
+    moves = [e for e in ordered if e.step is Step.MOVE]
+    ends = [e for e in ordered if e.step is not Step.MOVE] if moves else ordered
+    records = []
+    if ends:
+        records = await connection.fetch(
+            _FINISH_PATIENTLY if patient else _FINISH,
+            *_columns(ends),
+            [e.error for e in ends],
+            [e.result for e in ends],
+            [e.delay_s for e in ends],
+            [e.progress for e in ends],
+        )
+    if moves:
+        ids, tokens, _ = _columns(moves)
+        records += await connection.fetch(
+            _MOVE_PATIENTLY if patient else _MOVE,
+            ids,
+            tokens,
+            [e.to for e in moves],
+            [e.previous for e in moves],
+            [e.result for e in moves],
+        )
     written = {record["token"]: Status(record["status"]) for record in records}
     if len(written) == len(ordered):
         return Finished(written, [])
-    rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *columns)}
+    rest = {record["token"]: record["locked"] for record in await connection.fetch(_REST, *_columns(ordered))}
     left = [e.token for e in ordered if e.token not in written]
     return Finished(written, [t for t in left if t not in rest], [t for t in left if rest.get(t)])
+
+
+def _columns(outcomes: Sequence[Outcome]) -> tuple[list[UUID], list[int], list[str]]:
+    return [e.job_id for e in outcomes], [e.token for e in outcomes], [e.step.value for e in outcomes]
 
 
 async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, str]]) -> set[int]:

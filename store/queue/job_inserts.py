@@ -52,7 +52,7 @@ WITH added AS (
                   dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
                     || CASE WHEN t.task IS NULL THEN '; no process has declared it yet: start `dataloader serve` '
                                                   || 'with it once, or give queue' ELSE '' END)),
-         r.task, r.args::jsonb, r.idempotency_key,
+         coalesce(t.first_stage, r.task), r.args::jsonb, r.idempotency_key,
          coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL
                                    THEN dl_key('lock_key', t.lock_key, r.task, r.args::jsonb) END, r.job_id::text),
          r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,

@@ -48,14 +48,14 @@ def shown(column: str, most: int = MAX_SHOWN) -> str:
 
 # Rows from before the triggers took away what another service writes there may have any text.
 _REASONS: Final = frozenset(WaitsFor)
-_JSON: Final = ("args", "progress", "result")
+_JSON: Final = ("args", "progress", "result", "previous")
 _COLUMNS: Final = """
        job_id, queue, task, idempotency_key, CASE WHEN keyed THEN lock_key END AS lock_key, partition_key, priority,
        CASE WHEN waits_on IS NOT NULL AND available_at = 'infinity' THEN coalesce(wanted_at, created_at)
             ELSE available_at END AS available_at,
        status, waits_for, attempt, max_attempts, crashes, lease_ttl_sec, lease_expires_at,
        heartbeat_at, cancel_requested, producer, consumer_group, claimed_by, created_at, started_at, finished_at,
-       schedule, planned_at, version, superseded_by, when_failed, root_id AS root,
+       schedule, planned_at, version, superseded_by, moves, when_failed, root_id AS root,
        CASE WHEN when_failed IS NOT NULL THEN ARRAY(
          SELECT a.after_id FROM dl_job_after a WHERE a.job_id = dl_jobs.job_id LIMIT 100
        ) END AS after"""
@@ -74,7 +74,8 @@ _SELECT_ONE_JOB: Final = _SELECT_JOB.replace(
     " (SELECT e.ts FROM dl_job_events e WHERE e.job_id = dl_jobs.job_id ORDER BY e.event_id DESC LIMIT 1))",
 )
 _SELECT_JOB_BRIEFLY: Final = f"""
-SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, NULL AS args, {shown("progress")}, NULL AS result, {_ERROR}
+SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, NULL AS args, {shown("progress")}, NULL AS result,
+       NULL AS previous, {_ERROR}
 FROM dl_jobs
 """
 
@@ -165,8 +166,8 @@ def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobR
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
     """The job as it stands (Q3). Raises `JobNotFound`.
 
-    Args, progress or a result longer than `MAX_SHOWN`, or nested deeper than `MAX_DEPTH`, are an object with their
-    beginning (`truncated`) and `bytes`.
+    Args, progress, a result or what a stage has returned, longer than `MAX_SHOWN` or nested deeper than `MAX_DEPTH`, are
+    an object with their beginning (`truncated`) and `bytes`.
     """
     return await database.run(aio_get_job, job_id)
 

@@ -24,6 +24,7 @@ _COLUMNS: Final = {
     "uniqueness": "jsonb",
     "description": "text",
     "args_schema": "jsonb",
+    "first_stage": "text",
 }
 
 
@@ -58,6 +59,7 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
             _json(None if task.unique is None else task.unique.settings()),
             task.description or None,
             _json(None if task.args is None else task.args.schema()),
+            task.stages.first_task if task.stages is not None and task.stages.name == task.name else None,
         )
         for task in tasks
     ]

@@ -4,8 +4,9 @@ The only place where a transaction spans crossings. Its connections are a bounde
 that holds one long starves nobody else, and they have the server's own planner settings, since the SQL is the user's;
 pipelines write through the same pool (`run`), in operations of one crossing each. The job's row is touched by the last
 statement only: the fenced update and the COMMIT are one shielded crossing. When its reply is lost the row tells what
-happened: our token and `succeeded` mean that it committed. The shield ends with the lease, after which another run may
-begin: then the connection is ended, and the fence decides what a commit that was on its way is worth.
+happened: our token and `succeeded` mean that it committed; of a stage that has moved its job on, the journal tells. The
+shield ends with the lease, after which another run may begin: then the connection is ended, and the fence decides what
+a commit that was on its way is worth.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataloader.jobs.job import A
 from dataloader.jobs.model import Enqueued, JobOptions, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
+from dataloader.jobs.states import Step
 from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database, DatabaseOptions, aio_close, set_local
 from dataloader.store.connection.command_tag import row_count
@@ -38,6 +40,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _COMMITTED: Final = "SELECT token = $2 AND status = 'succeeded' FROM dl_jobs WHERE job_id = $1"
+# The next stage may have begun meanwhile, with a token of its own.
+_MOVED: Final = """
+SELECT EXISTS (
+  SELECT FROM dl_job_events WHERE job_id = $1 AND kind = 'moved' AND payload ->> 'token' = $2::bigint::text
+)
+"""
 RESOLVE_TRIES: Final = 5
 COMMIT_S: Final = 2.0
 """How long who is cancelled waits for the answer to a COMMIT."""
@@ -297,7 +305,8 @@ async def _aio_commit_whole(connection: Any) -> None:
 
 
 async def _aio_committed(connection: Any, outcome: Outcome) -> bool:
-    return bool(await connection.fetchval(_COMMITTED, outcome.job_id, outcome.token))
+    question = _MOVED if outcome.step is Step.MOVE else _COMMITTED
+    return bool(await connection.fetchval(question, outcome.job_id, outcome.token))
 
 
 async def _aio_clean(connection: Any) -> None:

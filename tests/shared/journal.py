@@ -8,6 +8,7 @@ STEPS = {
     "failed": Step.FAIL,
     "canceled": Step.CANCEL,
     "lost": Step.LOSE,
+    "moved": Step.MOVE,
     "requeue: lock_key": Step.PARK,
     "requeue: operator": Step.REVIVE,
     "requeue: retry": Step.RETRY,

@@ -136,7 +136,8 @@ BEGIN
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
     WHERE j.job_id = ANY (ARRAY[w.id])
     RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
-              j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at, j.schedule, j.planned_at
+              j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at, j.schedule, j.planned_at,
+              j.previous
   ), journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
@@ -146,8 +147,9 @@ BEGIN
               ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
          m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
          CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8,
-         CASE WHEN m.schedule IS NOT NULL
-              THEN jsonb_strip_nulls(jsonb_build_object('schedule', m.schedule, 'planned_at', m.planned_at)) END
+         CASE WHEN m.schedule IS NOT NULL OR m.previous IS NOT NULL
+              THEN jsonb_strip_nulls(jsonb_build_object('schedule', m.schedule, 'planned_at', m.planned_at))
+                || CASE WHEN m.previous IS NULL THEN '{}' ELSE jsonb_build_object('previous', m.previous) END END
   FROM mine m;
 
   IF NOT 'later' = ANY (v_verdicts) THEN

@@ -135,7 +135,7 @@ BEGIN
              coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
                'must be given: the task %s has no queue of its own', to_json(r.task)) || CASE WHEN t.task IS NULL
                THEN '; no process has declared it yet: start `dataloader serve` with it once, or give queue' ELSE '' END)),
-             r.task, r.args, r.idempotency_key,
+             coalesce(t.first_stage, r.task), r.args, r.idempotency_key,
              coalesce(r.lock_key, CASE WHEN t.lock_key IS NOT NULL THEN {schema}.dl_key('lock_key', t.lock_key, r.task, r.args) END,
                       v_id::text),
              r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
@@ -164,7 +164,7 @@ BEGIN
       RETURN;
     END IF;
     SELECT j.job_id, CASE WHEN get_byte(j.request_hash, 0) = 1 AND octet_length(j.request_hash) = 33 THEN j.request_hash = v_hash
-                          ELSE j.task = dl_enqueue_job.task AND j.args = dl_enqueue_job.args
+                          ELSE (j.task = dl_enqueue_job.task OR starts_with(j.task, dl_enqueue_job.task || '.')) AND j.args = dl_enqueue_job.args
                                AND j.partition_key = coalesce(dl_enqueue_job.partition_key, '')
                                AND j.queue = coalesce(dl_enqueue_job.queue, j.queue)
                                AND (dl_enqueue_job.lock_key IS NULL OR j.keyed AND j.lock_key = dl_enqueue_job.lock_key) END AS is_same
