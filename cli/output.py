@@ -211,7 +211,7 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields = attrs.asdict(job, recurse=False)
     else:
         fields |= {"queue": job.queue, "task": job.task, "attempt": f"{job.attempt} of {job.max_attempts}"}
-        fields |= {"created_at": job.created_at}
+        fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
         if job.queue_state is not None:
             fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
         if job.waits_for in {WaitsFor.LOCK, WaitsFor.TASK} and (why := why_waits(attrs.evolve(job, queue_state=None))):

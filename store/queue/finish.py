@@ -85,8 +85,8 @@ _FINISH_PATIENTLY: Final = _FINISH.replace("SKIP LOCKED", "")
 
 # A second statement, so that outcomes without a move cost nothing: the row becomes the next stage's in one write with
 # the run's end. What the stage's task does not say stays, but for the number of attempts. waits_for is NULL: the
-# trigger tells the dispatchers of the row's new queue. lane is NULL: the next claim finds the one of the stage's task. now():
-# another instant would lie ahead of a transaction's own time.
+# trigger tells the dispatchers of the row's new queue. lane is NULL: the claim finds the one of the stage's task.
+# now(): another instant would lie ahead of a transaction's own time.
 _MOVE: Final = f"""
 WITH outcome AS MATERIALIZED (
   SELECT e.*, j.task AS before, j.attempt,

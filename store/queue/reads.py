@@ -166,8 +166,8 @@ def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobR
 async def get_job(database: Database, job_id: UUID) -> JobRecord:
     """The job as it stands (Q3). Raises `JobNotFound`.
 
-    Args, progress, a result or what a stage has returned, longer than `MAX_SHOWN` or nested deeper than `MAX_DEPTH`, are
-    an object with their beginning (`truncated`) and `bytes`.
+    Args, progress, a result or what a stage has returned, if longer than `MAX_SHOWN` or nested deeper than `MAX_DEPTH`,
+    are an object with their beginning (`truncated`) and `bytes`.
     """
     return await database.run(aio_get_job, job_id)
 

@@ -91,3 +91,27 @@ async def test_a_handler_with_a_type_of_args_finds_an_instance():
     assert (await run_task(tasks, "plain", {"year": 1999})).result == 1999
     with pytest.raises(BadRequest, match=r"^args\.year: must be an integer"):
         await run_task(tasks, "load.year", {"year": "x"})
+
+
+@pytest.mark.requirement("R6")
+@pytest.mark.parametrize(
+    ("declare", "error"),
+    [
+        (lambda _, a, _b: [a], "there must be at least 2, not 1"),
+        (lambda tasks, a, _b: [a, tasks.task("b")(a)], "or a task of this registry called 's.…' .*, not 'b'"),
+        (lambda _, a, _b: [a, Tasks().task("s.b")(a)], "a task of this registry called .*, not 's.b'"),
+        (lambda tasks, a, _b: [tasks.task("s.b")(a)] * 2, "'s.b' is a stage already"),
+        (lambda tasks, a, b: [tasks.task("s.b", queue="q")(b), a], "'s.a' has no queue, while others have"),
+        (lambda tasks, a, b: [a, tasks.task("s.b", lock_key="k")(b)], "lock_key of 's.b': .* set it there"),
+        (lambda _, a, _b: [a, a], "task 's.a' is registered twice"),
+    ],
+)
+def test_stages_that_can_not_be_are_refused_when_they_are_declared(declare, error):
+    tasks = Tasks()
+
+    def a(_job): ...
+
+    def b(_job): ...
+
+    with pytest.raises(ValueError, match=error):
+        tasks.stages("s", *declare(tasks, a, b))

@@ -1,4 +1,4 @@
-"""Moves of a job from stage to stage (R6) at every death: a stage may run again, none is left out or runs twice at once."""
+"""Moves of a job from stage to stage (R6) at every death: none is left out, none runs twice at once."""
 
 from __future__ import annotations
 

@@ -180,6 +180,11 @@ async def finish_all(connection, measuring):
     )
 
 
+async def move_all(connection, measuring):
+    runs = await live_runs(connection)
+    await finish.aio_finish(measuring, [Outcome(row["job_id"], row["token"], Step.MOVE, to="u") for row in runs])
+
+
 async def beat(connection, measuring):
     await leases.aio_beat(measuring, [(row["job_id"], row["token"], False) for row in await live_runs(connection)])
 
@@ -243,6 +248,7 @@ OPERATIONS = [
     claim,
     claim_keyless,
     finish_all,
+    move_all,
     beat,
     show_progress,
     reap,
