@@ -103,6 +103,7 @@ async def test_a_handler_with_a_type_of_args_finds_an_instance():
         (lambda tasks, a, _b: [tasks.task("s.b")(a)] * 2, "'s.b' is a stage already"),
         (lambda tasks, a, b: [tasks.task("s.b", queue="q")(b), a], "'s.a' has no queue, while others have"),
         (lambda tasks, a, b: [a, tasks.task("s.b", lock_key="k")(b)], "lock_key of 's.b': .* set it there"),
+        (lambda tasks, a, b: [tasks.task("s.a", unique=True)(a), b], "unique of 's.a': .* can't be unique"),
         (lambda _, a, _b: [a, a], "task 's.a' is registered twice"),
     ],
 )
