@@ -116,6 +116,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--lock-key", help="Only jobs with this key.")
     @click.option("--root", type=click.UUID, metavar="JOB_ID", help="Only this job and those that belong to it.")
+    @click.option("--error-group", metavar="GROUP", help="Only jobs with an error of this group (see errors).")
     @click.option(
         "--since",
         type=instant_before_now,
@@ -138,6 +139,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         status: tuple[frozenset[Status], ...],
         lock_key: str | None,
         root: UUID | None,
+        error_group: str | None,
         since: datetime | None,
         until: datetime | None,
         ended_since: datetime | None,
@@ -156,6 +158,7 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
             finished_from=ended_since,
             finished_to=ended_until,
             root=root,
+            error_group=error_group,
         )
         return command(*args, wanted=wanted, **options)
 

@@ -41,6 +41,7 @@ _FILES: Final = MappingProxyType(
         "retry": "job_changes",
         "run-now": "job_changes",
         "priority": "job_changes",
+        "errors": "failures",
         "audit": "job_changes",
         "queues": "queues",
         "pause": "queues",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, Unpack, overload
 from uuid import UUID
@@ -17,6 +18,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.job import A
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobOptions, JobRecord, NewJob, QueueRecord, WorkerRecord
@@ -198,6 +200,90 @@ class Jobs(abc.ABC):
         queued, `JobNotFound`, `BadRequest`.
         """
         return await self._do(Change(action="set_priority", priority=priority), which, limit)
+
+    @abc.abstractmethod
+    async def error_groups(
+        self,
+        *,
+        task: str | None = None,
+        state: FailureState | None = None,
+        exact: bool = False,
+        limit: int = 50,
+        after: After = None,
+    ) -> ErrorGroupPage:
+        """Return the jobs that failed for good or wait for a retry, counted by task and error: the most jobs first.
+
+        A page is counted anew: a group whose number of jobs changes may stand on two pages, or on none. The jobs of a
+        group are those of `JobFilter(error_group=…)`.
+
+        Args:
+            task: leaves out the groups of other tasks.
+            state: counts only jobs that wait for a retry (`waiting`), or only those that failed for good (`failed`).
+            exact: groups by the first line as it is; reads every job.
+            limit: groups at most, 1 to 1,000.
+            after: the `next` of the page before.
+
+        Raises `BadRequest`.
+        """
+
+    async def retry_group(
+        self,
+        group: str,
+        *,
+        at: datetime | None = None,
+        spread_s: float = 0.0,
+        state: FailureState | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Retry the jobs of a group of errors, each of them once; return how many there were.
+
+        Those that failed for good are queued as if they were new; of those that wait for a retry the next attempt is
+        moved. A job that has begun meanwhile is left.
+
+        Args:
+            group: the group's id.
+            at: when; None, and what has passed, mean now.
+            spread_s: seconds from then on over which the jobs are spread by chance, 0 to 2,592,000 (30 days).
+            state: only those that wait for a retry (`waiting`), or only those that failed for good (`failed`).
+            limit: the oldest jobs that are looked at, 1 to 10,000, in one transaction; None: all, in several.
+
+        Raises `BadRequest`.
+        """
+        wanted = GroupRetry(group=group, at=at, spread_s=spread_s, state=state)
+        retried = await self.retry_some_of_group(wanted, limit=BATCH if limit is None else limit)
+        count = retried.changed
+        while limit is None and retried.next is not None:
+            retried = await self.retry_some_of_group(wanted, limit=BATCH, after=retried.next)
+            count += retried.changed
+        return count
+
+    @abc.abstractmethod
+    async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
+        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`."""
+
+    @abc.abstractmethod
+    async def errors(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        job_id: UUID | None = None,
+        limit: int = 100,
+        after: After = None,
+    ) -> ErrorPage:
+        """Return the log of errors, a row for each run that failed, latest first; also of jobs that were deleted.
+
+        Args:
+            task: leaves out other tasks.
+            queue: leaves out other queues.
+            group: leaves out errors of other groups.
+            job_id: leaves out other jobs.
+            limit: rows at most, 1 to 1,000.
+            after: the `next` of the page before, or the `error_id` of any row.
+
+        Raises `BadRequest`.
+        """
 
     @abc.abstractmethod
     async def queues(self) -> list[QueueRecord]:

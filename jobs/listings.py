@@ -11,6 +11,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.failures import group_key
 from dataloader.jobs.model import (
     MAX_INT,
     Instant,
@@ -38,7 +39,8 @@ class JobFilter:
     """A filter of jobs; a field that is None matches all. `…_from` is included, `…_to` is not.
 
     `finished_…` is when a job ended: jobs that have not ended do not match. `root` matches that job and
-    all jobs of its group.
+    all jobs of its group. `error_group` is the id of a group of errors: jobs that failed with one of them, for good or
+    until their next attempt.
 
     Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
     """
@@ -52,6 +54,7 @@ class JobFilter:
     finished_from: datetime | None = None
     finished_to: datetime | None = None
     root: UUID | None = None
+    error_group: str | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
@@ -63,6 +66,8 @@ class JobFilter:
             instant = getattr(self, name)
             if instant is not None:
                 check_instant(name, instant)
+        if self.error_group is not None:
+            group_key("error_group", self.error_group)
 
     def criteria(self) -> dict[str, Any]:
         """What is given, by name."""

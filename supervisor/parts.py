@@ -314,6 +314,7 @@ def _make(
     }
     table_days = {
         "dl_audit": settings.retain_audit_days,
+        "dl_errors": settings.retain_errors_days,
         "dl_schedule_events": settings.retain_schedule_events_days,
         "dl_run_stats": settings.retain_stats_days,
     }

@@ -206,6 +206,12 @@ class Settings:
         "Days after which statistics of runs are deleted; 0 keeps them.",
         400,
     )
+    retain_errors_days: int = _setting(
+        "DL_RETAIN_ERRORS_DAYS",
+        kinds.whole(0, 36_500),
+        "Days after which rows of the log of errors are deleted; 0 keeps them.",
+        90,
+    )
     retain_schedule_events_days: int = _setting(
         "DL_RETAIN_SCHEDULE_EVENTS_DAYS",
         kinds.whole(0, 36_500),

@@ -24,7 +24,19 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.web.api import audit, etl, job_actions, jobs, problem_kinds, queues, schedules, stats, system, trigger
+from dataloader.web.api import (
+    audit,
+    etl,
+    failures,
+    job_actions,
+    jobs,
+    problem_kinds,
+    queues,
+    schedules,
+    stats,
+    system,
+    trigger,
+)
 from dataloader.web.openapi import description_routes
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
@@ -38,6 +50,7 @@ _WORK: Final = [
     *trigger.routes,
     *jobs.routes,
     *job_actions.routes,
+    *failures.routes,
     *etl.routes,
     *queues.routes,
     *schedules.routes,

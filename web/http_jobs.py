@@ -18,6 +18,7 @@ import msgspec
 
 from dataloader.jobs.contract import Change, Jobs, check_id, told_of_changes
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.listings import (
     EVERY_JOB,
     MAX_PAGE,
@@ -108,6 +109,33 @@ class HttpJobs(Jobs):
             except ServiceBusy as busy:
                 await anyio.sleep(busy.again_s)
 
+    async def error_groups(
+        self,
+        *,
+        task: str | None = None,
+        state: FailureState | None = None,
+        exact: bool = False,
+        limit: int = 50,
+        after: After = None,
+    ) -> ErrorGroupPage:
+        """As in `Jobs`."""
+        wanted = {"task": task, "state": state, "exact": str(exact).lower(), "limit": limit, "after": after}
+        return await self.service.ask(ErrorGroupPage, "GET", "/errors", params=wanted)
+
+    async def errors(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        job_id: UUID | None = None,
+        limit: int = 100,
+        after: After = None,
+    ) -> ErrorPage:
+        """As in `Jobs`."""
+        wanted = {"task": task, "queue": queue, "group": group, "job_id": job_id, "limit": limit, "after": after}
+        return await self.service.ask(ErrorPage, "GET", "/errors/log", params=wanted)
+
     async def queues(self) -> list[QueueRecord]:
         """As in `Jobs`."""
         found: list[QueueRecord] = []
@@ -164,6 +192,12 @@ class HttpJobs(Jobs):
         if change.action == "set_priority":
             body["priority"] = change.priority
         return (await self.service.ask(_Changed, "POST", f"/jobs/{_ADDRESSES[change.action]}", body=body)).changed
+
+    async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
+        """As in `Jobs`."""
+        body = attrs.asdict(wanted) | {"limit": limit, "after": after}
+        path = f"/errors/{quote(body.pop('group'), safe='')}/retry"
+        return await self.service.ask(GroupRetried, "POST", path, body=body)
 
 
 _ADDRESSES: Final = {"cancel": "cancel", "retry": "retry", "run_now": "run-now", "set_priority": "reprioritize"}

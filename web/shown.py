@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from dataloader.jobs.failures import ErrorGroup, ErrorRecord
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.run_stats import RunStats
@@ -45,6 +46,22 @@ def event(record: JobEvent) -> JobEvent:
 def log_line(line: LogLine) -> LogLine:
     """A line of a job's log."""
     return attrs.evolve(line, message=mask_text(line.message), fields=fields(line.fields))
+
+
+def error_group(group: ErrorGroup) -> ErrorGroup:
+    """A group of jobs that failed."""
+    return attrs.evolve(group, task=mask_text(group.task), error=mask_text(group.error))
+
+
+def error(record: ErrorRecord) -> ErrorRecord:
+    """A row of the log of errors."""
+    return attrs.evolve(
+        record,
+        task=mask_text(record.task),
+        queue=mask_text(record.queue),
+        worker=text(record.worker),
+        error=mask_text(record.error),
+    )
 
 
 def queue(record: QueueRecord) -> QueueRecord:

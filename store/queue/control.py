@@ -81,13 +81,13 @@ _REVIVE_UNIQUE: Final = """
 UPDATE dl_jobs j SET unique_key = u.unique_key
 FROM unnest($1::uuid[], $2::text[]) AS u (job_id, unique_key) WHERE j.job_id = ANY (ARRAY[u.job_id])
 """
-# Of many the newest of a key, if no job of it has its place.
-_NEWEST_OF_KEY: Final = """
+NEWEST_OF_KEY: Final = """
 (unique_key IS NULL OR NOT EXISTS (
   SELECT FROM dl_jobs n WHERE n.unique_key = dl_jobs.unique_key
     AND (n.status IN ('queued', 'running') AND n.superseded_by IS NULL
          OR (n.created_at, n.job_id) > (dl_jobs.created_at, dl_jobs.job_id))))
 """
+"""Of many jobs that are retried the newest of a unique key, if no job of it has its place."""
 
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
@@ -236,7 +236,7 @@ async def _aio_lock_many(
 
 
 @asynccontextmanager
-async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
+async def aio_short_transaction(connection: Any) -> AsyncIterator[None]:
     """A transaction that waits for a row or table that somebody has locked, but not for long: others need the pool."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -244,7 +244,7 @@ async def _aio_transaction(connection: Any) -> AsyncIterator[None]:
 
 
 async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tuple[JobRecord, list[int]]:
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes = await _aio_end(connection, [row])
         await aio_audit(connection, operator, "cancel", job_id, {"was": row["status"]})
@@ -255,7 +255,7 @@ async def _aio_cancel_many(
     connection: Any, job_filter: JobFilter, operator: Operator, limit: int
 ) -> tuple[int, list[int]]:
     still = f"(NOT (status = 'running' AND cancel_requested) OR {ENDLESS})"
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
         lock_hashes = await _aio_end(connection, rows)
         asked = sum(_is_held(row) for row in rows)
@@ -281,7 +281,7 @@ def _is_held(row: Any) -> bool:
 
 
 async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force: bool) -> tuple[JobRecord, list[int]]:
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         row = await _aio_lock(connection, job_id)
         lock_hashes: list[int] = []
         if row["endless"] and force:
@@ -291,7 +291,7 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
         elif row["status"] not in _REVIVABLE:
             raise _not_allowed("retry", row, _REVIVABLE)
         try:
-            await _aio_revive(connection, [row])
+            await aio_revive(connection, [row])
         except asyncpg.UniqueViolationError as error:
             message = "a newer job of its unique key waits or runs, and does what it would do"
             raise Conflict(job_id, row["status"], message) from error
@@ -306,15 +306,16 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
 
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
-    async with _aio_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, _NEWEST_OF_KEY, limit)
-        await _aio_revive(connection, rows)
+    async with aio_short_transaction(connection):
+        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, NEWEST_OF_KEY, limit)
+        await aio_revive(connection, rows)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
         await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
 
 
-async def _aio_revive(connection: Any, rows: list[Any]) -> None:
+async def aio_revive(connection: Any, rows: list[Any]) -> None:
+    """Queue ended jobs again, whose locked rows have `job_id` and `unique_key` (asyncio-flavoured)."""
     await connection.execute(_REVIVE, [row["job_id"] for row in rows])
     keys = {row["job_id"]: row["unique_key"] for row in rows if row["unique_key"] is not None}
     if keys:
@@ -323,7 +324,7 @@ async def _aio_revive(connection: Any, rows: list[Any]) -> None:
 
 async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: Operator, **values: Any) -> JobRecord:
     """Do one action to one job if its status allows it. `values`, in the statement's order, go into the log by name."""
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
@@ -337,7 +338,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: 
 async def _aio_act_many(
     connection: Any, /, job_filter: JobFilter, action: _Action, operator: Operator, limit: int, **values: Any
 ) -> int:
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         rows = await _aio_lock_many(connection, job_filter, action.allowed, action.still, limit, *values.values())
         if rows:
             await connection.execute(action.sql, [row["job_id"] for row in rows], *values.values())
@@ -347,7 +348,7 @@ async def _aio_act_many(
 
 
 async def _aio_pause(connection: Any, queue: str, operator: Operator, *, paused: bool) -> None:
-    async with _aio_transaction(connection):
+    async with aio_short_transaction(connection):
         await connection.execute(_PAUSE, queue, paused)
         if not paused:
             await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)

@@ -11,13 +11,14 @@ import attrs
 
 from dataloader.jobs.contract import Change, Jobs, Operator, check_id, told_of_changes
 from dataloader.jobs.errors import Draining
+from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue import control, reads
+from dataloader.store.queue import control, failures, reads
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
@@ -87,6 +88,35 @@ class DatabaseJobs(Jobs):
             tell(job)
         return job
 
+    async def error_groups(
+        self,
+        *,
+        task: str | None = None,
+        state: FailureState | None = None,
+        exact: bool = False,
+        limit: int = 50,
+        after: After = None,
+    ) -> ErrorGroupPage:
+        """As in `Jobs`."""
+        return await failures.list_error_groups(
+            self.database, task=task, state=state, exact=exact, limit=limit, after=after
+        )
+
+    async def errors(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        group: str | None = None,
+        job_id: UUID | None = None,
+        limit: int = 100,
+        after: After = None,
+    ) -> ErrorPage:
+        """As in `Jobs`."""
+        return await failures.list_errors(
+            self.database, task=task, queue=queue, group=group, job_id=job_id, limit=limit, after=after
+        )
+
     async def queues(self) -> list[QueueRecord]:
         """As in `Jobs`."""
         return await reads.list_queues(self.database)
@@ -133,3 +163,7 @@ class DatabaseJobs(Jobs):
                 return await control.run_now_many(self.database, wanted, who, limit=limit)
             case "set_priority":
                 return await control.set_priority_many(self.database, wanted, change.priority, who, limit=limit)
+
+    async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
+        """As in `Jobs`."""
+        return await failures.retry_group(self.database, wanted, self.operator, limit=limit, after=after)

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from dataloader.jobs.failures import group_key
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import FINAL, Status
+
+FAILING: Final = "status IN ('queued', 'failed', 'lost')"
+"""Of jobs with an `error_group`: those that failed for good or wait for a retry, as their index has it."""
+EXACT_LINE: Final = "hashtextextended(dl_error_line(error), 0)"
+"""The number of an error's first line, for groups of exactly the same."""
 
 _FRAGMENTS: Final = {
     "queue": "queue = ${0}",
@@ -19,6 +25,8 @@ _FRAGMENTS: Final = {
     "created_to": "created_at < ${0}",
     "finished_from": "finished_at >= ${0}",
     "finished_to": "finished_at < ${0}",
+    "error_group": f"error_group = ${{0}} AND {FAILING}",
+    "exact": f"{EXACT_LINE} = ${{0}}",
 }
 
 
@@ -36,6 +44,10 @@ def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") ->
         values["status"] = values.get("status", FINAL) & FINAL
     elif "queue" in values:
         values.setdefault("status", frozenset(Status))
+    if "error_group" in values:
+        values["error_group"], exact = group_key("error_group", values["error_group"])
+        if exact is not None:
+            values["exact"] = exact
     if "status" in values:
         values["status"] = sorted(values["status"])
     fragments = _FRAGMENTS | {"root": root}

@@ -20,6 +20,7 @@ DELETE FROM {table} WHERE {number} = ANY (ARRAY(
 
 BY_DAYS: Final[Mapping[str, str]] = {
     "dl_audit": _NUMBERED.format(table="dl_audit", number="audit_id", at="ts"),
+    "dl_errors": _NUMBERED.format(table="dl_errors", number="error_id", at="at"),
     "dl_schedule_events": _NUMBERED.format(table="dl_schedule_events", number="event_id", at="at"),
     "dl_run_stats": """
         DELETE FROM dl_run_stats WHERE (hour, queue, task, outcome) IN (

@@ -96,6 +96,31 @@ def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_fil
     assert (refused.returncode, "range" in refused.stderr) == (2, True)
 
 
+@pytest.mark.requirement("R2", "S6")
+def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, add, database):
+    ids = [add("q", "t") for _ in range(3)]
+    database.psql("update dl_jobs set status = 'running', claimed_by = 'w'")
+    database.psql("update dl_jobs set status = 'failed', error = format(E'KeyError: %L\\n\\nTraceback', job_id)")
+
+    def errors(*arguments):
+        result = on_database("errors", *arguments)
+        assert (result.returncode, result.stderr) == (0, ""), result.stderr
+        return result.stdout
+
+    [group] = json.loads(errors("list", "--json"))["groups"]
+    assert (group["error"], group["jobs"]) == ("KeyError: …", 3)
+    assert "KeyError: …" in errors("list", "--task", "t", "--state", "failed")
+    assert f"KeyError: '{ids[0]}'" in errors("list", "--exact")
+    assert len(on_database("jobs", "--error-group", group["group"]).stdout.splitlines()) == 4
+    assert f"KeyError: '{ids[0]}'" in errors("log", "--job", ids[0])
+    assert len(json.loads(errors("log", "--group", group["group"], "--json"))["errors"]) == 3
+    unsure = on_database("errors", "retry", group["group"])
+    assert (unsure.returncode, "add --yes" in unsure.stderr) == (2, True)
+    assert errors("retry", group["group"], "--at", "1h", "--spread", "60", "--yes") == "3 jobs\n"
+    assert database.psql("select count(*) from dl_jobs where available_at > now() + interval '50 min'") == "3"
+    assert on_database("errors", "list").stderr == "no errors\n"
+
+
 def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database):
     add("q", "t")
     for options in [

@@ -21,6 +21,7 @@ from dataloader import (
     StoreUnavailable,
 )
 from dataloader.jobs import contract
+from dataloader.jobs.failures import GroupRetry
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import AuditPage, EventPage
 from dataloader.jobs.run_stats import StatsFilter
@@ -130,6 +131,41 @@ async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
             await ask()
         assert refused.value.field == field.strip()
     assert (await way.jobs.get(job_id)).status is Status.QUEUED
+
+
+@pytest.mark.requirement("R2", "S6")
+async def test_a_group_of_errors_is_found_and_retried_and_each_error_is_in_the_log(way):
+    ids = [await _add(way) for _ in range(3)]
+    await way.raw.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'w', token = 1")
+    await way.raw.execute(
+        "UPDATE dl_jobs SET status = CASE WHEN job_id = $1 THEN 'queued' ELSE 'failed' END::dl_status,"
+        " error = 'no row ' || job_id || ' at password=sesame', available_at = now() + interval '1 h'",
+        ids[0],
+    )
+    [group] = (await way.jobs.error_groups(task="t")).groups
+    assert (group.task, group.jobs, group.waiting) == ("t", 3, 1)
+    assert group.error.startswith("no row # at password=")
+    assert [one.jobs for one in (await way.jobs.error_groups(state="waiting")).groups] == [1]
+    assert len((await way.jobs.error_groups(exact=True, limit=2)).groups) == 2
+    assert {job.job_id for job in (await way.jobs.find(JobFilter(error_group=group.group))).jobs} == set(ids)
+    errors = (await way.jobs.errors(group=group.group, queue="q", limit=2)).errors
+    assert [(one.worker, one.group, one.error[:6]) for one in errors] == [("w", group.group, "no row")] * 2
+    [error] = (await way.jobs.errors(job_id=ids[0], task="t")).errors
+    assert (error.status, error.job_id) == (Status.QUEUED, ids[0])
+    some = await way.jobs.retry_some_of_group(GroupRetry(group=group.group, at=LATER), limit=2)
+    assert (some.changed, some.next is None) == (2, False)
+    assert await way.jobs.retry_group(group.group, at=LATER, spread_s=0.5, state="failed", limit=10) == 1
+    assert [(await way.jobs.get(job_id)).status for job_id in ids] == [Status.QUEUED] * 3
+    assert await way.jobs.retry_group(group.group) == 1
+    assert (await way.jobs.get(ids[0])).waits_for is None
+    for field, ask in {
+        "group": lambda: way.jobs.retry_group("x"),
+        "error_group": lambda: way.jobs.find(JobFilter(error_group="x")),
+        "spread_s": lambda: way.jobs.retry_group(group.group, spread_s=-1),
+    }.items():
+        with pytest.raises(BadRequest) as refused:
+            await ask()
+        assert refused.value.field == field
 
 
 async def test_an_id_that_no_job_has_is_told_in_the_same_words(way):

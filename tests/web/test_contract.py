@@ -34,6 +34,7 @@ CONFIGURATION = """
 "path.load" = "rates"
 "path.kind" = "draining"
 "path.name" = "nightly"
+"path.group" = "00c8f1de4a91b37e"
 
 [[operations]]
 include-path = "/api/v1/jobs/{{job_id}}/status"
@@ -164,7 +165,7 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         paths = (await web.client.get("/openapi.json")).json()["paths"]
         wrong = []
         part = quote(text, safe="")
-        parts = {"job_id": job_id, "run_id": job_id, "load": part, "kind": part, "name": part}
+        parts = {"job_id": job_id, "run_id": job_id, "load": part, "kind": part, "name": part, "group": part}
         for path in (path.format(**parts) for path, methods in paths.items() if "get" in methods):
             answer = await web.client.get(path)
             wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)

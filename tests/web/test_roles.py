@@ -28,6 +28,9 @@ LEAST_ROLE = {
     ("GET", "/api/v1/loads/<path:load>/failures"): "read",
     ("GET", "/api/v1/queues"): "read",
     ("GET", "/api/v1/workers"): "read",
+    ("GET", "/api/v1/errors"): "read",
+    ("GET", "/api/v1/errors/log"): "read",
+    ("GET", "/api/v1/errors/<path:group>/jobs"): "read",
     ("GET", "/api/v1/schedules"): "read",
     ("GET", "/api/v1/schedules/<path:name>"): "read",
     ("GET", "/api/v1/schedules/<path:name>/next"): "read",
@@ -53,6 +56,7 @@ LEAST_ROLE = {
     ("POST", "/api/v1/jobs/retry"): "admin",
     ("POST", "/api/v1/jobs/run-now"): "admin",
     ("POST", "/api/v1/jobs/reprioritize"): "admin",
+    ("POST", "/api/v1/errors/<path:group>/retry"): "admin",
     ("GET", "/api/v1/audit"): "admin",
     ("GET", "/health"): "all",
     ("GET", "/ready"): "all",
@@ -70,6 +74,7 @@ BODIES = {
     ("POST", "/api/v1/jobs/cancel"): {"queue": "none such"},
     ("POST", "/api/v1/jobs/retry"): {"queue": "none such"},
     ("POST", "/api/v1/jobs/run-now"): {"queue": "none such"},
+    ("POST", "/api/v1/errors/<path:group>/retry"): {"spread_s": 1},
     ("POST", "/api/v1/jobs/reprioritize"): {"queue": "none such", "priority": 1},
 }
 ROLES = ("all", "read", "operate", "admin")

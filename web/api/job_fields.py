@@ -100,6 +100,9 @@ class Criteria(JobFields, kw_only=True):
     finished_from: Instant | None = None
     finished_to: Instant | None = None
     root: Annotated[UUID, Meta(description="That job and all jobs of its group.")] | None = None
+    error_group: (
+        Annotated[str, Meta(description="Jobs with an error of this group, failed or waiting for a retry.")] | None
+    ) = None
 
     @classmethod
     def _try(cls, fields: dict[str, Any]) -> None:

@@ -38,6 +38,20 @@ BEGIN
                     OR OLD.status NOT IN ('queued', 'running') AND NEW.status IN ('queued', 'running')))
            OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
+      ('dl_jobs_failing_ins', $sql$
+        BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
+        WHEN (NEW.status IN ('failed', 'lost') OR (NEW.status = 'queued' AND NEW.error IS NOT NULL))
+        EXECUTE FUNCTION {schema}.dl_jobs_failing()$sql$),
+      -- It enters one of the three statuses, or its error changes there. A running job's error is not looked at: it may be long,
+      -- and each heartbeat would compare it.
+      ('dl_jobs_failing_upd', $sql$
+        BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
+        WHEN ((NEW.status IN ('failed', 'lost')
+               AND (OLD.status NOT IN ('failed', 'lost') OR NEW.error IS DISTINCT FROM OLD.error))
+           OR (NEW.status = 'queued'
+               AND CASE WHEN OLD.status = 'queued' THEN NEW.error IS DISTINCT FROM OLD.error
+                        ELSE NEW.error IS NOT NULL OR NEW.error_group IS NOT NULL END))
+        EXECUTE FUNCTION {schema}.dl_jobs_failing()$sql$),
       ('dl_jobs_unwatch', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
         WHEN (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress))

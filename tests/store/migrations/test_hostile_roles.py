@@ -30,6 +30,9 @@ CREATE TRIGGER bait BEFORE INSERT ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION 
 BAIT_OF_DELETION = """
 CREATE TRIGGER deleted AFTER DELETE ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_deleted();
 """
+BAIT_OF_FAILURE = """
+CREATE TRIGGER failing BEFORE INSERT ON pg_temp.bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_failing();
+"""
 BITE = "INSERT INTO pg_temp.bait (status, available_at) VALUES ('queued', 'infinity')"
 CAUGHT = "SELECT DISTINCT caught FROM {schema}.loot"
 
@@ -57,17 +60,18 @@ SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), pu
 SELECT public.dl_judge_after(9, true);
 SELECT public.dl_check_name('a', 'a', 9), public.dl_key('lock_key', '["a"]', 't', '{"a": 1}');
 SELECT public.dl_enqueue('t', '{}', 'q', 'k', idempotency_key => 'i');
+SELECT public.dl_error_group('e'), public.dl_error_line('e');
 SELECT public.dl_source_take('s'::text, 1::bigint, 1::float8, '{1}'::int[], '{1}'::float8[]);
 """
 OUR_TRIGGERS = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal"
 INSERT_EACH = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, available_at)
 VALUES (gen_random_uuid(), 'q', 't', 'a', 'running', now()), (gen_random_uuid(), 'q', 't', 'b', 'queued', 'infinity'),
-       (gen_random_uuid(), 'q', 't', 'c', 'queued', now())
+       (gen_random_uuid(), 'q', 't', 'c', 'queued', now()), (gen_random_uuid(), 'q', 't', 'd', 'failed', now())
 """
 UPDATE_EACH = """
 UPDATE dl_jobs SET cancel_requested = true, watched = true;
-UPDATE dl_jobs SET status = 'queued', available_at = now();
+UPDATE dl_jobs SET status = 'queued', available_at = now(), error = 'e1';
 DELETE FROM dl_jobs WHERE lock_key = 'c';
 """
 
@@ -85,14 +89,16 @@ async def refused(connection, sql, match="permission denied"):
         await connection.execute(sql)
 
 
-async def test_public_executes_none_of_our_functions_and_two_alone_have_their_owners_rights(raw):
+async def test_public_executes_none_of_our_functions_and_three_alone_have_their_owners_rights(raw):
     functions = await raw.fetch(
         "SELECT proname, prosecdef, proconfig, has_function_privilege('public', oid, 'EXECUTE') AS is_public"
         " FROM pg_proc WHERE proname LIKE 'dl\\_%'"
     )
     assert len(functions) == function_set.source().count("CREATE OR REPLACE FUNCTION") > 0
     assert [one["proname"] for one in functions if one["is_public"]] == []
-    assert sorted(one["proname"] for one in functions if one["prosecdef"]) == ["dl_jobs_deleted", "dl_jobs_shape"]
+    assert sorted(one["proname"] for one in functions if one["prosecdef"]) == [
+        "dl_jobs_deleted", "dl_jobs_failing", "dl_jobs_shape",
+    ]  # fmt: skip
     assert {one["proconfig"][0] for one in functions} == {"search_path=pg_catalog, pg_temp"}
 
 
@@ -107,6 +113,7 @@ async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outs
     await outsider.execute(TRAP)
     await refused(outsider, BAIT)
     await refused(outsider, BAIT_OF_DELETION)
+    await refused(outsider, BAIT_OF_FAILURE)
     # Nor does the function do anything there for one who may execute it.
     await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_shape() TO PUBLIC")
     await outsider.execute(BAIT)
@@ -117,6 +124,10 @@ async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outs
     await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_deleted() TO PUBLIC")
     await outsider.execute(BAIT_OF_DELETION)
     await refused(outsider, "DELETE FROM pg_temp.bait", "dl_jobs_deleted is a trigger of dl_jobs alone")
+    await outsider.execute("DROP TRIGGER deleted ON pg_temp.bait")
+    await raw.execute("GRANT EXECUTE ON FUNCTION dl_jobs_failing() TO PUBLIC")
+    await outsider.execute(BAIT_OF_FAILURE)
+    await refused(outsider, BITE, "dl_jobs_failing is a trigger of dl_jobs alone")
     assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
 
 
@@ -170,4 +181,5 @@ async def test_a_role_that_may_only_insert_needs_no_right_on_anything_of_ours(da
         ("running", None, True),
         ("queued", "time", False),
         ("queued", None, False),
+        ("failed", None, False),
     ]

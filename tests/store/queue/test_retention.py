@@ -187,6 +187,9 @@ INSERT INTO dl_audit (ts, actor, action) SELECT now() - make_interval(days => 11
   FROM generate_series(1, 10) AS d;
 INSERT INTO dl_schedule_events (at, name, kind) SELECT now() - make_interval(days => 11 - d), 's', 'changed'
   FROM generate_series(1, 10) AS d;
+INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, error)
+  SELECT now() - make_interval(days => 11 - d), gen_random_uuid(), 't', 'q', 1, 'failed', 1, 'e'
+  FROM generate_series(1, 10) AS d;
 INSERT INTO dl_run_stats SELECT date_trunc('hour', now()) - make_interval(days => 11 - d), 'q', 't', 'failed', 1, 1, 1
   FROM generate_series(1, 10) AS d;
 INSERT INTO dl_sources (source) VALUES ('s');
@@ -198,11 +201,11 @@ INSERT INTO dl_source_calls (source, at) SELECT 's', now() - make_interval(days 
 @pytest.mark.requirement("R4", "S6")
 async def test_old_rows_of_other_tables_go_in_batches_and_what_has_no_days_stays(store, raw):
     await raw.execute(AGED)
-    days = {"dl_audit": 5, "dl_schedule_events": 5, "dl_run_stats": 5}
-    assert await prune_tables(store, days, batch=2) == 3 * 2 + 3
+    days = {"dl_audit": 5, "dl_errors": 5, "dl_schedule_events": 5, "dl_run_stats": 5}
+    assert await prune_tables(store, days, batch=2) == 4 * 2 + 3
     while await prune_tables(store, days, batch=2):
         pass
     left = {table: await raw.fetchval(f"SELECT count(*) FROM {table}") for table in (*days, "dl_source_calls")}
     # Those of exactly five days ago are older than that by now.
-    assert left == {"dl_audit": 4, "dl_schedule_events": 4, "dl_run_stats": 4, "dl_source_calls": 7}
+    assert left == {"dl_audit": 4, "dl_errors": 4, "dl_schedule_events": 4, "dl_run_stats": 4, "dl_source_calls": 7}
     assert await prune_tables(store, {"dl_audit": 0}) == 0

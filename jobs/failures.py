@@ -1,0 +1,138 @@
+"""What failed: groups of jobs by their error, and the log of errors, a row for each run that failed (R2, S6).
+
+The jobs of a group have one task, and errors with the same first line but for what differs from job to job: quoted
+texts are `…`, words with a digit are `#`. The rule stands in store/migrations/functions/failures.sql.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+from typing import Annotated, Final, Literal, get_args
+from uuid import UUID
+
+import attrs
+from msgspec import Meta
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import Instant, about, check_instant
+from dataloader.jobs.page_cursor import Next
+from dataloader.jobs.states import Status
+
+FailureState = Literal["waiting", "failed"]
+"""`waiting`: the job failed and waits for its next attempt. `failed`: it failed for good, or its worker was lost."""
+STATUSES: Final = {
+    "waiting": frozenset({Status.QUEUED}),
+    "failed": frozenset({Status.FAILED, Status.LOST}),
+    None: frozenset({Status.QUEUED, Status.FAILED, Status.LOST}),
+}
+"""The statuses of the jobs of each state, and of all."""
+MAX_SPREAD_S: Final = 30 * 86_400.0
+"""The longest time over which a group's next attempts are spread."""
+_ID: Final = re.compile(r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?")
+
+GroupId = Annotated[str, about("The group's id, which its jobs have as their `error_group`.")]
+
+
+def group_id(group: int, exact: int | None) -> str:
+    """The id of a group, from its number and, of an exact one, that of its line."""
+    return ".".join(f"{number & (2**64 - 1):016x}" for number in (group, exact) if number is not None)
+
+
+def group_key(name: str, text: str) -> tuple[int, int | None]:
+    """The numbers that an id stands for. Raises `BadRequest` for field `name`."""
+    if not _ID.fullmatch(text):
+        raise BadRequest(name, f"must be the id of a group of errors, as their list has it, not {text!r:.60}")
+    group, *exact = (int.from_bytes(bytes.fromhex(part), signed=True) for part in text.split("."))
+    return group, exact[0] if exact else None
+
+
+def check_state(state: str | None) -> None:
+    """Raise `BadRequest` for a state that is none."""
+    if state is not None and state not in STATUSES:
+        raise BadRequest("state", f"must be {' or '.join(get_args(FailureState))}, not {state!r:.60}")
+
+
+@attrs.frozen(kw_only=True)
+class ErrorGroup:
+    """Jobs of one task that failed with the same error, for good or until their next attempt."""
+
+    group: GroupId
+    task: Annotated[str, about("Their task.")]
+    error: Annotated[
+        str, about("What they have in common: the first line, with quoted texts as … and words with digits as #.")
+    ]
+    jobs: Annotated[int, about("How many jobs there are.")]
+    waiting: Annotated[int, about("How many of them wait for their next attempt.")]
+    first_created_at: Annotated[Instant, about("When the oldest of them was added.")]
+    last_created_at: Annotated[Instant, about("When the newest of them was added.")]
+    example: Annotated[UUID, about("The newest of them.")]
+
+
+@attrs.frozen
+class ErrorGroupPage:
+    """A page of the groups, those with the most jobs first."""
+
+    groups: Annotated[list[ErrorGroup], about("The groups.")]
+    next: Next
+
+
+@attrs.frozen(kw_only=True)
+class GroupRetry:
+    """How the jobs of a group are retried. Raises `BadRequest` for a value that is not allowed.
+
+    Args:
+        group: the group's id.
+        state: only those that wait for their next attempt, or only those that failed for good.
+        at: when; None, and what has passed, mean now.
+        spread_s: seconds from then on over which the jobs are spread by chance, 0 to 2,592,000 (30 days).
+    """
+
+    group: str
+    state: FailureState | None = None
+    at: datetime | None = None
+    spread_s: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is not allowed."""
+        group_key("group", self.group)
+        check_state(self.state)
+        if self.at is not None:
+            check_instant("at", self.at)
+        if not (math.isfinite(self.spread_s) and 0 <= self.spread_s <= MAX_SPREAD_S):
+            raise BadRequest("spread_s", f"must be a number from 0 to {MAX_SPREAD_S:,.0f}, not {self.spread_s}")
+
+
+@attrs.frozen
+class GroupRetried:
+    """How many jobs were retried, and where the next request goes on."""
+
+    changed: Annotated[int, about("How many jobs were retried.")]
+    next: Annotated[
+        str | None, Meta(description="Send it as `after` to go on with the group's other jobs; null after the last.")
+    ]
+
+
+@attrs.frozen(kw_only=True)
+class ErrorRecord:
+    """A run that failed. It stays when its job is deleted."""
+
+    error_id: Annotated[int, about("The error's number; later errors have larger ones.")]
+    at: Annotated[Instant, about("When the run failed.")]
+    job_id: Annotated[UUID, about("The job.")]
+    task: Annotated[str, about("Its task.")]
+    queue: Annotated[str, about("Its queue.")]
+    attempt: Annotated[int, about("The number of the attempt.")]
+    worker: Annotated[str | None, about("The process that ran it; null for another service's.")]
+    status: Annotated[Status, about("What became of the job: queued for another attempt, failed or lost.")]
+    group: GroupId
+    error: Annotated[str, about("The error, 4,000 characters at most.")]
+
+
+@attrs.frozen
+class ErrorPage:
+    """A page of the log of errors, latest first."""
+
+    errors: Annotated[list[ErrorRecord], about("The errors.")]
+    next: Next

@@ -1,0 +1,218 @@
+"""What failed, from the tables (R2, S6): groups of jobs by their error, the retry of a group, and the log of errors.
+
+A trigger gives each job that fails the number of its group, and writes the log, whoever runs the job. To count the jobs
+of all groups is one look at `ix_dl_jobs_failing`, in its order: no job is read but one of each group that is shown.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+import attrs
+from msgspec import Meta
+
+from dataloader.jobs.contract import MAX_BULK, Operator
+from dataloader.jobs.failures import (
+    STATUSES,
+    ErrorGroup,
+    ErrorGroupPage,
+    ErrorPage,
+    ErrorRecord,
+    FailureState,
+    GroupRetried,
+    GroupRetry,
+    check_state,
+    group_id,
+    group_key,
+)
+from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.model import MAX_INT, check_between, check_text
+from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After, PageCursor
+from dataloader.jobs.states import Status
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.control import NEWEST_OF_KEY, aio_audit, aio_revive, aio_short_transaction
+from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
+from dataloader.store.queue.make_ready import unpark
+
+_Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_BY_SIZE: Final = PageCursor(tuple[_Big, _Big, _Big])
+"""The most jobs first: less their number, then the numbers of the group."""
+_FIRST: Final = (-(2**63), 0, 0)
+
+_GROUPS: Final = f"""
+WITH counted AS MATERIALIZED (
+  SELECT error_group, {{exact}} AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting,
+         min(created_at) AS first_created_at, max(created_at) AS last_created_at
+  FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} AND (status = ANY ($1::dl_status[])) IS TRUE {{of_task}}
+  GROUP BY error_group {{by_exact}}
+), page AS MATERIALIZED (
+  SELECT * FROM counted WHERE (-jobs, error_group, coalesce(exact, 0)) > ($2::bigint, $3::bigint, $4::bigint)
+  ORDER BY jobs DESC, error_group, coalesce(exact, 0) LIMIT $5
+)
+SELECT p.*, e.job_id AS example, e.task,
+       CASE WHEN exact IS NULL THEN dl_error_group(e.error) ELSE dl_error_line(e.error) END AS error
+FROM page p CROSS JOIN LATERAL (
+  SELECT job_id, task, error FROM dl_jobs
+  WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} AND (status = ANY ($1::dl_status[])) IS TRUE
+    AND created_at BETWEEN p.last_created_at AND p.last_created_at AND (p.exact IS NULL OR {EXACT_LINE} = p.exact)
+  ORDER BY error_group, created_at, job_id LIMIT 1
+) AS e
+ORDER BY p.jobs DESC, p.error_group, coalesce(p.exact, 0)
+"""
+
+# BETWEEN for =: no other index has this order.
+_NEXT_OF_GROUP: Final = f"""
+SELECT job_id, created_at FROM dl_jobs
+WHERE error_group BETWEEN $1 AND $1 AND {FAILING} AND (error_group, created_at, job_id) > ($1, $2, $3)
+ORDER BY error_group, created_at, job_id LIMIT $4
+"""
+# The newest version of each row is judged again once it is locked: one that has begun meanwhile is left.
+_LOCK_GROUP: Final = f"""
+SELECT job_id, status, unique_key,
+       CASE WHEN keyed AND status = 'queued' AND waits_for IS NULL THEN hashtext(lock_key) END AS hash
+FROM dl_jobs
+WHERE job_id = ANY ($1::uuid[]) AND (error_group = $2) IS TRUE AND (status = ANY ($3::dl_status[])) IS TRUE
+  AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {NEWEST_OF_KEY})
+ORDER BY job_id FOR NO KEY UPDATE
+"""
+# What waits for its key, or for others, goes on waiting for those; the triggers see to what is postponed.
+_MOVE: Final = """
+WITH due AS MATERIALIZED (
+  SELECT id, greatest($2::timestamptz, now())
+             + make_interval(secs => $3::float8 * (hashtextextended(id::text, 0) & 1048575) / 1048576) AS at
+  FROM unnest($1::uuid[]) AS u (id)
+)
+UPDATE dl_jobs j SET available_at = CASE WHEN d.at <= now() THEN least(j.available_at, now()) ELSE d.at END,
+                     waits_for = CASE WHEN j.waits_for IN ('lock', 'after') THEN j.waits_for END
+FROM due d WHERE j.job_id = ANY (ARRAY[d.id])
+"""
+_EARLIEST: Final = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+
+_LOG: Final = """
+SELECT error_id, at, job_id, task, queue, attempt, worker, status::text AS status, error_group, error FROM dl_errors
+WHERE error_id < $1 {where} ORDER BY error_id DESC LIMIT $2
+"""
+
+
+async def list_error_groups(
+    database: Database,
+    *,
+    task: str | None = None,
+    state: FailureState | None = None,
+    exact: bool = False,
+    limit: int = 50,
+    after: After = None,
+) -> ErrorGroupPage:
+    """A page of at most `limit` (1 to 1,000) groups, those with the most jobs first, from behind `after`.
+
+    With `exact` the whole first line counts, and every job is read, as with a `task`. Raises `BadRequest`.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    check_state(state)
+    if task is not None:
+        check_text("task", task, MAX_INT, empty=True)
+    sql = _GROUPS.format(
+        exact=EXACT_LINE if exact else "NULL::bigint",
+        by_exact=", exact" if exact else "",
+        of_task="" if task is None else "AND task = $6",
+    )
+    values = [sorted(STATUSES[state]), *(_FIRST if after is None else _BY_SIZE.key(after)), limit + 1]
+    rows, following = _BY_SIZE.page(
+        await database.run(_aio_groups, sql, values if task is None else [*values, task]),
+        limit,
+        lambda row: (-row["jobs"], row["error_group"], row["exact"] or 0),
+    )
+    return ErrorGroupPage([_group_of(row) for row in rows], following)
+
+
+async def _aio_groups(connection: Any, sql: str, values: list[Any]) -> list[Any]:
+    async with connection.transaction(readonly=True):
+        # In the order of the index, whatever the statistics say: its groups come one after the other.
+        await connection.execute(
+            "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_bitmapscan = off;"
+            " SET LOCAL enable_hashagg = off; SET LOCAL max_parallel_workers_per_gather = 0"
+        )
+        return list(await connection.fetch(sql, *values))
+
+
+def _group_of(row: Any) -> ErrorGroup:
+    fields = dict(row)
+    return ErrorGroup(group=group_id(fields.pop("error_group"), fields.pop("exact")), **fields)
+
+
+async def retry_group(
+    database: Database, wanted: GroupRetry, operator: Operator, *, limit: int = 1_000, after: After = None
+) -> GroupRetried:
+    """Retry at most `limit` (1 to 10,000) jobs of a group, oldest first, from behind `after`, in one transaction.
+
+    Those that failed for good are queued as if they were new; of those that wait the next attempt is moved. A job that
+    has begun meanwhile is left. Raises `BadRequest`.
+    """
+    check_between("limit", limit, 1, MAX_BULK)
+    behind = _EARLIEST if after is None else BY_INSTANT.key(after)
+    retried, lock_hashes = await database.write(_aio_retry_group, wanted, operator, limit, behind)
+    await unpark(database, lock_hashes)
+    return retried
+
+
+async def _aio_retry_group(
+    connection: Any, wanted: GroupRetry, operator: Operator, limit: int, behind: tuple[datetime, UUID]
+) -> tuple[GroupRetried, list[int]]:
+    group, exact = group_key("group", wanted.group)
+    async with aio_short_transaction(connection):
+        found = await connection.fetch(_NEXT_OF_GROUP, group, *behind, limit)
+        ids = [row["job_id"] for row in found]
+        rows = await connection.fetch(_LOCK_GROUP, ids, group, sorted(STATUSES[wanted.state]), exact)
+        ended = [row for row in rows if row["status"] != Status.QUEUED]
+        if ended:
+            await aio_revive(connection, ended)
+        # Those that were queued again are due now.
+        is_later = wanted.at is not None or wanted.spread_s > 0
+        moved = [row["job_id"] for row in rows if is_later or row["status"] == Status.QUEUED]
+        await connection.execute(_MOVE, moved, wanted.at or _EARLIEST[0], wanted.spread_s)
+        given = {name: value for name, value in attrs.asdict(wanted).items() if value}
+        detail = given | {"limit": limit, "retried": len(rows)}
+        await aio_audit(connection, operator, "retry_group", None, detail)
+    following = None
+    if len(found) == limit:
+        following = BY_INSTANT.text((found[-1]["created_at"], found[-1]["job_id"]))
+    return GroupRetried(len(rows), following), sorted({row["hash"] for row in rows if row["hash"] is not None})
+
+
+async def list_errors(
+    database: Database,
+    *,
+    task: str | None = None,
+    queue: str | None = None,
+    group: str | None = None,
+    job_id: UUID | None = None,
+    limit: int = 100,
+    after: After = None,
+) -> ErrorPage:
+    """A page of the log of errors, latest first: at most `limit` (1 to 1,000) rows, from behind `after`.
+
+    Raises `BadRequest`.
+    """
+    check_between("limit", limit, 1, MAX_PAGE)
+    given: dict[str, Any] = {"task": task, "queue": queue, "error_group": group, "job_id": job_id}
+    for name in ("task", "queue"):
+        if given[name] is not None:
+            check_text(name, given[name], MAX_INT, empty=True)
+    if group is not None:
+        given["error_group"], _ = group_key("group", group)
+    given = {name: value for name, value in given.items() if value is not None}
+    where = "".join(f" AND {name} = ${number}" for number, name in enumerate(given, 3))
+    newest = 2**63 - 1 if after is None else BY_NUMBER.key(after)
+    rows = await database.run(_aio_errors, _LOG.format(where=where), newest, limit + 1, *given.values())
+    return ErrorPage(*BY_NUMBER.page(rows, limit, lambda row: row.error_id))
+
+
+async def _aio_errors(connection: Any, sql: str, *values: Any) -> list[ErrorRecord]:
+    records = []
+    for row in await connection.fetch(sql, *values):
+        fields = dict(row)
+        group = group_id(fields.pop("error_group"), None)
+        records.append(ErrorRecord(**fields | {"group": group, "status": Status(fields["status"])}))
+    return records
