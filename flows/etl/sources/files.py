@@ -1,8 +1,9 @@
 """Files as a source, on a local or a network disk: one request for each, or for each member of an archive.
 
 Every access to the disk is in a thread, since a network disk can hang; a thread that hangs beyond its time is
-abandoned. A file that changes while it is read is an error: half of it may be missing. No pauses are needed between
-files, so the source has no supplier's name.
+abandoned. The threads of a source are its own, and bounded for the whole process: runs that follow on a hung disk get
+an error, and nobody else waits. A file that changes while it is read is an error: half of it may be missing. No pauses
+are needed between files, so the source has no supplier's name.
 """
 
 from __future__ import annotations
@@ -24,15 +25,24 @@ from dataloader.flows.etl.formats.content import GIB, Format
 from dataloader.flows.etl.sources.archives import Archive, list_members
 from dataloader.flows.etl.sources.file_windows import WindowOf, check_window_of, is_wanted, own_window
 from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
+from dataloader.jobs.logger import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
 THREADS: Final = 4
-"""The most threads at work for one source, including those that hang."""
+"""The most threads at work for one source in a process, including those that hang."""
 SOURCE_FILE: Final = "source_file"
 """The field that `record_source` adds."""
 LISTING_S: Final = 600.0
 """Seconds for a list of files, or of an archive's members, for which it may have to be unpacked."""
+MAX_SETTLED_S: Final = 3_600.0
+
+_threads: Final = trio.lowlevel.RunVar[dict[tuple[str, ...], trio.CapacityLimiter]]("threads of files")
+
+Looks = dict[Path, tuple[int, int, int, int]]
+"""Files with what tells that one has changed: device, number, size, and the time of its last change."""
 
 
 def _as_patterns(value: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
@@ -47,6 +57,11 @@ def _check_patterns(_instance: Any, attribute: attrs.Attribute[Any], value: tupl
         )
 
 
+def _check_settled(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_SETTLED_S:
+        raise option_checks.refuse(attribute.name, value, f"a number of seconds from 0 to {MAX_SETTLED_S:,.0f}")
+
+
 @attrs.frozen
 class Files(Source):
     """Files, in the order of their paths.
@@ -57,6 +72,8 @@ class Files(Source):
         members: reads each file as an archive (tar, also compressed by gzip or xz, or zip), and its members that match
             this pattern, each as a file of its own.
         window_of: the window of a file or a member, by its name; None reads all in each run. See `WindowOf`.
+        settled_s: takes only files whose size and time have not changed for so many seconds: a run looks twice. One
+            that changes meanwhile is left to the next run; if it is named, without a pattern, that is an error.
         record_source: adds to each record `source_file`, the file's name, or the member's path.
         max_body_bytes: a file, or a member, with more is an error.
         max_unpacked_bytes: an archive whose members have more, together, is an error.
@@ -66,6 +83,7 @@ class Files(Source):
     format: Format = attrs.field(kw_only=True)
     members: str | None = attrs.field(default=None, kw_only=True, validator=option_checks.text_or_none)
     window_of: WindowOf | None = attrs.field(default=None, kw_only=True, validator=check_window_of)
+    settled_s: float = attrs.field(default=0.0, kw_only=True, validator=_check_settled)
     record_source: bool = attrs.field(default=True, kw_only=True)
     max_body_bytes: int = attrs.field(default=GIB // 4, kw_only=True, validator=option_checks.whole(1))
     max_unpacked_bytes: int = attrs.field(default=GIB, kw_only=True, validator=option_checks.whole(1))
@@ -87,17 +105,40 @@ class Files(Source):
     async def requests(self, window: Window) -> AsyncGenerator[Request, None]:
         """One for each file or member of the window.
 
-        Raises `SourceError` if a file that is named is not there, or the folder before a pattern's first star; also
-        for an archive that can't be read.
+        Raises `SourceError` if a file that is named is not there, or still changes, if the folder before a pattern's
+        first star is not there, or the disk does not answer in time; also for an archive that can't be read.
         """
-        for path in await _listed(_list_files, self.paths):
+        for path in await self._settled():
             if self.members is None:
                 if is_wanted(path.name, self.window_of, window):
                     yield Request(endpoint=str(path))
                 continue
-            for member in await _listed(list_members, path, self.members, self.max_unpacked_bytes):
+            for member in await self._listed(list_members, path, self.members, self.max_unpacked_bytes):
                 if is_wanted(member, self.window_of, window):
                     yield Request(endpoint=str(path), key=member)
+
+    async def _settled(self) -> list[Path]:
+        """The files that are there, and stand still."""
+        if not self.settled_s:
+            return await self._listed(_list_files, self.paths)
+        before: Looks = await self._listed(_look_at, self.paths)
+        if not before:
+            return []
+        # By our own clock: that of the disk's server may differ, and copies bring times of their own.
+        await trio.sleep(self.settled_s)
+        now: Looks = await self._listed(_look_at, self.paths)
+        changing = [path for path in now if before.get(path) != now[path]]
+        for path in changing:
+            if str(path) in self.paths:
+                raise SourceError(f"{path}: has changed within {self.settled_s:g} s (settled_s)", is_retryable=True)
+        if changing:
+            log.info("files that change are left to the next run", files=len(changing), first=str(changing[0]))
+        return [path for path in now if path not in changing]
+
+    async def _listed(self, function: Callable[..., T], *args: Any) -> T:
+        with trio.move_on_after(LISTING_S):
+            return await _in_thread(threads_of(self), function, *args)
+        raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s{_hung(self)}", is_retryable=True)
 
     def window(self, request: Request) -> Window | None:
         """The file's own window, by its name, or the member's."""
@@ -114,7 +155,6 @@ class FilesConnection:
     """Reads files; keeps the last archive open at its current place."""
 
     source: Files
-    _threads: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(THREADS))
     _turn: trio.Lock = attrs.field(factory=trio.Lock)
     _archive: Archive | None = None
     _archive_path: str = ""
@@ -131,7 +171,7 @@ class FilesConnection:
             url = f"{request.endpoint}!{request.key}" if request.key else request.endpoint
             took_s = trio.current_time() - began_at
             return Response(request=request, url=url, status=200, headers={}, body=body, took_s=took_s)
-        raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s", is_retryable=True)
+        raise SourceError(f"{request.endpoint}: not read within {timeout_s:g} s{_hung(self.source)}", is_retryable=True)
 
     def close(self) -> None:
         """Close the archive, if one is open."""
@@ -140,7 +180,7 @@ class FilesConnection:
         self._archive = None
 
     async def _read_file(self, request: Request) -> bytes:
-        return await _in_thread(self._threads, _read, Path(request.endpoint), self.source.max_body_bytes)
+        return await _in_thread(threads_of(self.source), _read, Path(request.endpoint), self.source.max_body_bytes)
 
     async def _read_member(self, request: Request) -> bytes:
         async with self._turn:
@@ -150,7 +190,7 @@ class FilesConnection:
             # An abandoned thread keeps its archive; an archive is used again only after its thread has returned.
             self._archive = None
             limit = self.source.max_body_bytes
-            body = await _in_thread(self._threads, _read_member, archive, request.key, limit)
+            body = await _in_thread(threads_of(self.source), _read_member, archive, request.key, limit)
             self._archive, self._archive_path = archive, request.endpoint
             return body
 
@@ -174,10 +214,19 @@ async def _in_thread(threads: trio.CapacityLimiter, function: Callable[..., T], 
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=threads)
 
 
-async def _listed(function: Callable[..., T], *args: Any) -> T:
-    with trio.move_on_after(LISTING_S):
-        return await _in_thread(trio.CapacityLimiter(1), function, *args)
-    raise SourceError(f"{args[0]}: not listed within {LISTING_S:g} s", is_retryable=True)
+def threads_of(source: Files) -> trio.CapacityLimiter:
+    """The limiter of the source's threads, one for each list of paths in a process."""
+    limiters = _threads.get({})
+    _threads.set(limiters)
+    return limiters.setdefault(source.paths, trio.CapacityLimiter(THREADS))
+
+
+def _hung(source: Files) -> str:
+    """What a deadline's error says of the disk."""
+    threads = threads_of(source)
+    if threads.available_tokens:
+        return ""
+    return f"; all of the source's {THREADS} threads wait for the disk: is it there?"
 
 
 def _read_member(archive: Archive, name: str, limit: int) -> bytes:
@@ -201,6 +250,18 @@ def _read(path: Path, limit: int) -> bytes:
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(body) != after.st_size:
         raise SourceError(f"{path}: is being written while it is read", is_retryable=True)
     return body
+
+
+def _look_at(patterns: tuple[str, ...]) -> Looks:
+    """What the patterns take, as it is now."""
+    looks = {}
+    for path in _list_files(patterns):
+        try:
+            is_now = path.stat()
+        except OSError:  # gone, or not there yet under this name
+            continue
+        looks[path] = (is_now.st_dev, is_now.st_ino, is_now.st_size, is_now.st_mtime_ns)
+    return looks
 
 
 def _list_files(patterns: tuple[str, ...]) -> list[Path]:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import pytest
 import trio
+from conditions import until
 from walking import ask, broken, records, requests, walk
 
 from dataloader.flows.etl.formats.csv_format import Csv
@@ -146,6 +147,9 @@ async def test_a_name_whose_numbers_are_no_date_is_an_error(tmp_path):
         ({"window_of": 5}, "window_of: must be .*, not 5"),
         ({"members": ""}, "members: must be .*, not ''"),
         ({"max_body_bytes": 0}, "max_body_bytes: must be .*, not 0"),
+        ({"settled_s": -1}, "settled_s: must be a number of seconds from 0 to 3,600, not -1"),
+        ({"settled_s": 3_601}, "settled_s: must be a number of seconds from 0 to 3,600, not 3601"),
+        ({"settled_s": "1"}, "settled_s: must be .*, not '1'"),
     ],
 )
 def test_what_files_can_t_be_is_refused_when_they_are_declared(options, error):
@@ -206,6 +210,72 @@ async def test_a_disk_that_hangs_is_given_up_in_time(tmp_path):
     assert time.monotonic() - began < 30
     # So that the thread, which was left behind, can end.
     os.close(os.open(pipe, os.O_WRONLY))
+
+
+async def test_threads_that_hang_are_bounded_for_all_runs_of_a_source_and_others_go_on(tmp_path):
+    pipe, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    os.mkfifo(pipe)
+    other.write_text("1\n")
+    source = Files(pipe, format=CSV)
+    request = files.Request(endpoint=str(pipe))
+    before = threading.active_count()
+
+    async def hang():
+        with pytest.raises(SourceError) as caught:
+            await ask(Files(pipe, format=CSV), request, timeout_s=0.1)
+        return str(caught.value)
+
+    errors = [await hang() for _ in range(files.THREADS + 3)]
+    assert errors[0] == f"{pipe}: not read within 0.1 s"
+    hung = f"{pipe}: not read within 0.1 s; all of the source's 4 threads wait for the disk: is it there?"
+    assert errors[files.THREADS :] == [hung] * 3
+    assert threading.active_count() - before <= files.THREADS
+    assert (await ask(Files(other, format=CSV))).body == b"1\n"
+    threads = files.threads_of(source)
+    end = os.open(pipe, os.O_WRONLY)  # whoever waits to open it for reading goes on
+    os.close(end)
+
+    async def free():
+        return threads.available_tokens
+
+    await until(free, lambda tokens: tokens == files.THREADS)
+
+
+async def test_files_that_change_between_two_looks_are_left_to_the_next_run(tmp_path, monkeypatch):
+    for name in ("a", "grows", "dated", "gone", "replaced"):
+        (tmp_path / f"{name}.csv").write_text("1\n")
+    look, looks = files._look_at, []
+
+    def look_and_change(patterns):
+        if looks:
+            (tmp_path / "new.csv").write_text("1\n")
+            (tmp_path / "gone.csv").unlink(missing_ok=True)
+            with (tmp_path / "grows.csv").open("a") as file:
+                file.write("2\n")
+            os.utime(tmp_path / "dated.csv", (1, len(looks)))
+            replaced = (tmp_path / "replaced.csv").stat()
+            (tmp_path / "part").write_text("2\n")
+            os.utime(tmp_path / "part", ns=(replaced.st_atime_ns, replaced.st_mtime_ns))
+            (tmp_path / "part").rename(tmp_path / "replaced.csv")
+        looks.append(patterns)
+        return look(patterns)
+
+    monkeypatch.setattr(files, "_look_at", look_and_change)
+    source = Files(f"{tmp_path}/*.csv", format=CSV, settled_s=0.01)
+    assert [os.path.basename(request.endpoint) for request in await requests(source)] == ["a.csv"]  # noqa: PTH119
+    monkeypatch.undo()
+    names = [os.path.basename(request.endpoint) for request in await requests(source)]  # noqa: PTH119
+    assert names == ["a.csv", "dated.csv", "grows.csv", "new.csv", "replaced.csv"]
+    monkeypatch.setattr(files, "_look_at", look_and_change)
+    named = Files(tmp_path / "grows.csv", format=CSV, settled_s=0.01)
+    with pytest.raises(SourceError, match=r"grows\.csv: has changed within 0\.01 s \(settled_s\)") as caught:
+        await requests(named)
+    assert caught.value.is_retryable
+
+
+async def test_an_empty_folder_is_not_waited_for(tmp_path):
+    with trio.fail_after(30):
+        assert await requests(Files(f"{tmp_path}/*.csv", format=CSV, settled_s=3_600)) == []
 
 
 MEMBERS = {f"2024-0{month}.csv": f"{month}\n".encode() * 3 for month in range(1, 8)}
