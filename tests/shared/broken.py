@@ -293,6 +293,31 @@ GUARDS = {
         f"{ACTORS}/test_silence.py::test_a_claim_that_the_network_has_swallowed_is_given_up_before_the_bodies_must_stop",
         put("store.connection.bridge.Session.drop", _nothing_async),
     ),
+    "look after a unique job went in": Guard(
+        "an older update that finds its key free does not run after a newer one",
+        f"{STORE}/test_unique.py::test_an_older_one_that_finds_the_key_free_looks_for_a_newer_that_has_ended",
+        edit_schema("j.version >= p_version AND j.job_id <> p_job_id", "false"),
+    ),
+    "lock of the job that stands for a request": Guard(
+        "it does not start before the request's transaction has committed",
+        f"{STORE}/test_unique.py::test_a_job_that_stands_for_a_request_does_not_start_before_that_is_committed",
+        edit_schema("AND j.superseded_by IS NULL FOR NO KEY UPDATE;", "AND j.superseded_by IS NULL;"),
+    ),
+    "unique key as lock_key": Guard(
+        "the newer job of a unique key starts when the older one has ended",
+        f"{STORE}/test_unique.py::test_a_job_that_waits_stands_for_the_request_and_one_is_added_while_it_runs",
+        edit_schema("p_task, p_args) END, v_key);", "p_task, p_args) END, p_job_id::text);"),
+    ),
+    "end of a superseded job": Guard(
+        "a superseded job does not run again, whoever queues it",
+        f"{STORE}/test_unique.py::test_a_run_that_is_superseded_does_not_run_again_and_the_newer_one_does",
+        edit_schema("'UPDATE' AND NEW.superseded_by IS NOT NULL AND", "'UPDATE' AND false AND"),
+    ),
+    "unique key of a job that comes back": Guard(
+        "nobody's UPDATE fails because a newer job has the place of an ended one",
+        f"{STORE}/test_unique.py::test_nobodys_update_fails_and_a_retry_of_ours_is_refused_while_the_place_is_taken",
+        edit_schema("    NEW.unique_key := NULL;\n", ""),
+    ),
     "mark on who is waited for": Guard(
         "an ending and the look at the job that ends never miss each other",
         f"{STORE}/test_after.py::test_an_ending_and_the_job_that_waits_for_it_never_miss_each_other",
