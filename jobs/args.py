@@ -44,12 +44,13 @@ class ArgsType(Generic[A]):
         self.fields: Final = tuple(field.key for field in self._shape.fields)
         """The names of its fields, as JSON has them."""
 
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of the arguments, whole: what it refers to stands in its `$defs`."""
-        (reference,), components = msgspec.json.schema_components([self._shape.mirror], ref_template="#/$defs/{name}")
-        name = reference.get("$ref", "").removeprefix("#/$defs/")
-        schema: dict[str, Any] = {**(components.pop(name) if name else reference), "title": self.name}
-        return schema | ({"$defs": components} if components else {})
+    def schema(self, ref_template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
+        """JSON Schema of the arguments, and the parts that it refers to by `ref_template`, by their names."""
+        (whole,), parts = msgspec.json.schema_components([self._shape.mirror], ref_template=ref_template)
+        for name in list(parts):
+            if whole.get("$ref") == ref_template.format(name=name):
+                whole = parts.pop(name)
+        return {**whole, "title": self.name}, parts
 
     def decode(self, text: str | bytes) -> A:
         """The instance that JSON stands for. Raises `BadRequest` with the path of what does not fit."""

@@ -364,6 +364,7 @@ def _app(parts: Parts) -> App:
         Services(
             jobs=parts.jobs,
             schedules=parts.schedules,
+            tasks=parts.tasks,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
                 max_body_bytes=settings.max_body_bytes,

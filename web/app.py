@@ -35,6 +35,7 @@ from dataloader.web.api import (
     schedules,
     stats,
     system,
+    tasks,
     trigger,
 )
 from dataloader.web.openapi import description_routes
@@ -48,6 +49,7 @@ log = get_logger(__name__)
 
 _WORK: Final = [
     *trigger.routes,
+    *tasks.routes,
     *jobs.routes,
     *job_actions.routes,
     *failures.routes,
@@ -111,7 +113,9 @@ def create_app(services: Services) -> App:
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
-    for route in ROUTES:
+    # With what this process's own tasks take.
+    described = (*_WORK, *description_routes(_WORK, services.tasks)) if services.tasks else ROUTES
+    for route in described:
         name = f"{route.view.__module__}.{route.view.__name__}".replace(".", "_")
         app.add_url_rule(route.path, name, _view(route, services), methods=[route.method])
 

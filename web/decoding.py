@@ -85,6 +85,14 @@ def _refusal_of(data: bytearray, kind: type[Struct], error: msgspec.ValidationEr
     return unprocessable(_faults(value, kind, error, strict=True))
 
 
+def convert(value: Mapping[str, object], kind: type[S]) -> S:
+    """Some fields of a body that is decoded already. Raises `ProblemError` 422 with each bad field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise unprocessable(_faults(value, kind, error, strict=True)) from error
+
+
 def decode_query(arguments: Mapping[str, list[str]], kind: type[S]) -> S:
     """The request in a query string; lists may be repeated or separated by commas. Raises `ProblemError` 422."""
     lists = _lists(kind)

@@ -17,11 +17,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from dataloader.jobs.tasks import Task
 from dataloader.web import problems
 from dataloader.web.paging import LINK
 from dataloader.web.problems import Problem
 from dataloader.web.routes import JSON, Answer, Call, Route, Routes
+from dataloader.web.task_descriptions import describe_tasks
 
+NO_TASKS: Final[Mapping[str, Task[Any]]] = {}
 _PART: Final = re.compile(r"<(\w+:)?(\w+)>")
 _HTML: Final = "text/html; charset=utf-8"
 _PAGE: Final = Path(__file__).with_name("pages").joinpath("api_docs.html").read_text("utf-8")
@@ -57,9 +60,12 @@ _SENT_WITH: Final[Mapping[int, dict[str, Any]]] = {
 """Headers of problems, by their status."""
 
 
-def description_routes(routes: Sequence[Route]) -> Routes:
-    """The routes that describe `routes`."""
-    described = msgspec.json.encode(describe(routes))
+def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] = NO_TASKS) -> Routes:
+    """The routes that describe `routes`, those of the `tasks` one by one."""
+    description = describe(routes)
+    if tasks:
+        describe_tasks(description, tasks)
+    described = msgspec.json.encode(description)
     found = Routes()
 
     @found.add("GET", "/openapi.json", role=None, answers={200: dict})

@@ -94,7 +94,7 @@ class Route:
     path: str
     view: Callable[..., Awaitable[Answer]]
     role: Role | None
-    body: type[Struct] | None = None
+    body: type[Struct | dict[str, Any]] | None = None
     query: type[Struct] | None = None
     answers: Mapping[int, Any]
     headers: Sequence[Mapping[str, Any]] = ()

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import attrs
 import trio
 
 from dataloader.jobs.measures import Measure
 from dataloader.jobs.model import about
+from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
@@ -86,11 +87,15 @@ class Turns:
 
 @attrs.frozen(kw_only=True)
 class Services:
-    """Everything a view may use. `state` is asked at each request; `/metrics` shows `measures` beside its own."""
+    """Everything a view may use.
+
+    `state` is asked at each request; `/metrics` shows `measures` beside its own; `tasks` are those this process knows.
+    """
 
     jobs: DatabaseJobs
     schedules: DatabaseSchedules
     settings: WebSettings
+    tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ProcessState]
     measures: Sequence[Measure] = ()
     depths: QueueDepths = attrs.field(init=False)

@@ -15,6 +15,7 @@ from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.run_stats import RunStats
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
+from dataloader.jobs.task_listings import TaskRecord
 
 
 def job(record: JobRecord) -> JobRecord:
@@ -35,6 +36,17 @@ def job(record: JobRecord) -> JobRecord:
         consumer_group=text(record.consumer_group),
         claimed_by=text(record.claimed_by),
         schedule=text(record.schedule),
+    )
+
+
+def task(record: TaskRecord) -> TaskRecord:
+    """A task type."""
+    return attrs.evolve(
+        record,
+        task=mask_text(record.task),
+        description=text(record.description),
+        queue=text(record.queue),
+        declared_by=mask_text(record.declared_by),
     )
 
 

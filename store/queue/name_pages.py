@@ -1,4 +1,4 @@
-"""Pages of what is listed by name, queues and workers, whose cursors give no secret away that stands in a name (Q16).
+"""Pages of queues, workers and task types by name, whose cursors give no secret away that stands in a name (Q16).
 
 A page goes on behind the name of its last row. In the cursor stands the name; instead of one that has a secret in it,
 or is longer than a queue's, its SHA-256, and the row that has it is looked for.
@@ -14,8 +14,10 @@ from dataloader.jobs.listings import MAX_PAGE, QueuePage, WorkerPage
 from dataloader.jobs.model import MAX_NAME, check_between
 from dataloader.jobs.page_cursor import BY_NAME, After
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.task_listings import TaskPage
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import QUEUES, list_queues, list_workers
+from dataloader.store.queue.task_rows import list_tasks
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 _DIGEST: Final = "sha256:"
@@ -26,6 +28,10 @@ SELECT queue FROM ({QUEUES}) AS queues WHERE encode(sha256(convert_to(queue, 'UT
 _WORKER_OF_DIGEST: Final = """
 SELECT worker FROM dl_workers
 WHERE seen_at > now() - make_interval(secs => $1) AND encode(sha256(convert_to(worker, 'UTF8')), 'hex') = $2
+"""
+
+_TASK_OF_DIGEST: Final = """
+SELECT task FROM dl_tasks WHERE $1::float8 > 0 AND encode(sha256(convert_to(task, 'UTF8')), 'hex') = $2
 """
 
 
@@ -45,6 +51,14 @@ async def page_of_workers(database: Database, *, limit: int = MAX_PAGE, after: A
     behind = await _name(database, after, _WORKER_OF_DIGEST)
     workers = await list_workers(database, limit=limit + 1, after=behind or "")
     return WorkerPage(*BY_NAME.page(workers, limit, lambda worker: _place(worker.worker)))
+
+
+async def page_of_tasks(database: Database, *, limit: int = 200, after: After = None) -> TaskPage:
+    """At most `limit` (1 to 1,000) task types by name, from behind `after`. Raises as `page_of_queues`."""
+    check_between("limit", limit, 1, MAX_PAGE)
+    behind = await _name(database, after, _TASK_OF_DIGEST)
+    tasks = await list_tasks(database, limit=limit + 1, after=behind or "")
+    return TaskPage(*BY_NAME.page(tasks, limit, lambda task: _place(task.task)))
 
 
 def _place(name: str) -> str:

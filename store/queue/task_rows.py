@@ -10,7 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from dataloader.jobs.args import ArgsType
+from dataloader.jobs.task_listings import TaskNotFound, TaskRecord
 from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import shown_json
+from dataloader.store.connection.bridge import Database
 
 LAYOUT: Final = 2
 """Grows with each setting that rows get: a program leaves rows of a greater layout as they are."""
@@ -45,6 +49,13 @@ WHERE t.layout <= excluded.layout
   AND ({_list("t.{}", "t.layout")}) IS DISTINCT FROM ({_list("excluded.{}", "excluded.layout")})
 """  # noqa: E501 - one line a part
 
+_SHOWN: Final = ("args_schema", "uniqueness")
+_LIST: Final = """
+SELECT task, description, queue, priority, args_schema::text AS args_schema, uniqueness::text AS uniqueness,
+       declared_by, declared_at
+FROM dl_tasks WHERE task > $1 AND ($2::text IS NULL OR task = $2) ORDER BY task LIMIT $3
+"""
+
 
 async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) -> None:
     """Write what the tasks of `worker` give to their jobs (asyncio-flavoured). What is so already is not written."""
@@ -58,13 +69,39 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
             task.lease_ttl_sec,
             _json(None if task.unique is None else task.unique.settings()),
             task.description or None,
-            _json(None if task.args is None else task.args.schema()),
+            _json(None if task.args is None else _schema(task.args)),
             task.stages.first_task if task.stages is not None and task.stages.name == task.name else None,
         )
         for task in tasks
     ]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * (len(_COLUMNS) + 1)
     await connection.execute(_DECLARE, LAYOUT, worker, *columns)
+
+
+def _schema(args: ArgsType[Any]) -> dict[str, Any]:
+    whole, parts = args.schema()
+    return whole | ({"$defs": parts} if parts else {})
+
+
+async def get_task(database: Database, name: str) -> TaskRecord:
+    """What is declared of a task. Raises `TaskNotFound`."""
+    found = await list_tasks(database, limit=1, name=name)
+    if not found:
+        raise TaskNotFound(f"no process has declared a task {name!r:.200}")
+    return found[0]
+
+
+async def list_tasks(database: Database, *, limit: int, after: str = "", name: str | None = None) -> list[TaskRecord]:
+    """At most `limit` tasks by name, from behind `after`; or the one of that name."""
+    records = await database.run(_aio_list, after, name, limit)
+    return [
+        TaskRecord(**dict(record) | {key: shown_json(record[key]) if record[key] else None for key in _SHOWN})
+        for record in records
+    ]
+
+
+async def _aio_list(connection: Any, after: str, name: str | None, limit: int) -> list[Any]:
+    return list(await connection.fetch(_LIST, after, name, limit))
 
 
 def _json(value: object) -> str | None:

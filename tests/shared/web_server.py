@@ -58,8 +58,8 @@ def all_tokens() -> tuple[Token, ...]:
 
 
 @asynccontextmanager
-async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -> AsyncIterator[Web]:
-    """A server for the database at `dsn`; `settings` are those of `WebSettings`."""
+async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None, **settings: Any) -> AsyncIterator[Web]:
+    """A server for the database at `dsn`; `tasks` those that it knows, `settings` those of `WebSettings`."""
     telemetry = Telemetry()
     state = [
         ProcessState(
@@ -85,6 +85,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, **settings: Any) -
                 draining=lambda: state[0].draining,
             ),
             schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
+            tasks=tasks or {},
             settings=WebSettings(**settings),
             state=lambda: state[0],
             measures=telemetry.measures,

@@ -20,6 +20,7 @@ INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT '{run}', 'q', 'log', jsonb_build_object('level', 'info', 'message', i) FROM generate_series(1, 5) AS i;
 INSERT INTO dl_workers (worker, host, pid, version, queues)
   SELECT 'w' || i, 'h', i, '1', '{{}}' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_tasks (task, layout, declared_by) SELECT 't' || i, 1, 'w' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by)
   SELECT 's' || i, '{{"task": "t", "every_s": 60}}', 't', 'code', 'w' FROM generate_series(1, 5) AS i;
@@ -45,6 +46,7 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
   VALUES (gen_random_uuid(), 'a', 't', 'k', 'succeeded', now());
 INSERT INTO dl_queues (queue, paused) VALUES ('a', true);
 INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1, '1', '{}');
+INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('a', 1, 'w');
 INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by) VALUES ('a', '{}', 't', 'code', 'w');
 INSERT INTO dl_schedule_events (name, kind) VALUES ('s1', 'changed');
@@ -61,6 +63,7 @@ LISTS = {
     "/api/v1/jobs/<uuid:job_id>/logs": ("lines", "event_id"),
     "/api/v1/queues": ("queues", "queue"),
     "/api/v1/workers": ("workers", "worker"),
+    "/api/v1/tasks": ("tasks", "task"),
     "/api/v1/audit": ("audit", "audit_id"),
     "/api/v1/errors": ("groups", "group"),
     "/api/v1/errors/log": ("errors", "error_id"),

@@ -28,6 +28,8 @@ LEAST_ROLE = {
     ("GET", "/api/v1/loads/<path:load>/failures"): "read",
     ("GET", "/api/v1/queues"): "read",
     ("GET", "/api/v1/workers"): "read",
+    ("GET", "/api/v1/tasks"): "read",
+    ("POST", "/api/v1/tasks/<path:task>/trigger"): "operate",
     ("GET", "/api/v1/errors"): "read",
     ("GET", "/api/v1/errors/log"): "read",
     ("GET", "/api/v1/errors/<path:group>/jobs"): "read",
@@ -68,6 +70,7 @@ JOB = {"queue": "q", "task": "t", "lock_key": "k"}
 BODIES = {
     ("POST", "/api/v1/jobs/trigger"): JOB,
     ("POST", "/api/v1/jobs/trigger/batch"): {"jobs": [JOB]},
+    ("POST", "/api/v1/tasks/<path:task>/trigger"): {"year": 1},
     ("PATCH", "/api/v1/jobs/<uuid:job_id>"): {"priority": 1},
     ("PUT", "/api/v1/schedules/<path:name>"): {"task": "t", "every_s": 60},
     ("POST", "/api/v1/schedules/<path:name>/backfill"): {"begin": "2026-01-01T00:00Z", "end": "2026-01-02T00:00Z"},

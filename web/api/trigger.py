@@ -5,7 +5,7 @@ A process that drains takes no new jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final
@@ -163,7 +163,10 @@ class BatchTriggered(Struct, frozen=True):
     jobs: Annotated[list[Triggered], about("The jobs, in the order of the batch.")]
 
 
-_IDEMPOTENCY_KEY: Final = {
+LOCATION: Final[Mapping[str, Any]] = {
+    "Location": {"description": "The job's address.", "required": True, "schema": {"type": "string"}}
+}
+IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
@@ -177,8 +180,8 @@ _IDEMPOTENCY_KEY: Final = {
     "/api/v1/jobs/trigger",
     role=Role.OPERATE,
     body=TriggerRequest,
-    headers=[_IDEMPOTENCY_KEY],
-    answer_headers={"Location": {"description": "The job's address.", "required": True, "schema": {"type": "string"}}},
+    headers=[IDEMPOTENCY_KEY],
+    answer_headers=LOCATION,
     answers={201: Triggered, 200: Triggered},
     conflicts=True,
 )
@@ -188,11 +191,7 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     201 with its address in Location; 200 when the idempotency key brought the same request before; 409 when it brought
     another one.
     """
-    key = _key_of_header(call.headers)
-    if key is not None:
-        if body.idempotency_key not in {None, key}:
-            raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; or leave out one of them")
-        body = msgspec.structs.replace(body, idempotency_key=key)
+    body = msgspec.structs.replace(body, idempotency_key=key_of(call.headers, body.idempotency_key))
     [job] = await _enqueue(call.jobs, [body])
     return Answer(
         value=job,
@@ -201,9 +200,17 @@ async def trigger_job(call: Call, body: TriggerRequest) -> Answer:
     )
 
 
+def key_of(headers: Headers, in_body: str | None) -> str | None:
+    """The idempotency key of a request, in its header or its body. Raises `BadRequest`."""
+    key = _key_of_header(headers)
+    if key is not None and in_body not in {None, key}:
+        raise BadRequest("idempotency_key", "must equal the header Idempotency-Key; or leave out one of them")
+    return in_body if key is None else key
+
+
 def _key_of_header(headers: Headers) -> str | None:
     """The key in the header, without the quotes that a structured field has. Raises `BadRequest`."""
-    name = str(_IDEMPOTENCY_KEY["name"])
+    name = str(IDEMPOTENCY_KEY["name"])
     match headers.getlist(name):
         case []:
             return None
@@ -229,7 +236,7 @@ async def trigger_batch(call: Call, body: BatchRequest) -> Answer:
     """
     if _key_of_header(call.headers) is not None:
         raise BadRequest(
-            str(_IDEMPOTENCY_KEY["name"]), "is for one job; a batch has an idempotency_key for each of its jobs"
+            str(IDEMPOTENCY_KEY["name"]), "is for one job; a batch has an idempotency_key for each of its jobs"
         )
     jobs = await _enqueue(call.jobs, body.jobs)
     created = any(job.created for job in jobs)

@@ -1,0 +1,107 @@
+"""Task types over HTTP (S2): which there are, and an address for each that takes its arguments as they are."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.new_job import new_job
+from dataloader.jobs.task_listings import TaskPage
+from dataloader.store.queue.name_pages import page_of_tasks
+from dataloader.store.queue.task_rows import get_task
+from dataloader.web import shown
+from dataloader.web.api.job_fields import KEY, JobFields, Priority, described
+from dataloader.web.api.trigger import IDEMPOTENCY_KEY, LOCATION, Triggered, key_of, triggered
+from dataloader.web.auth import Role
+from dataloader.web.decoding import convert
+from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+TRIGGER: Final = "/api/v1/tasks/<path:task>/trigger"
+
+
+class TasksQuery(PageQuery, kw_only=True):
+    """A page of task types, by name."""
+
+    limit: Limit = 200
+
+
+class TaskJobFields(JobFields, kw_only=True):
+    """What a request for a job of a task may say beside the task's arguments.
+
+    A field of the arguments that has one of these names is the arguments' own.
+    """
+
+    object_type: Annotated[str, Meta(description="The task's name, if it is given.")] | None = None
+    priority: Priority | None = None
+    available_at: (
+        Annotated[datetime, described("Not before; RFC 3339, now if not given.", format="date-time")] | None
+    ) = None
+    version: (
+        Annotated[
+            datetime | float,
+            described("Where jobs are updated, an instant or a number: a request that is not newer changes nothing."),
+        ]
+        | None
+    ) = None
+    idempotency_key: (
+        Annotated[str, described("A repeated request with the same key returns the first job.", **KEY)] | None
+    ) = None
+
+
+@routes.add("GET", "/api/v1/tasks", role=Role.READ, query=TasksQuery, answers={200: TaskPage}, pages=True)
+async def list_tasks(call: Call, query: TasksQuery) -> Answer:
+    """List the task types that processes have declared, by name."""
+    page = await page_of_tasks(call.services.database, limit=query.limit, after=query.after)
+    return page_answer(call, TaskPage(list(map(shown.task, page.tasks)), page.next))
+
+
+@routes.add(
+    "POST",
+    TRIGGER,
+    role=Role.OPERATE,
+    body=dict[str, Any],
+    headers=[IDEMPOTENCY_KEY],
+    answer_headers=LOCATION,
+    answers={201: Triggered, 200: Triggered},
+    conflicts=True,
+)
+async def trigger_task(call: Call, task: str, body: dict[str, Any]) -> Answer:
+    """Add a job of a task: the body has the task's arguments.
+
+    It may have `priority`, `available_at`, `version`, `idempotency_key` and `object_type`, the task's name, beside
+    them; of an argument with such a name the value is the argument's. Queue and keys are the task's own.
+    201 if the job is new, 200 if another one stands for the request: `did` says why.
+    """
+    known = call.services.tasks.get(task)
+    if known is not None:
+        fields = frozenset(() if known.args is None else known.args.fields)
+    else:
+        fields = (await get_task(call.services.database, task)).fields
+    own = convert({name: body.pop(name) for name in own_fields(fields) if name in body}, TaskJobFields)
+    if own.object_type not in {None, task}:
+        raise BadRequest("object_type", f"must be {task!r}, as in the address, not {own.object_type!r:.60}")
+    options = own.domain_fields()
+    if (key := key_of(call.headers, own.idempotency_key)) is not None:
+        options["idempotency_key"] = key
+    try:
+        [job] = await call.jobs.enqueue_many([new_job(known if known is not None else task, body, **options)])
+    except BadRequest as error:
+        # In the client's terms: the arguments are the body.
+        raise BadRequest(error.field.removeprefix("args."), error.message) from error
+    return Answer(
+        value=triggered(job),
+        status=HTTPStatus.CREATED if job.created else HTTPStatus.OK,
+        headers={"Location": f"/api/v1/jobs/{job.job_id}"},
+    )
+
+
+def own_fields(fields: frozenset[str]) -> list[str]:
+    """The fields of a request that are not the task's arguments."""
+    return [name for name in TaskJobFields.__struct_fields__ if name not in fields]
