@@ -31,6 +31,7 @@ from dataloader.store.queue.notifications import (
     Notification,
     QueueReady,
     SchedulesChanged,
+    SomethingFailed,
     open_listener,
 )
 from dataloader.store.queue.waits import Waits
@@ -52,6 +53,7 @@ class Listener:
     stager: Wake
     added: Wake
     scheduler: Wake
+    notifier: Wake
     heartbeat: Wake
     runs: Runs
     outage: Outage
@@ -93,7 +95,7 @@ class Listener:
             self.connected = False
 
     def _wake_all(self) -> None:
-        for wake in (*self.queues.values(), self.added, self.stager, self.scheduler, self.heartbeat):
+        for wake in (*self.queues.values(), self.added, self.stager, self.scheduler, self.notifier, self.heartbeat):
             wake.set()
         self.waits.all_changed()
 
@@ -113,5 +115,7 @@ class Listener:
                 self.runs.cancel(token)
             case SchedulesChanged():
                 self.scheduler.set()
+            case SomethingFailed():
+                self.notifier.set()
             case JobChanged(job_id):
                 self.waits.changed(job_id)

@@ -8,7 +8,7 @@ tests and embedded supervisors can hold several.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, Unpack, overload
@@ -378,6 +378,13 @@ class Tasks(Mapping[str, Task[Any]]):
             if name in self._schedules:
                 raise ValueError(f"schedule {name!r} is declared in both registries")
             self._schedules[name] = schedule
+
+    def beside(self, own: Iterable[Task[Any]]) -> Tasks:
+        """These tasks, and built-in ones that a process has of its own, in another registry."""
+        both = Tasks()
+        both.include(self)
+        both._tasks.update({task.name: task for task in own})
+        return both
 
     def __getitem__(self, name: str) -> Task[Any]:
         """The task called `name`; `KeyError` when there is none."""

@@ -25,6 +25,7 @@ from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.listener import Listener
 from dataloader.actors.lock_session_keeper import Keeper
+from dataloader.actors.notifier import Notifier
 from dataloader.actors.outage import Outage
 from dataloader.actors.overdue import OverdueWatch
 from dataloader.actors.pruner import Pruner
@@ -37,9 +38,13 @@ from dataloader.actors.run_sums import RunSums
 from dataloader.actors.scheduler import Scheduler
 from dataloader.actors.stager import Stager
 from dataloader.flows.libraries import libraries_of
+from dataloader.flows.notify.tasks import TASKS as NOTIFY_TASKS
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
+from dataloader.jobs.notices import QUEUE as NOTIFICATIONS
+from dataloader.jobs.notices import SLOTS as NOTIFICATION_SLOTS
+from dataloader.jobs.notices import Targets
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Tasks
@@ -200,6 +205,9 @@ def _make(
 ) -> Parts:
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
     slots = {worker.queue: worker.concurrency for worker in settings.workers}
+    if settings.notify:
+        tasks = tasks.beside(NOTIFY_TASKS)
+        slots.setdefault(NOTIFICATIONS, NOTIFICATION_SLOTS)
     worker = WorkerRow(name, socket.gethostname(), os.getpid(), program_version(), slots, tasks)
     runs = Runs(settings.default_lease_s)
 
@@ -223,7 +231,12 @@ def _make(
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
         logged_from=settings.job_log_level,
-        resources={Database: database, Transactions: transactions, **libraries.resources},
+        resources={
+            Database: database,
+            Transactions: transactions,
+            Targets: Targets({target.name: target for target in settings.notify}),
+            **libraries.resources,
+        },
         around=tasks.wraps,
     )
     keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
@@ -286,6 +299,9 @@ def _make(
     scheduler = Scheduler(
         database=database, outage=outage, poll_s=settings.poll_s, default_lease_s=settings.default_lease_s
     )
+    notifier = Notifier(
+        database=database, outage=outage, targets=settings.notify, default_lease_s=settings.default_lease_s
+    )
     waits, drain = Waits(database), Drain(runs, settings.drain_timeout_s)
     jobs = DatabaseJobs(
         database=database,
@@ -301,6 +317,7 @@ def _make(
         stager=stager.wake,
         added=stager.added,
         scheduler=scheduler.wake,
+        notifier=notifier.wake,
         heartbeat=heartbeat.wake,
         runs=runs,
         outage=outage,
@@ -343,6 +360,7 @@ def _make(
             "listener": listener.run,
             "stager": stager.run,
             "scheduler": scheduler.run,
+            **({"notifier": notifier.run} if settings.notify else {}),
             "reaper": Reaper(
                 database=database,
                 outage=outage,

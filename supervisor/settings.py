@@ -19,10 +19,11 @@ import attrs
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSettings, read_settings
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.loopback import is_loopback
+from dataloader.jobs.notices import Target
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import setting_kinds as kinds
 from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, quoted
-from dataloader.supervisor.setting_lists import TOKENS, WORKERS, ApiToken, Worker
+from dataloader.supervisor.setting_lists import TARGETS, TOKENS, WORKERS, ApiToken, Worker
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]
 
@@ -127,6 +128,14 @@ class Settings:
     port: int = _setting("DL_PORT", kinds.whole(0, 65_535), "The port of the HTTP API; 0 takes any free one.", 8080)
     tokens: tuple[ApiToken, ...] = _setting(
         "DL_TOKENS", TOKENS, "Who may use the HTTP API.", (), optional="everybody on this machine", secret=True
+    )
+    notify: tuple[Target, ...] = _setting(
+        "DL_NOTIFY",
+        TARGETS,
+        "Who is told of failures: webhooks and commands (docs/notifications.md).",
+        (),
+        optional="nobody",
+        secret=True,
     )
     max_body_bytes: int = _setting(
         "DL_MAX_BODY_BYTES", kinds.whole(1024, 1 << 30), "The longest body of an HTTP request, in bytes.", 1 << 20

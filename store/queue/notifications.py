@@ -61,7 +61,12 @@ class SchedulesChanged:
     """Schedules were stored, resumed or removed: one may be due earlier than was known."""
 
 
-Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | SchedulesChanged
+@attrs.frozen
+class SomethingFailed:
+    """A job or a schedule has failed, and operators are to be told of it."""
+
+
+Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | SchedulesChanged | SomethingFailed
 
 FLOOD: Final = 5_000
 """More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
@@ -74,6 +79,7 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
     "dl_schedule": lambda _payload: SchedulesChanged(),
+    "dl_notice": lambda _payload: SomethingFailed(),
 }
 CHANNELS: Final = frozenset(_CHANNELS)
 OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop"})

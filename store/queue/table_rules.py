@@ -32,6 +32,16 @@ BY_DAYS: Final[Mapping[str, str]] = {
 
 ALWAYS: Final[Mapping[str, str]] = {
     "dl_workers": "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'",
+    # Nobody tells any more: there have been no targets since.
+    "dl_notices": """
+        DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
+          SELECT notice_id FROM (SELECT notice_id, at FROM dl_notices ORDER BY notice_id LIMIT 1000) AS oldest
+          WHERE at < now() - interval '7 days'))
+        """,
+    # Nothing has failed in this way since: to be told of it anew is no repetition.
+    "dl_notice_groups": """
+        DELETE FROM dl_notice_groups WHERE last_at < now() - interval '7 days'
+        """,
     # The longest span of a budget is a week. A supplier's own requests delete what their budgets need no more.
     "dl_source_calls": """
         DELETE FROM dl_source_calls WHERE ctid = ANY (ARRAY(

@@ -12,6 +12,7 @@ from dotenv import dotenv_values
 
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.notices import KINDS
 from dataloader.supervisor.parts import options_of
 from dataloader.supervisor.setting_lists import PLACEHOLDER
 from dataloader.supervisor.settings import ApiToken, Settings, Worker, settings_table
@@ -396,7 +397,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     examples = [(name, value) for name, value in examples if name not in pipeline]
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
     assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
-    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_INSTANCE"}
+    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_NOTIFY", "DL_INSTANCE"}
     assert {name: value for name, value in examples if name not in only_examples} == {
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }
@@ -404,7 +405,39 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     (tokens,) = [value for name, value in examples if name == "DL_TOKENS"]
     assert [entry["token"] for entry in json.loads(tokens)] == [PLACEHOLDER]
     for name, value in examples:
-        if value == tokens:
-            continue  # that one must not work
+        if PLACEHOLDER in value:
+            continue  # those must not work
         dsn = {"DL_DB_DSN": DSN} if name == "DL_LOCK_DSN" else {}
         load_settings({**dsn, name: value}, directory=ROOT / "no such directory")
+
+
+@pytest.mark.requirement("S6")
+def test_targets_are_checked_field_by_field_and_never_shown(tmp_path: Path) -> None:
+    good = [
+        {
+            "name": "ops",
+            "url": "https://hooks.example.org/T0/s3cr3t",
+            "secret": "s3cr3t" * 4,
+            "kinds": ["lost", "lost"],
+        },
+        {"name": "page", "argv": ["/bin/page", "s3cr3t"], "timeout_s": 2},
+    ]
+    env = {"DL_NOTIFY": json.dumps(good)}
+    settings = load_settings(env, directory=tmp_path)
+    assert [(one.name, one.kinds, one.task) for one in settings.notify] == [
+        ("ops", ("lost",), "notify.webhook"),
+        ("page", KINDS, "notify.command"),
+    ]
+    rows = {row.name: row.value for row in explain(env, directory=tmp_path)}
+    assert "s3cr3t" not in repr(settings) + rows["DL_NOTIFY"] + str(settings.notify)
+    bad = [
+        {"name": "", "url": "ftp://s3cr3t", "secret": "s3cr3t"},
+        {"name": "page", "argv": ["s3cr3t", 1], "timeout_s": 0, "kinds": ["s3cr3t"]},
+        {"name": "page", "argv": ["s3cr3t"], "shell": "s3cr3t" * 4},
+    ]
+    lines = refusals({"DL_NOTIFY": json.dumps(bad)}, tmp_path)
+    assert [line.split(" ")[1] for line in lines] == [
+        "[0].name", "[0].url", "[0].secret", "[1].argv", "[1].timeout_s", "[1].kinds", "[2]", "[2].name",
+    ]  # fmt: skip
+    assert not [line for line in lines if "s3cr3t" in line and "kinds" not in line]
+    assert refusals({"DL_NOTIFY": "{}"}, tmp_path)[0].startswith("DL_NOTIFY: must be a JSON list such as")

@@ -107,7 +107,7 @@ async def test_the_run_of_a_worker_that_is_gone_lasts_until_its_lease_has_ended(
 
 
 async def test_a_lease_that_ended_before_all_time_is_taken_back_all_the_same(store, add_job):
-    await add_job(status="'running'", lease_expires_at="'-infinity'", started_at="'infinity'", attempt="1")
+    await add_job(status="'running'", lease_expires_at="'-infinity'", started_at="'-infinity'", attempt="1")
     assert len((await reap(store, 10)).became) == 1
 
 

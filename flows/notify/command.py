@@ -1,0 +1,96 @@
+"""Runs a command with a notice on its standard input: without a shell, and without our secrets in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from typing import Final
+
+import msgspec
+import trio
+
+from dataloader.jobs.notices import CommandTarget, Notice
+from dataloader.jobs.outcomes import GiveUp
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import storable_text
+
+MAX_SAID: Final = 2_000
+"""Bytes that are kept of what it writes to stderr, for the error."""
+LAST_WORDS_S: Final = 0.5
+"""How long its last words are waited for when it has ended."""
+END_S: Final = 5.0
+"""How long a killed command may take to be gone."""
+_OURS: Final = ("DL_", "WORKERS_JSON")
+"""What names of our settings begin with: tokens and passwords are among them."""
+
+
+class CommandFailed(Exception):  # noqa: N818 - what the command says
+    """The command did not take a notice; it is tried again."""
+
+
+async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
+    """Run the target's command. Raises `CommandFailed` when it ends with another code than 0, or not in time."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    try:
+        # A session of its own, so that all that it starts can be killed with it.
+        process = await trio.lowlevel.open_process(
+            list(target.argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        )
+    except (OSError, ValueError) as error:
+        return GiveUp(f"the command {target.name} can't be started: {type(error).__name__}")
+    said = bytearray()
+    try:
+        with trio.move_on_after(target.timeout_s) as limit:
+            code = await _finish(process, msgspec.json.encode(notice), said)
+    finally:
+        if process.returncode is None:
+            await _kill(process)
+    if limit.cancelled_caught:
+        raise CommandFailed(f"the command {target.name} did not end in {target.timeout_s:g} s, and was killed")
+    if code:
+        text = storable_text(mask_text(said.decode(errors="replace")), MAX_SAID).strip()
+        raise CommandFailed(f"the command {target.name} ended with {code}: {text}".rstrip(": "))
+    return None
+
+
+async def _finish(process: trio.Process, data: bytes, said: bytearray) -> int:
+    """The code with which it ends. What it has started and left may hold its stderr: that is not waited for."""
+    async with trio.open_nursery() as nursery:
+        if process.stdin is not None:
+            nursery.start_soon(_write, process.stdin, data)
+        is_read = trio.Event()
+        if process.stderr is not None:
+            nursery.start_soon(_read, process.stderr, said, is_read)
+        code = await process.wait()
+        with trio.move_on_after(LAST_WORDS_S):
+            await is_read.wait()
+        nursery.cancel_scope.cancel()
+    return code
+
+
+async def _write(stdin: trio.abc.SendStream, data: bytes) -> None:
+    # It may end without reading.
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async with stdin:
+            await stdin.send_all(data)
+
+
+async def _read(stderr: trio.abc.ReceiveStream, said: bytearray, is_read: trio.Event) -> None:
+    async with stderr:
+        async for chunk in stderr:
+            said += chunk[: MAX_SAID - len(said)]
+    is_read.set()
+
+
+async def _kill(process: trio.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with trio.move_on_after(END_S, shield=True):
+        await process.wait()

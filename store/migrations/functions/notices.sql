@@ -1,0 +1,42 @@
+-- What operators are to be told of is noted in the transaction in which it happens, whoever writes, while a process has targets.
+
+-- A run whose job has failed for good, or was lost: its line in the log of errors, which dl_jobs_failing writes. Jobs that tell
+-- operators of failures (BUILT_IN in jobs/tasks.py) are none of them: their own failures are told to nobody.
+CREATE OR REPLACE FUNCTION {schema}.dl_error_noticed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF EXISTS (SELECT FROM {schema}.dl_notice_watch WHERE until > now()) THEN
+    INSERT INTO {schema}.dl_notices (kind, name, queue, job_id, error)
+    VALUES (NEW.status::text, NEW.task, NEW.queue, NEW.job_id, left(NEW.error, 1000));
+    PERFORM pg_notify('dl_notice', '');
+  END IF;
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_error_noticed() FROM PUBLIC;
+
+-- A schedule that its own failure has paused, not an operator; and planned times that were left out.
+CREATE OR REPLACE FUNCTION {schema}.dl_schedule_noticed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF EXISTS (SELECT FROM {schema}.dl_notice_watch WHERE until > now()) THEN
+    INSERT INTO {schema}.dl_notices (kind, name, error, times)
+    VALUES (CASE NEW.kind WHEN 'paused' THEN 'schedule_paused' ELSE NEW.kind END, NEW.name, left(NEW.payload ->> 'why', 1000),
+            coalesce((NEW.payload ->> 'times')::int, 1));
+    PERFORM pg_notify('dl_notice', '');
+  END IF;
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_schedule_noticed() FROM PUBLIC;
+DO $do$
+BEGIN
+  IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_errors'::regclass AND tgname = 'dl_error_noticed') THEN
+    CREATE TRIGGER dl_error_noticed AFTER INSERT ON {schema}.dl_errors FOR EACH ROW
+      WHEN (NEW.status IN ('failed', 'lost') AND NEW.task NOT IN ('notify.webhook', 'notify.command'))
+      EXECUTE FUNCTION {schema}.dl_error_noticed();
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_schedule_events'::regclass AND tgname = 'dl_schedule_noticed') THEN
+    CREATE TRIGGER dl_schedule_noticed AFTER INSERT ON {schema}.dl_schedule_events FOR EACH ROW
+      WHEN (NEW.kind IN ('paused', 'left_out') AND NEW.payload ->> 'why' IS NOT NULL)
+      EXECUTE FUNCTION {schema}.dl_schedule_noticed();
+  END IF;
+END $do$;

@@ -1,0 +1,175 @@
+"""Gathers what failed into groups, and adds the jobs that tell operators of them (S6).
+
+Triggers note failures in the transactions in which they happen, while `until` of dl_notice_watch has not passed. A
+notice is gathered into the row of its group by whoever locks it first, and told by whoever locks the group: each in one
+transaction with the jobs that tell, so that a process may be killed anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.notices import MAX_JOBS, QUEUE, Notice, Target, Telling
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.enqueue import row_of
+from dataloader.store.queue.job_inserts import aio_insert
+
+GATHER_S: Final = 10.0
+"""So long after its first failure a group is told of."""
+AGAIN_S: Final = 300.0
+"""So long after that it is told of next."""
+GATHERED: Final = 5_000
+"""Notices that one transaction gathers."""
+TOLD: Final = 200
+"""Groups that one transaction tells of."""
+MAX_ATTEMPTS: Final = 10
+
+# Once an hour: the row is read by each failure, and written by who tells.
+_WATCH: Final = """
+INSERT INTO dl_notice_watch AS w (until) VALUES (now() + interval '1 day')
+ON CONFLICT (one) DO UPDATE SET until = excluded.until WHERE w.until < now() + interval '23 hours'
+"""
+_TAKE: Final = """
+DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
+  SELECT notice_id FROM dl_notices ORDER BY notice_id LIMIT $1 FOR UPDATE SKIP LOCKED))
+RETURNING notice_id, at, kind, name, queue, job_id, times, dl_error_group(error) AS error_group,
+          dl_error_line(error) AS error
+"""
+_GATHER: Final = f"""
+INSERT INTO dl_notice_groups AS g (kind, name, error_group, waiting, first_at, last_at, queue, job_ids, error)
+SELECT kind, name, error_group, waiting, first_at, last_at, queue, job_ids::uuid[], error
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::timestamptz[], $6::timestamptz[], $7::text[],
+            $8::text[], $9::text[])
+  AS u (kind, name, error_group, waiting, first_at, last_at, queue, job_ids, error)
+ON CONFLICT (kind, name, error_group) DO UPDATE SET
+  waiting = g.waiting + excluded.waiting,
+  first_at = CASE WHEN g.waiting = 0 THEN excluded.first_at ELSE least(g.first_at, excluded.first_at) END,
+  last_at = greatest(g.last_at, excluded.last_at),
+  queue = excluded.queue,
+  job_ids = CASE WHEN g.waiting = 0 THEN excluded.job_ids ELSE (g.job_ids || excluded.job_ids)[1:{MAX_JOBS}] END,
+  error = excluded.error
+"""
+_DUE: Final = """
+SELECT kind, name, error_group, waiting, first_at, last_at, queue, job_ids, error, told_at FROM dl_notice_groups
+WHERE waiting > 0 AND first_at <= now() - make_interval(secs => $1)
+  AND (told_at IS NULL OR told_at <= now() - make_interval(secs => $2))
+ORDER BY first_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+"""
+_TELL: Final = """
+UPDATE dl_notice_groups g SET waiting = 0, told_at = now(), job_ids = '{}'
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u (kind, name, error_group)
+WHERE (g.kind, g.name, g.error_group) = (u.kind, u.name, u.error_group)
+"""
+_NEXT: Final = """
+SELECT extract(epoch FROM min(greatest(first_at + make_interval(secs => $1),
+                                       coalesce(told_at + make_interval(secs => $2), first_at)))
+                          - clock_timestamp())::float8
+FROM dl_notice_groups WHERE waiting > 0
+"""
+
+
+@attrs.frozen
+class Told:
+    """How many jobs were added, and in how many seconds a group is to be told of; None: none waits."""
+
+    added: int
+    next_in_s: float | None
+
+
+@attrs.define(eq=False)
+class _Gathered:
+    """The failures of a group that one transaction gathers."""
+
+    first: Any
+    last: Any
+    times: int = 0
+    job_ids: list[str] = attrs.field(factory=list)
+
+
+async def tell(
+    database: Database,
+    targets: Sequence[Target],
+    *,
+    gather_s: float = GATHER_S,
+    again_s: float = AGAIN_S,
+    default_lease_s: int = 60,
+) -> Told:
+    """Gather what has failed, and add the jobs that tell `targets` of the groups that are due.
+
+    A group is told of `gather_s` seconds after its first failure, and then at most every `again_s` seconds.
+    """
+    return await database.write(_aio_tell, targets, (gather_s, again_s), default_lease_s)
+
+
+async def _aio_tell(
+    connection: Any, targets: Sequence[Target], pauses: tuple[float, float], default_lease_s: int
+) -> Told:
+    async with connection.transaction():
+        await connection.execute(_WATCH)
+        taken = sorted(await connection.fetch(_TAKE, GATHERED), key=lambda record: record["notice_id"])
+        if taken:
+            await _aio_gather(connection, taken)
+    async with connection.transaction():
+        due = await connection.fetch(_DUE, *pauses, TOLD)
+        jobs = [_job(target, record) for record in due for target in targets if record["kind"] in target.kinds]
+        if due:
+            keys = [(record["kind"], record["name"], record["error_group"]) for record in due]
+            await connection.execute(_TELL, *map(list, zip(*keys, strict=True)))
+        if jobs:
+            await aio_insert(connection, [row_of(job, default_lease_s) for job in jobs])
+        next_in_s = await connection.fetchval(_NEXT, *pauses)
+    if len(taken) == GATHERED or len(due) == TOLD:
+        next_in_s = 0.0
+    return Told(len(jobs), next_in_s)
+
+
+async def _aio_gather(connection: Any, taken: Sequence[Any]) -> None:
+    groups: dict[tuple[str, str, str], _Gathered] = {}
+    for record in taken:
+        key = record["kind"], record["name"], record["error_group"]
+        group = groups.setdefault(key, _Gathered(record, record))
+        group.last = record
+        group.times += record["times"]
+        if record["job_id"] is not None and len(group.job_ids) < MAX_JOBS:
+            group.job_ids.append(str(record["job_id"]))
+    # In one order, so that two who gather wait for each other and not in a ring.
+    rows = [
+        (
+            *key,
+            group.times,
+            group.first["at"],
+            group.last["at"],
+            group.last["queue"],
+            f"{{{','.join(group.job_ids)}}}",
+            group.last["error"],
+        )
+        for key, group in sorted(groups.items())
+    ]
+    await connection.execute(_GATHER, *map(list, zip(*rows, strict=True)))
+
+
+def _job(target: Target, record: Any) -> NewJob:
+    notice = Notice(
+        kind=record["kind"],
+        name=mask_text(record["name"]),
+        queue=None if record["queue"] is None else mask_text(record["queue"]),
+        group=mask_text(record["error_group"]),
+        error=mask_text(record["error"]),
+        times=record["waiting"],
+        first_at=record["first_at"],
+        last_at=record["last_at"],
+        told_before_at=record["told_at"],
+        job_ids=tuple(record["job_ids"]),
+    )
+    return NewJob(
+        task=target.task,
+        queue=QUEUE,
+        args=attrs.asdict(Telling(target=target.name, notice=notice)),
+        max_attempts=MAX_ATTEMPTS,
+        producer="notifier",
+    )

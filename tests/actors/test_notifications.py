@@ -1,0 +1,80 @@
+"""A process with targets tells them of failures, also of those that a killed one has left (S6)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+
+import pytest
+import trio
+from conditions import until
+
+from dataloader import GiveUp, Tasks
+from dataloader.actors.notifier import Notifier
+from dataloader.supervisor import parts
+
+pytestmark = pytest.mark.requirement("S6")
+
+
+async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "Notifier", partial(Notifier, gather_s=0.2))
+    out = tmp_path / "out"
+    code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + '\\n')"
+    targets = [
+        {"name": "page", "argv": [sys.executable, "-c", code]},
+        {"name": "broken", "argv": ["/no/such/program"], "kinds": ["failed"]},
+    ]
+    # What a process had noted that was killed then.
+    await raw.execute(
+        "INSERT INTO dl_notices (at, kind, name, error) VALUES (now() - interval '1 h', 'lost', 'old', 'e')"
+    )
+    tasks = Tasks()
+
+    @tasks.task("fails")
+    async def fails(job):
+        return GiveUp(f"no row {job.args['n']}")
+
+    async with open_worker(tasks, notify=json.dumps(targets)) as supervisor:
+
+        async def watches():
+            return await raw.fetchval("SELECT count(*) FROM dl_notice_watch")
+
+        await until(watches)
+        for n in range(3):
+            await supervisor.jobs.enqueue("fails", {"n": n}, queue="q")
+
+        async def told():
+            notices = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+            return sum(notice["times"] for notice in notices) == 4 and notices
+
+        notices = await until(told)
+
+        async def given_up():
+            return await raw.fetchval("SELECT status FROM dl_jobs WHERE task = 'notify.command' AND status = 'failed'")
+
+        await until(given_up)
+    assert {(one["kind"], one["name"], one["group"]) for one in notices} == {
+        ("lost", "old", "e"),
+        ("failed", "fails", "no row #"),
+    }
+    names = await raw.fetch("SELECT name FROM dl_notice_groups UNION ALL SELECT name FROM dl_notices")
+    assert {row["name"] for row in names} == {"old", "fails"}
+
+
+async def test_without_targets_nothing_is_written_asked_or_served(open_worker, raw):
+    tasks, ended = Tasks(), trio.Event()
+
+    @tasks.task("fails")
+    async def fails(job):
+        ended.set()
+        return GiveUp("no")
+
+    async with open_worker(tasks) as supervisor:
+        await supervisor.jobs.enqueue("fails", queue="q")
+        await ended.wait()
+        assert "notifier" not in supervisor._parts.helpers
+        assert list(supervisor._parts.worker.queues) == ["q"]
+        assert not {"notify.webhook", "notify.command"} & supervisor._parts.tasks.keys()
+    rows = "SELECT (SELECT count(*) FROM dl_notices) + (SELECT count(*) FROM dl_notice_watch)"
+    assert await raw.fetchval(rows) == 0

@@ -1,0 +1,140 @@
+"""What operators are to be told of (S6): noted where it happens, gathered in groups, told once by who comes first."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+
+from dataloader.jobs.notices import CommandTarget, WebhookTarget
+from dataloader.jobs.states import Step
+from dataloader.store.queue.leases import reap
+from dataloader.store.queue.notices import tell
+
+pytestmark = pytest.mark.requirement("S6")
+
+OPS = WebhookTarget(name="ops", url="http://127.0.0.1:1/", secret="sesame open now 1")
+PAGE = CommandTarget(name="page", argv=("true",), kinds=("lost",))
+
+
+@pytest.fixture
+async def watched(raw):
+    """Somebody tells of failures."""
+    await raw.execute("INSERT INTO dl_notice_watch (until) VALUES (now() + interval '1 hour')")
+
+
+async def noted(raw):
+    rows = await raw.fetch("SELECT kind, name, error, times FROM dl_notices ORDER BY notice_id")
+    return [tuple(row) for row in rows]
+
+
+async def told(raw):
+    """The jobs that tell, as (task, target, notice), the oldest first; they are taken away."""
+    rows = await raw.fetch(
+        "SELECT task, queue, args FROM dl_jobs WHERE task LIKE 'notify.%' ORDER BY created_at, job_id"
+    )
+    await raw.execute("DELETE FROM dl_jobs WHERE task LIKE 'notify.%'")
+    assert {row["queue"] for row in rows} <= {"notifications"}
+    jobs = [(row["task"], json.loads(row["args"])) for row in rows]
+    return [(task, args["target"], args["notice"]) for task, args in jobs]
+
+
+async def fail(raw, add_job, error, task="t"):
+    job_id = await add_job(task=f"'{task}'", status="'running'", lease_expires_at="now()")
+    # As another service does it.
+    await raw.execute("UPDATE dl_jobs SET status = 'failed', error = $2 WHERE job_id = $1", job_id, error)
+    return job_id
+
+
+async def test_what_fails_for_good_is_noted_whoever_writes_it(watched, raw, store, add_job, start_worker):
+    for task in ("t", "notify.webhook", "notify.command"):
+        await fail(raw, add_job, "of another service", task)
+    await add_job(max_attempts="1")
+    await add_job(max_attempts="1")
+    worker = start_worker()
+    first, second = await worker.claim()
+    await worker.end(first, Step.RETRY, error="ours")
+    await raw.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = $1", second.job_id)
+    await reap(store, 10)
+    await raw.execute(
+        "INSERT INTO dl_schedule_events (name, kind, payload) VALUES"
+        """ ('s', 'paused', '{"why": "its job has failed"}'), ('s', 'paused', '{"by": "chief"}'),"""
+        """ ('s', 'left_out', '{"why": "missed", "times": 7}'), ('s', 'changed', '{"by": "w"}')"""
+    )
+    found = await noted(raw)
+    assert found[0] == ("failed", "t", "of another service", 1)
+    assert found[1] == ("failed", "t", "ours", 1)
+    assert (found[2][0], found[2][2].startswith("worker lost")) == ("lost", True)
+    assert found[3:] == [("schedule_paused", "s", "its job has failed", 1), ("left_out", "s", "missed", 7)]
+
+
+async def test_nothing_is_noted_while_nobody_tells(raw, add_job):
+    await fail(raw, add_job, "e")
+    await raw.execute("INSERT INTO dl_notice_watch (until) VALUES (now() - interval '1 s')")
+    await fail(raw, add_job, "e")
+    assert await noted(raw) == []
+
+
+async def test_failures_are_told_by_groups_once_for_each_target_and_then_not_for_a_while(watched, raw, store, add_job):
+    jobs = [await fail(raw, add_job, f"no file 'x{n}' in step {n}\nTraceback 1") for n in range(12)]
+    await fail(raw, add_job, "password=sesame refused")
+    first = await tell(store, [OPS, PAGE])
+    assert (first.added, await noted(raw), await told(raw)) == (0, [], [])
+    assert 5 < first.next_in_s <= 10
+    assert (await tell(store, [OPS, PAGE], gather_s=0)).added == 2
+    (task, target, many), (_, _, secret) = sorted(await told(raw), key=lambda one: -one[2]["times"])
+    assert (task, target, many["kind"], many["name"], many["times"]) == ("notify.webhook", "ops", "failed", "t", 12)
+    assert (many["group"], many["error"]) == ("no file … in step #", "no file 'x11' in step 11")
+    assert many["job_ids"] == list(map(str, jobs[:10]))
+    assert "sesame" not in json.dumps(secret)
+    # The next of the group waits, and tells of all that came since.
+    for n in range(3):
+        await fail(raw, add_job, f"no file 'y{n}' in step {n}")
+    waits = await tell(store, [OPS], gather_s=0)
+    assert (waits.added, 200 < waits.next_in_s <= 300) == (0, True)
+    assert (await tell(store, [OPS], gather_s=0, again_s=0)).added == 1
+    [(_, _, again)] = await told(raw)
+    assert (again["times"], len(again["job_ids"]), again["told_before_at"] is not None) == (3, 3, True)
+    assert (await tell(store, [OPS], gather_s=0, again_s=0)).next_in_s is None
+
+
+async def test_a_target_is_told_of_its_kinds_alone(watched, raw, store, add_job):
+    await raw.execute(
+        "INSERT INTO dl_notices (kind, name, error) VALUES ('lost', 't', 'gone'), ('left_out', 's', 'missed')"
+    )
+    await tell(store, [OPS, PAGE], gather_s=0)
+    assert sorted((target, notice["kind"]) for _, target, notice in await told(raw)) == [
+        ("ops", "left_out"),
+        ("ops", "lost"),
+        ("page", "lost"),
+    ]
+
+
+async def test_processes_that_tell_at_once_tell_of_each_group_once(watched, raw, store):
+    await raw.execute(
+        "INSERT INTO dl_notices (kind, name, error)"
+        " SELECT 'failed', 't' || n % 40, 'e' FROM generate_series(1, 2000) AS n"
+    )
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(lambda: tell(store, [OPS], gather_s=0))
+    await tell(store, [OPS], gather_s=0, again_s=0)
+    notices = [notice for _, _, notice in await told(raw)]
+    assert sum(notice["times"] for notice in notices) == 2_000
+    assert {notice["name"] for notice in notices} == {f"t{n}" for n in range(40)}
+
+
+async def test_what_can_not_be_told_is_told_later(watched, raw, store, add_job):
+    """Whoever dies before the commit leaves all as it was."""
+    await fail(raw, add_job, "e")
+    await raw.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    with pytest.raises(Exception, match="no"):
+        await tell(store, [OPS], gather_s=0)
+    await raw.execute("DROP TRIGGER refuse ON dl_jobs")
+    assert (await tell(store, [OPS], gather_s=0)).added == 1
+    [(_, _, notice)] = await told(raw)
+    assert notice["times"] == 1
