@@ -8,9 +8,10 @@ tests and embedded supervisors can hold several.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, Unpack, overload
 
 import attrs
@@ -42,6 +43,17 @@ W = TypeVar("W", bound=Around)
 DEFAULT_RETRY: Final = RetryPolicy()
 BUILT_IN: Final = ("process.*", "notify.*", "migrate")
 """Tasks that are our own: nobody else registers them, and `dl_enqueue` refuses them (it has the same list)."""
+
+
+_BUILT_IN_NAME: Final = re.compile("|".join(map(translate, BUILT_IN)))
+
+
+def check_task(name: str) -> None:
+    """Raise `BadRequest` for a built-in task: only we add their jobs."""
+    if _BUILT_IN_NAME.match(name):
+        raise BadRequest(
+            "task", f"must not be {name!r:.60}: the names {', '.join(BUILT_IN)} are those of built-in tasks"
+        )
 
 
 class Enqueues(Protocol):

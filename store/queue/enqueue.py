@@ -26,6 +26,7 @@ import trio
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
 from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
 from dataloader.jobs.states import Status
+from dataloader.jobs.tasks import check_task
 from dataloader.jobs.text import exact_json, shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.job_edges import aio_add_edges, check_order
@@ -81,8 +82,10 @@ async def enqueue_unique(database: Database, job: NewJob, *, default_lease_s: in
     return _stand_in(stands[job.job_id], is_first=True) if stands else None
 
 
-def row_of(job: NewJob, default_lease_s: int) -> Row:
-    """The job's row. Raises `BadRequest` for args that can't be stored."""
+def row_of(job: NewJob, default_lease_s: int, *, is_ours: bool = False) -> Row:
+    """The job's row. Raises `BadRequest` for args that can't be stored, and for built-in tasks unless it `is_ours`."""
+    if not is_ours:
+        check_task(job.task)
     args = exact_json("args", job.args, MAX_ARGS_BYTES)
     return (
         job.job_id,

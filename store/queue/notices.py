@@ -121,7 +121,7 @@ async def _aio_tell(
             keys = [(record["kind"], record["name"], record["error_group"]) for record in due]
             await connection.execute(_TELL, *map(list, zip(*keys, strict=True)))
         if jobs:
-            await aio_insert(connection, [row_of(job, default_lease_s) for job in jobs])
+            await aio_insert(connection, [row_of(job, default_lease_s, is_ours=True) for job in jobs])
         next_in_s = await connection.fetchval(_NEXT, *pauses)
     if len(taken) == GATHERED or len(due) == TOLD:
         next_in_s = 0.0

@@ -12,10 +12,10 @@ from databases import raw_connection
 from roles import a_role
 
 from dataloader import Tasks
-from dataloader.jobs.errors import IdempotencyConflict
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.tasks import BUILT_IN
-from dataloader.store.queue.enqueue import enqueue
+from dataloader.store.queue.enqueue import enqueue, row_of
 from dataloader.store.queue.make_ready import ready_after
 from dataloader.store.queue.reads import get_job
 
@@ -159,7 +159,10 @@ async def test_names_of_built_in_tasks_are_the_same_here_and_in_the_registry(raw
                 await raw.execute("SELECT dl_enqueue($1, queue => 'q')", name)
             with pytest.raises(ValueError, match=refusal):
                 Tasks().task(name)
+            with pytest.raises(BadRequest, match=f"^task: must not be .*: {refusal}"):
+                row_of(NewJob(task=name, queue="q"), 60)
         else:
+            row_of(NewJob(task=name, queue="q"), 60)
             assert await raw.fetchval("SELECT dl_enqueue($1, queue => 'q') IS NOT NULL", name)
             Tasks().task(name)
 
