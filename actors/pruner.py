@@ -1,11 +1,12 @@
 """Deletes what is too old to keep, in small batches: ended jobs with their journals, and rows of our other tables.
 
-It also folds the statistics of runs by hour, which processes append to. Jobs are kept for ever by default.
+It also folds the statistics of runs by hour, which processes append to, and cancels duplicates of waiting jobs where
+that is set. Jobs are kept for ever by default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -16,6 +17,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.duplicates import cancel_duplicates
 from dataloader.store.queue.retention import prune
 from dataloader.store.queue.run_stats import FOLDED, fold_run_stats
 from dataloader.store.queue.table_rules import prune_tables
@@ -31,12 +33,16 @@ BETWEEN_BATCHES_S: Final = 0.1
 
 @attrs.define(eq=False, kw_only=True)
 class Pruner:
-    """Keeps finished jobs for `days` by status, and rows of other tables for `table_days`; 0 keeps them for ever."""
+    """Keeps finished jobs for `days` by status, and rows of other tables for `table_days`; 0 keeps them for ever.
+
+    Of waiting jobs of the tasks `duplicates_of` that are the same it keeps the best.
+    """
 
     database: Database
     outage: Outage
     days: Mapping[Status, int]
     table_days: Mapping[str, int] = attrs.field(factory=dict)
+    duplicates_of: Sequence[str] = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prune until cancelled."""
@@ -45,6 +51,7 @@ class Pruner:
         while True:
             try:
                 await self._fold()
+                await self._cancel_duplicates()
                 if trio.current_time() >= prune_at:
                     prune_at = trio.current_time() + EVERY_S
                     await self._prune()
@@ -55,6 +62,13 @@ class Pruner:
 
     async def _fold(self) -> None:
         while await fold_run_stats(self.database) == FOLDED:  # noqa: ASYNC110 - each call folds a batch
+            await trio.sleep(BETWEEN_BATCHES_S)
+
+    async def _cancel_duplicates(self) -> None:
+        while self.duplicates_of and (
+            canceled := await cancel_duplicates(self.database, list(self.duplicates_of), None)
+        ):
+            log.info("duplicates of waiting jobs were canceled", jobs=canceled)
             await trio.sleep(BETWEEN_BATCHES_S)
 
     async def _prune(self) -> None:

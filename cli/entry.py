@@ -42,6 +42,7 @@ _FILES: Final = MappingProxyType(
         "run-now": "job_changes",
         "priority": "job_changes",
         "errors": "failures",
+        "duplicates": "duplicates",
         "audit": "job_changes",
         "queues": "queues",
         "pause": "queues",

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.job import A
@@ -260,6 +261,22 @@ class Jobs(abc.ABC):
     @abc.abstractmethod
     async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
         """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`."""
+
+    @abc.abstractmethod
+    async def duplicates(
+        self, *, task: str | None = None, queue: str | None = None, limit: int = 50
+    ) -> list[DuplicateGroup]:
+        """Return at most `limit` (1 to 1,000) groups of waiting jobs with the same queue, task, args and partition key.
+
+        The largest come first. All waiting jobs are read for it. Raises `BadRequest`.
+        """
+
+    @abc.abstractmethod
+    async def cancel_duplicates(self, task: str, *, queue: str | None = None, limit: int = 1_000) -> int:
+        """Cancel at most `limit` (1 to 10,000) of a task's duplicates, but for the best of each group; say how many.
+
+        The best is the most urgent one, of these the oldest, or one that other jobs wait for. Raises `BadRequest`.
+        """
 
     @abc.abstractmethod
     async def errors(

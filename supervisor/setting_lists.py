@@ -176,6 +176,21 @@ def _read_token(value: object) -> str:
     return value
 
 
+def _read_tasks(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            raise Refused(TASKS.allowed) from None
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+        raise Refused(TASKS.allowed)
+    return tuple(cast("Iterable[str]", value))
+
+
+def _show_tasks(tasks: tuple[str, ...]) -> str:
+    return msgspec.json.encode(tasks).decode()
+
+
 def _show_workers(workers: tuple[Worker, ...]) -> str:
     return msgspec.json.encode([attrs.asdict(worker) for worker in workers]).decode()
 
@@ -193,6 +208,7 @@ def _show_targets(targets: tuple[Target, ...]) -> str:
 
 QUEUE = Kind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
 CONCURRENCY = whole(1, 1000)
+TASKS = Kind('a JSON list of names such as ["load.rates"]', _read_tasks, _show_tasks)
 WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
 TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
 TOKENS = Kind(

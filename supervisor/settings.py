@@ -23,7 +23,7 @@ from dataloader.jobs.notices import Target
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import setting_kinds as kinds
 from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, quoted
-from dataloader.supervisor.setting_lists import TARGETS, TOKENS, WORKERS, ApiToken, Worker
+from dataloader.supervisor.setting_lists import TARGETS, TASKS, TOKENS, WORKERS, ApiToken, Worker
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]
 
@@ -232,6 +232,13 @@ class Settings:
         kinds.whole(0, 36_500),
         "Days after which the records of operators' actions are deleted; 0 keeps them.",
         0,
+    )
+    cancel_duplicates_of: tuple[str, ...] = _setting(
+        "DL_CANCEL_DUPLICATES_OF",
+        TASKS,
+        "Tasks of whose waiting jobs with the same args all but the best are canceled, once a minute.",
+        (),
+        optional="none",
     )
     log_format: Literal["auto", "console", "json"] = _setting(
         "DL_LOG_FORMAT",

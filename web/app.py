@@ -26,6 +26,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.api import (
     audit,
+    duplicates,
     etl,
     failures,
     job_actions,
@@ -54,6 +55,7 @@ _WORK: Final = [
     *job_actions.routes,
     *failures.routes,
     *etl.routes,
+    *duplicates.routes,
     *queues.routes,
     *schedules.routes,
     *stats.routes,

@@ -17,6 +17,7 @@ import attrs
 import msgspec
 
 from dataloader.jobs.contract import Change, Jobs, check_id, told_of_changes
+from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.listings import (
@@ -121,6 +122,18 @@ class HttpJobs(Jobs):
         """As in `Jobs`."""
         wanted = {"task": task, "state": state, "exact": str(exact).lower(), "limit": limit, "after": after}
         return await self.service.ask(ErrorGroupPage, "GET", "/errors", params=wanted)
+
+    async def duplicates(
+        self, *, task: str | None = None, queue: str | None = None, limit: int = 50
+    ) -> list[DuplicateGroup]:
+        """As in `Jobs`."""
+        wanted = {"task": task, "queue": queue, "limit": limit}
+        return (await self.service.ask(DuplicateGroups, "GET", "/duplicates", params=wanted)).groups
+
+    async def cancel_duplicates(self, task: str, *, queue: str | None = None, limit: int = 1_000) -> int:
+        """As in `Jobs`."""
+        body = {"task": task, "queue": queue, "limit": limit}
+        return (await self.service.ask(_Changed, "POST", "/duplicates/cancel", body=body)).changed
 
     async def errors(
         self,

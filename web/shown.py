@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.failures import ErrorGroup, ErrorRecord
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
@@ -47,6 +48,17 @@ def task(record: TaskRecord) -> TaskRecord:
         description=text(record.description),
         queue=text(record.queue),
         declared_by=mask_text(record.declared_by),
+    )
+
+
+def duplicates(record: DuplicateGroup) -> DuplicateGroup:
+    """Jobs that are the same."""
+    return attrs.evolve(
+        record,
+        queue=mask_text(record.queue),
+        task=mask_text(record.task),
+        partition_key=mask_text(record.partition_key),
+        args=mask(record.args),
     )
 
 

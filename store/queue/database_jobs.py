@@ -10,6 +10,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.contract import Change, Jobs, Operator, check_id, told_of_changes
+from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.errors import Draining
 from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
 from dataloader.jobs.listings import EVERY_JOB, AuditPage, EventPage, JobFilter, JobPage, Level, LogPage
@@ -19,6 +20,7 @@ from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, failures, reads
+from dataloader.store.queue.duplicates import cancel_duplicates, list_duplicates
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
@@ -101,6 +103,16 @@ class DatabaseJobs(Jobs):
         return await failures.list_error_groups(
             self.database, task=task, state=state, exact=exact, limit=limit, after=after
         )
+
+    async def duplicates(
+        self, *, task: str | None = None, queue: str | None = None, limit: int = 50
+    ) -> list[DuplicateGroup]:
+        """As in `Jobs`."""
+        return await list_duplicates(self.database, task=task, queue=queue, limit=limit)
+
+    async def cancel_duplicates(self, task: str, *, queue: str | None = None, limit: int = 1_000) -> int:
+        """As in `Jobs`."""
+        return await cancel_duplicates(self.database, [task], self.operator, queue=queue, limit=limit)
 
     async def errors(
         self,

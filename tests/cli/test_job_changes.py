@@ -196,3 +196,16 @@ def test_an_empty_list_is_said_on_stderr_and_is_an_empty_document(on_database):
     text = on_database("queues")
     assert (text.stdout, text.stderr) == ("", "no queues\n")
     assert on_database("queues", "--json").stdout == "[]\n"
+
+
+@pytest.mark.requirement("S6")
+def test_duplicates_are_listed_and_canceled_but_for_the_best(on_database):
+    for _ in range(3):
+        on_database("trigger", "q", "t", "--args", '{"a": 1}')
+    [group] = json.loads(on_database("duplicates", "--json").stdout)
+    assert (group["jobs"], group["task"], group["args"]) == (3, "t", {"a": 1})
+    assert group["best"] in on_database("duplicates").stdout
+    refused = on_database("duplicates", "--cancel")
+    assert (refused.returncode, "task: must be given" in refused.stderr) == (2, True)
+    assert json.loads(on_database("duplicates", "--task", "t", "--cancel", "--json").stdout) == {"canceled": 2}
+    assert json.loads(on_database("duplicates", "--json").stdout) == []

@@ -131,3 +131,16 @@ async def test_tasks_are_listed_and_described_with_their_arguments(web):
     release = described["paths"]["/api/v1/tasks/a%2Frelease/trigger"]["post"]
     assert release["requestBody"]["content"]["application/json"]["schema"]["properties"]["version"]["type"] == "string"
     assert "/api/v1/tasks/{task}/trigger" in described["paths"]
+
+
+@pytest.mark.requirement("S6")
+async def test_duplicates_are_listed_and_canceled_over_http(web, database):
+    database.psql(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) SELECT gen_random_uuid(), 'q', 'foreign', i::text,"
+        """ '{"password": "sesame"}' FROM generate_series(1, 3) AS i"""
+    )
+    [group] = (await web.client.get("/api/v1/duplicates", params={"task": "foreign"})).json()["groups"]
+    assert (group["jobs"], "sesame" in str(group)) == (3, False)
+    assert (await web.client.post("/api/v1/duplicates/cancel", json={"task": "foreign"})).json() == {"changed": 2}
+    assert (await web.client.get("/api/v1/duplicates")).json() == {"groups": []}
+    assert database.psql("SELECT job_id FROM dl_jobs WHERE status = 'queued'") == group["best"]
