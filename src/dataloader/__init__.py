@@ -31,8 +31,10 @@ from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransactio
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
+from dataloader.jobs.notices import CommandTarget, WebhookTarget
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
 from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.run_stats import RunStats, StatsFilter
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
 
@@ -53,6 +55,7 @@ __all__ = [
     "ApiToken",
     "BadRequest",
     "Canceled",
+    "CommandTarget",
     "ConfigError",
     "Conflict",
     "DataloaderError",
@@ -75,9 +78,11 @@ __all__ = [
     "Resource",
     "Retry",
     "RetryPolicy",
+    "RunStats",
     "SchemaError",
     "Settings",
     "Snooze",
+    "StatsFilter",
     "Status",
     "StoreError",
     "StoreUnavailable",
@@ -87,6 +92,7 @@ __all__ = [
     "ThreadJob",
     "ThreadTransaction",
     "Transaction",
+    "WebhookTarget",
     "Worker",
     "configure_logging",
     "embedded_postgres",

@@ -15,8 +15,10 @@ from dataloader import (
     Jobs,
     Retry,
     RetryPolicy,
+    RunStats,
     Settings,
     Snooze,
+    StatsFilter,
     Status,
     Task,
     Tasks,
@@ -75,6 +77,7 @@ async def ask(jobs: Jobs) -> int:
     assert_type(await jobs.wait(job.job_id), JobRecord)
     assert_type(await jobs.cancel(job.job_id), JobRecord)
     assert_type(await jobs.set_priority(JobFilter(queue="load"), 3, limit=10), int)
+    assert_type((await jobs.stats(StatsFilter(begin=job.created_at, by="day"))).stats, list[RunStats])
     return await jobs.retry(JobFilter(status=frozenset({Status.FAILED})))
 
 

@@ -6,6 +6,8 @@ import json
 
 import pytest
 import trio
+from databases import raw_connection
+from roles import a_role
 
 from dataloader.jobs.notices import CommandTarget, WebhookTarget
 from dataloader.jobs.states import Step
@@ -67,6 +69,14 @@ async def test_what_fails_for_good_is_noted_whoever_writes_it(watched, raw, stor
     assert found[1] == ("failed", "t", "ours", 1)
     assert (found[2][0], found[2][2].startswith("worker lost")) == ("lost", True)
     assert found[3:] == [("schedule_paused", "s", "its job has failed", 1), ("left_out", "s", "missed", 7)]
+
+
+async def test_a_service_that_has_no_right_on_our_tables_fails_its_jobs_and_is_noted(watched, raw, database, add_job):
+    job_id = await add_job(status="'running'", lease_expires_at="now()")
+    with a_role(database, "GRANT SELECT, UPDATE ON dl_jobs TO jobs_service") as role:
+        async with raw_connection(role.dsn) as foreign:
+            await foreign.execute("UPDATE dl_jobs SET status = 'failed', error = 'theirs' WHERE job_id = $1", job_id)
+    assert await noted(raw) == [("failed", "t", "theirs", 1)]
 
 
 async def test_nothing_is_noted_while_nobody_tells(raw, add_job):
