@@ -21,6 +21,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
 from dataloader.jobs.job import A, AioJob, Job, ThreadJob
 from dataloader.jobs.keys import KeySpec, check_key_spec
+from dataloader.jobs.message_source import MessageSource
 from dataloader.jobs.model import (
     MAX_ATTEMPTS,
     MAX_INT,
@@ -139,6 +140,7 @@ class Tasks(Mapping[str, Task[Any]]):
         self._tasks: dict[str, Task[Any]] = {}
         self._resources: list[Resource[Any]] = []
         self._around: list[Around] = []
+        self._messages: list[MessageSource] = []
         self._schedules: dict[str, Schedule] = {}
 
     @overload
@@ -352,6 +354,15 @@ class Tasks(Mapping[str, Task[Any]]):
         """What `schedule` has declared, in order."""
         return tuple(self._schedules.values())
 
+    def messages(self, source: MessageSource) -> None:
+        """Read a source of messages (`dataloader.flows.messages`) in each process with these tasks.
+
+        Raises `ValueError` if a source of that name is declared already.
+        """
+        if any(other.name == source.name for other in self._messages):
+            raise ValueError(f"messages: a source called {source.name!r} is declared already")
+        self._messages.append(source)
+
     def around(self, function: W) -> W:
         """Wrap every run in the decorated function, and return it unchanged.
 
@@ -370,6 +381,11 @@ class Tasks(Mapping[str, Task[Any]]):
         return tuple(self._resources)
 
     @property
+    def message_sources(self) -> tuple[MessageSource, ...]:
+        """What `messages` has declared, in order."""
+        return tuple(self._messages)
+
+    @property
     def wraps(self) -> tuple[Around, ...]:
         """What `around` has declared, in order."""
         return tuple(self._around)
@@ -386,6 +402,8 @@ class Tasks(Mapping[str, Task[Any]]):
         self._tasks.update(other._tasks)
         self._resources += other._resources
         self._around += other._around
+        for source in other._messages:
+            self.messages(source)
         for name, schedule in other._schedules.items():
             if name in self._schedules:
                 raise ValueError(f"schedule {name!r} is declared in both registries")

@@ -42,6 +42,7 @@ from dataloader.flows.notify.tasks import TASKS as NOTIFY_TASKS
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
+from dataloader.jobs.message_source import MessageReader
 from dataloader.jobs.notices import QUEUE as NOTIFICATIONS
 from dataloader.jobs.notices import SLOTS as NOTIFICATION_SLOTS
 from dataloader.jobs.notices import Targets
@@ -104,6 +105,7 @@ class Parts:
     releaser: Releaser
     helpers: Mapping[str, Callable[[], Awaitable[None]]]
     listener: Listener
+    readers: Sequence[MessageReader]
     drain: Drain
     measures: Sequence[Measure]
     reported: Callable[[DrainReport], None] = lambda _report: None
@@ -126,6 +128,7 @@ class Parts:
             draining=self.drain.requested.is_set(),
             queues={d.queue: QueueLoad(d.concurrency, d.running) for d in self.dispatchers},
             listener_connected=self.listener.connected,
+            messages=tuple(reader.state for reader in self.readers),
             store_ready=self.ready and self.locks.connected and self.locks.writable,
         )
 
@@ -311,6 +314,11 @@ def _make(
         waits=waits,
         draining=drain.requested.is_set,
     )
+    readers = [
+        # What is read while the drain begins is still enqueued.
+        source.reader(enqueue=enqueuer.enqueue, consumer=name, draining=drain.requested.is_set)
+        for source in tasks.message_sources
+    ]
     listener = Listener(
         database=database,
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
@@ -375,8 +383,10 @@ def _make(
                 table_days=table_days,
                 duplicates_of=settings.cancel_duplicates_of,
             ).run,
+            **{f"messages of {reader.state.source}": reader.run for reader in readers},
         },
         listener=listener,
+        readers=readers,
         drain=drain,
         measures=(*telemetry.measures, *libraries.measures),
     )

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from dataloader.jobs.measures import Measure
+from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import about
 from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database
@@ -62,6 +63,7 @@ class ProcessState:
     queues: Mapping[str, QueueLoad]
     listener_connected: bool
     store_ready: bool
+    messages: tuple[MessageSourceState, ...] = ()
 
 
 @attrs.frozen

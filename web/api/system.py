@@ -13,6 +13,7 @@ import trio
 from msgspec import Meta, Struct
 
 from dataloader.jobs.errors import StoreError
+from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import QueueRecord, WorkerRecord, about
 from dataloader.jobs.secrets.masking import mask_names
 from dataloader.store.queue import reads
@@ -51,6 +52,7 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     database: Annotated[str, about("`reachable` or `unreachable`.")]
     listener: Annotated[str, about("`connected` while notifications arrive, else `polling`.")]
     serving: Annotated[dict[str, QueueLoad], about("The queues that this process serves.")]
+    messages: Annotated[list[MessageSourceState], about("The sources of messages that this process reads.")]
     queues: Annotated[
         list[QueueRecord] | None,
         about("The first queues by name, of all processes; null if the database does not tell."),
@@ -99,6 +101,7 @@ async def show_process(call: Call) -> Answer:
             database="reachable" if reachable else "unreachable",
             listener="connected" if state.listener_connected else "polling",
             serving=mask_names(dict(state.queues)),
+            messages=list(state.messages),
             queues=queues,
             queues_next=queues_next,
             workers=workers,

@@ -1,0 +1,47 @@
+"""What a process needs to know of a source of messages that become jobs; flows/messages has the sources."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Protocol
+
+import attrs
+
+from dataloader.jobs.model import Enqueued, NewJob, about
+
+Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
+"""Adds jobs, all or none. Raises as `Jobs.enqueue_many`."""
+
+
+@attrs.frozen
+class MessageSourceState:
+    """A source of messages as this process reads it."""
+
+    source: Annotated[str, about("The source's name: the stream and the consumer group.")]
+    connected: Annotated[bool, about("Whether this process reads it now.")]
+    error: Annotated[str | None, about("Why it does not, or why messages wait; null if all is well.")]
+    enqueued: Annotated[int, about("Messages of which this process has made jobs since its start.")]
+    failed: Annotated[int, about("Tries of messages that failed in this process.")]
+    dead: Annotated[int, about("Messages that this process has moved to the dead-letter stream.")]
+
+
+class MessageReader(Protocol):
+    """Reads a source for one process."""
+
+    @property
+    def state(self) -> MessageSourceState:
+        """How it stands now."""
+
+    async def run(self) -> None:
+        """Read until the process drains, connecting again after each failure."""
+
+
+class MessageSource(Protocol):
+    """A source as it is declared by `tasks.messages`."""
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and in `/status`."""
+
+    def reader(self, *, enqueue: Enqueue, consumer: str, draining: Callable[[], bool]) -> MessageReader:
+        """A reader for the process called `consumer`."""
