@@ -115,6 +115,20 @@ async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobo
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 
 
+async def test_a_process_that_drains_leaves_a_message_that_is_to_be_tried_again_to_the_others(
+    redis, valkey, reading, raw
+):
+    await add(redis, -1)
+    async with reading(source(valkey, again_after_s=600)) as parts:
+        [reader] = parts.readers
+
+        async def failed():
+            return reader.state.failed
+
+        await until(failed)
+    assert await pending(redis) == 1
+
+
 async def test_messages_of_a_consumer_that_died_are_taken_over_and_one_that_kills_each_reader_is_given_up(
     redis, valkey, reading, raw
 ):
