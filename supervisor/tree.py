@@ -10,7 +10,7 @@
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
-     ├─ kept running: listener 20 in 60 s · stager, scheduler, notifier, reaper, pruner, sources of messages 10 in 60 s each
+     ├─ kept running: listener 20 in 60 s · stager, scheduler, notifier, reaper, pruner, message readers 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
