@@ -24,6 +24,7 @@ async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw
     targets = [
         {"name": "page", "argv": [sys.executable, "-c", code]},
         {"name": "broken", "argv": ["/no/such/program"], "kinds": ["failed"]},
+        {"name": "hook", "url": "http://127.0.0.1:1/sesame", "secret": "sesame sesame 1234".replace(" ", "-")},
     ]
     # What a process had noted that was killed then.
     await raw.execute(
@@ -54,6 +55,13 @@ async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw
             return await raw.fetchval("SELECT status FROM dl_jobs WHERE task = 'notify.command' AND status = 'failed'")
 
         await until(given_up)
+
+        async def waits_for_the_hook():
+            return await raw.fetchval("SELECT error FROM dl_jobs WHERE task = 'notify.webhook' AND waits_for = 'time'")
+
+        error = await until(waits_for_the_hook)
+    assert "the webhook hook can't be reached" in error
+    assert "sesame" not in error
     assert {(one["kind"], one["name"], one["group"]) for one in notices} == {
         ("lost", "old", "e"),
         ("failed", "fails", "no row #"),

@@ -7,9 +7,11 @@ them. What must hold is read from the rows, the journal and the ledger. MANY_JOB
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from functools import partial
 
@@ -83,6 +85,33 @@ async def test_f01_a_job_whose_process_was_killed_runs_again_within_its_lease_an
     # Not before the dead process's lease had ended, and by the next sweep.
     picked = await raw.fetch("SELECT ts FROM dl_job_events WHERE kind = 'picked' ORDER BY event_id")
     assert 0 < (picked[1]["ts"] - lease_until).total_seconds() < SWEEP_S + 8
+
+
+@pytest.mark.requirement("S6")
+async def test_a_failure_whose_notifier_is_killed_before_it_has_told_is_told_by_the_next_once(
+    serve, add, row_when, raw, tmp_path
+):
+    out = tmp_path / "notices"
+    code = f"import sys; open({str(out)!r}, 'a').write(sys.stdin.read() + chr(10))"
+    targets = {"notify": json.dumps([{"name": "page", "argv": [sys.executable, "-c", code]}])}
+    victim = await serve(**targets)
+
+    async def watched():
+        return await raw.fetchval("SELECT count(*) FROM dl_notice_watch")
+
+    await until(watched)
+    await row_when(await add("log", {}, max_attempts=1), "failed")
+    victim.process.kill()
+    await trio.to_thread.run_sync(victim.process.wait, 20)
+    assert not out.exists()
+    await serve(**targets)
+
+    async def told():
+        return out.exists() and out.read_text().splitlines()
+
+    [notice] = await until(told, within_s=60)
+    assert (json.loads(notice)["name"], json.loads(notice)["times"]) == ("log", 1)
+    assert "sesame" not in notice
 
 
 BEGUN_TOO_EARLY = """
