@@ -147,6 +147,8 @@ async def test_the_functions_work_in_any_schema(empty_database, schema):
             " VALUES (gen_random_uuid(), 'q', 't', 'k', 'running')"
         )
         assert await raw.fetchval("SELECT token FROM dl_jobs") == 1
+        await raw.execute("UPDATE dl_jobs SET status = 'failed', error = 'no row 1'")
+        assert await raw.fetchval("SELECT dl_error_group(error) FROM dl_errors") == "no row #"
 
 
 async def test_a_schema_whose_name_can_not_stand_in_a_function_is_refused(empty_database):

@@ -55,6 +55,8 @@ async def test_tables_of_the_document_are_adopted_with_every_row_in_every_status
         assert await raw.fetchval("SELECT count(*) FROM dl_job_events") == 120
         assert await raw.fetchval("SELECT waits_for FROM dl_jobs WHERE lock_key = 'later'") == "time"
         assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for IS NULL") == 20
+        grouped = "SELECT count(*) FROM dl_jobs WHERE (error_group IS NOT NULL) = (status IN ('failed', 'lost'))"
+        assert await raw.fetchval(grouped) == len(before)
         assert await migrate(database) == []
 
 

@@ -11,7 +11,7 @@ from dataloader.jobs.errors import BadRequest, Conflict, JobNotFound
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
-from dataloader.store.queue import control, reads
+from dataloader.store.queue import control, failures, reads
 from dataloader.store.queue.leases import Beat, find_endless
 
 ALICE = Operator("alice", "req-1")
@@ -203,6 +203,26 @@ async def test_of_two_retries_at_once_one_is_refused(store, add_job):
         nursery.start_soon(retry)
     assert sorted(outcomes) == ["queued", "refused: queued"]
     assert len(await journal(store, job_id)) == 1
+
+
+@pytest.mark.requirement("R1")
+async def test_priorities_can_be_changed_whatever_the_jobs_wait_for(store, raw, add_job):
+    before = await add_job(queue="'other'")
+    reasons = {"time": {"available_at": LATER}, "after": {"waits_on": f"'{before}'", "when_failed": "'cancel'"}}
+    ids = {}
+    for reason in (None, WaitsFor.TIME, WaitsFor.LOCK, WaitsFor.TASK, WaitsFor.AFTER):
+        waits_for = "NULL" if reason in (None, "time", "after") else f"'{reason}'"
+        ids[reason] = await add_job(waits_for=waits_for, error="'before'", **reasons.get(reason, {}))
+    for reason, job_id in ids.items():
+        job = await control.set_priority(store, job_id, 3, ALICE)
+        assert (job.priority, job.waits_for) == (3, reason)
+    [group] = (await failures.list_error_groups(store)).groups
+    wanted = JobFilter(error_group=group.group)
+    assert [await control.set_priority_many(store, wanted, 4, ALICE, limit=n) for n in (4, 4, 4)] == [4, 1, 0]
+    for reason, job_id in ids.items():
+        job = await reads.get_job(store, job_id)
+        assert (job.priority, job.waits_for) == (4, reason)
+    assert (await reads.get_job(store, before)).priority == 100
 
 
 @pytest.mark.requirement("R1")

@@ -12,12 +12,13 @@ from databases import raw_connection
 from dataloader import Tasks
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, Conflict, IdempotencyConflict
+from dataloader.jobs.failures import GroupRetry
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Status, Step
-from dataloader.store.queue import control
+from dataloader.store.queue import control, failures
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.leases import reap
@@ -342,6 +343,8 @@ async def test_nobodys_update_fails_and_a_retry_of_ours_is_refused_while_the_pla
     with pytest.raises(Conflict, match="a newer job of its unique key waits or runs"):
         await control.retry(store, first, ME)
     assert await control.retry_many(store, JobFilter(task="t"), ME) == 0
+    [broken] = (await failures.list_error_groups(store)).groups
+    assert (await failures.retry_group(store, GroupRetry(group=broken.group), ME)).changed == 0
     # By hand, or by another service: it runs, and is no job of the key any more.
     await raw.execute(
         "UPDATE dl_jobs SET status = 'queued', available_at = now(), finished_at = NULL WHERE attempt = 1"
