@@ -71,6 +71,21 @@ async def test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown(open_web
     assert CANARY not in database.psql("SELECT string_agg(detail::text, '') FROM dl_audit")
 
 
+async def test_errors_of_other_services_are_masked_in_their_groups_and_their_log(open_web, database):
+    async with open_web() as web:
+        await web.trigger(**SECRETS)
+        database.psql("UPDATE dl_jobs SET status = 'running'")
+        database.psql(f"UPDATE dl_jobs SET status = 'failed', error = 'row 1: password={CANARY}, {TOKEN} at {CANARY}1'")
+        [group] = (await web.client.get("/api/v1/errors")).json()["groups"]
+        assert (group["task"], group["error"]) == (SHOWN["task"], "row # password=***, # at #")
+        for address in ("?exact=true", "/log", f"/{group['group']}/jobs"):
+            answer = await web.client.get(f"/api/v1/errors{address}")
+            assert answer.status_code == 200
+            assert f"password={CANARY}" not in answer.text, address
+            assert TOKEN not in answer.text, address
+            assert "password=***" in answer.text, address
+
+
 async def test_names_and_keys_work_by_their_real_values(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger(**SECRETS)

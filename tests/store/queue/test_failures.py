@@ -142,6 +142,8 @@ async def test_whoever_writes_a_job_its_group_follows(store, raw, add_job, start
     await raw.execute("UPDATE dl_jobs SET status = 'failed'")
     [silent] = (await failures.list_error_groups(store)).groups
     assert (silent.error, silent.jobs) == ("", 1)
+    await raw.execute("UPDATE dl_jobs SET error = 'by hand'")
+    assert [one.error for one in (await failures.list_error_groups(store)).groups] == ["by hand"]
 
 
 async def test_a_group_is_retried_at_once_those_that_failed_as_new_ones(store, raw, add_failed):
@@ -171,8 +173,9 @@ async def test_a_group_is_retried_at_an_instant_or_spread_from_then_on(store, ra
     assert await retried(store, group, at=at, spread_s=3599.5) == 60
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for = 'time'") == 60
     offsets = sorted((row["available_at"] - at).total_seconds() for row in await raw.fetch("SELECT * FROM dl_jobs"))
-    assert 0 <= offsets[0] < 1_200 < offsets[30] < 2_400 < offsets[-1] < 3_600
-    assert len(set(offsets)) == 60
+    assert 0 <= offsets[0] < offsets[-1] < 3_600
+    # By chance: fewer than five of sixty in a third of the time come once in a million times.
+    assert all(sum(third <= offset < third + 1_200 for offset in offsets) >= 5 for third in (0, 1_200, 2_400))
     # What is asked for twice comes to the same; what is due again does not become younger.
     assert await retried(store, group, at=at, spread_s=3599.5) == 20
     assert offsets == sorted(
@@ -190,7 +193,7 @@ async def test_a_large_group_is_retried_in_batches_and_no_job_twice(store, raw, 
     await add_failed(3)
     group = (await failures.list_error_groups(store)).groups[0].group
     wanted, after, counts = GroupRetry(group=group, at=NOW + timedelta(hours=2)), None, []
-    while not counts or after is not None:
+    while len(counts) < 9 and (not counts or after is not None):
         batch = await failures.retry_group(store, wanted, ALICE, limit=2, after=after)
         counts.append(batch.changed)
         after = batch.next
@@ -296,6 +299,16 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
         rows = await failures._aio_groups(explaining, sql, [["failed", "lost", "queued"], *failures._FIRST, limit])
         return rows, explaining.plans[0]
 
+    async def next_of_group(connection):
+        await connection.execute(f"PREPARE batch (bigint, timestamptz, uuid, int) AS {failures._NEXT_OF_GROUP}")
+        execute = f"EXECUTE batch (1, '-infinity', '{UUID(int=0)}', 100)"
+        return json.loads(await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {execute}"))[0]["Plan"]
+
+    # A batch of a retry reads no more than its own jobs, by a plan for any group and any table.
+    batch = await store.run(next_of_group)
+    assert {node.get("Index Name") for node in nodes(batch)} == {None, "ix_dl_jobs_failing"}
+    assert max(node["Actual Rows"] for node in nodes(batch)) == 100
+    assert batch["Shared Hit Blocks"] + batch["Shared Read Blocks"] < 200
     # What the statistics say of tables that grew since does not matter, nor what a vacuum has not seen yet.
     rows, plan = await store.run(explained, 51)
     assert {node.get("Index Name") for node in nodes(plan)} == {None, "ix_dl_jobs_failing"}
@@ -325,6 +338,7 @@ async def test_each_run_that_failed_is_in_the_log_of_errors_whoever_ran_it_and_n
     await run(Step.RETRY, "ValueError: 1")
     await run(Step.SNOOZE)
     await run(Step.RETURN)
+    assert [one.attempt for one in (await failures.list_errors(store)).errors] == [2, 1]
     # Another service takes it, and gives it back because its key is held: the error of before stays.
     await raw.execute("DELETE FROM dl_errors WHERE error_id < (SELECT max(error_id) FROM dl_errors)")
     await raw.execute("UPDATE dl_jobs SET max_attempts = 5")
