@@ -325,6 +325,9 @@ async def test_rows_nested_too_deeply_to_be_read_are_shown_by_their_beginning_an
 QUESTIONS = [
     *(("GET", f"/api/v1/jobs?{name}={quote(edge)}") for name in ("created_from", "finished_to") for edge in EDGES),
     *(("POST", f"/api/v1/jobs/{action}") for action in ("cancel", "retry")),
+    *(("GET", f"/api/v1/stats?{name}={quote(edge)}&by=day") for name in ("from", "to") for edge in EDGES),
+    ("GET", "/api/v1/stats?from=&by=week&queue="),
+    ("GET", "/api/v1/stats?after=WyIwMDAxLTAxLTAxVDAwOjAwOjAwWiIsInEiLCJ0Iiwic3VjY2VlZGVkIl0&by=total"),
     ("GET", "/api/v1/jobs?limit=1000&after=" + "A" * 32),
     ("GET", "/api/v1/jobs?after=" + "f" * 32),
     ("GET", "/api/v1/jobs?queue=&task=&lock_key="),
