@@ -51,7 +51,10 @@ async def run_command(target: CommandTarget, notice: Notice) -> GiveUp | None:
             code = await _finish(process, msgspec.json.encode(notice), said)
     finally:
         if process.returncode is None:
-            await _kill(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with trio.move_on_after(END_S, shield=True):
+                await process.wait()
     if limit.cancelled_caught:
         raise CommandFailed(f"the command {target.name} did not end in {target.timeout_s:g} s, and was killed")
     if code:
@@ -87,10 +90,3 @@ async def _read(stderr: trio.abc.ReceiveStream, said: bytearray, is_read: trio.E
         async for chunk in stderr:
             said += chunk[: MAX_SAID - len(said)]
     is_read.set()
-
-
-async def _kill(process: trio.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with trio.move_on_after(END_S, shield=True):
-        await process.wait()
