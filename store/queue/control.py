@@ -81,13 +81,12 @@ _REVIVE_UNIQUE: Final = """
 UPDATE dl_jobs j SET unique_key = u.unique_key
 FROM unnest($1::uuid[], $2::text[]) AS u (job_id, unique_key) WHERE j.job_id = ANY (ARRAY[u.job_id])
 """
-NEWEST_OF_KEY: Final = """
+PLACE_IS_FREE: Final = """
 (unique_key IS NULL OR NOT EXISTS (
-  SELECT FROM dl_jobs n WHERE n.unique_key = dl_jobs.unique_key
-    AND (n.status IN ('queued', 'running') AND n.superseded_by IS NULL
-         OR (n.created_at, n.job_id) > (dl_jobs.created_at, dl_jobs.job_id))))
+  SELECT FROM dl_jobs n
+  WHERE n.unique_key = dl_jobs.unique_key AND n.status IN ('queued', 'running') AND n.superseded_by IS NULL))
 """
-"""Of many jobs that are retried the newest of a unique key, if no job of it has its place."""
+"""Of many jobs that are retried those of whose unique key no job waits or runs."""
 
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
@@ -307,11 +306,21 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
     async with aio_short_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, NEWEST_OF_KEY, limit)
+        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, PLACE_IS_FREE, limit)
+        rows = newest_of_keys(rows)
         await aio_revive(connection, rows)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
         await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
+
+
+def newest_of_keys(rows: list[Any]) -> list[Any]:
+    """Of locked rows of one unique key the newest alone: by its id, which tells its time."""
+    newest: dict[str, UUID] = {}
+    for row in rows:
+        if row["unique_key"] is not None:
+            newest[row["unique_key"]] = max(newest.get(row["unique_key"], row["job_id"]), row["job_id"])
+    return [row for row in rows if row["unique_key"] is None or newest[row["unique_key"]] == row["job_id"]]
 
 
 async def aio_revive(connection: Any, rows: list[Any]) -> None:

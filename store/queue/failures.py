@@ -32,7 +32,7 @@ from dataloader.jobs.model import MAX_INT, check_between, check_text
 from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After, PageCursor
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.control import NEWEST_OF_KEY, aio_audit, aio_revive, aio_short_transaction
+from dataloader.store.queue.control import PLACE_IS_FREE, aio_audit, aio_revive, aio_short_transaction, newest_of_keys
 from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
 from dataloader.store.queue.make_ready import unpark
 
@@ -74,7 +74,7 @@ SELECT job_id, status, unique_key,
        CASE WHEN keyed AND status = 'queued' AND waits_for IS NULL THEN hashtext(lock_key) END AS hash
 FROM dl_jobs
 WHERE job_id = ANY ($1::uuid[]) AND (error_group = $2) IS TRUE AND (status = ANY ($3::dl_status[])) IS TRUE
-  AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {NEWEST_OF_KEY})
+  AND ($4::bigint IS NULL OR {EXACT_LINE} = $4) AND (status = 'queued' OR {PLACE_IS_FREE})
 ORDER BY job_id FOR NO KEY UPDATE
 """
 # What waits for its key, or for others, goes on waiting for those; the triggers see to what is postponed.
@@ -165,7 +165,8 @@ async def _aio_retry_group(
         found = await connection.fetch(_NEXT_OF_GROUP, group, *behind, limit)
         ids = [row["job_id"] for row in found]
         rows = await connection.fetch(_LOCK_GROUP, ids, group, sorted(STATUSES[wanted.state]), exact)
-        ended = [row for row in rows if row["status"] != Status.QUEUED]
+        ended = newest_of_keys([row for row in rows if row["status"] != Status.QUEUED])
+        rows = [row for row in rows if row["status"] == Status.QUEUED] + ended
         if ended:
             await aio_revive(connection, ended)
         # Those that were queued again are due now.

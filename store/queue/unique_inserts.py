@@ -93,12 +93,13 @@ async def aio_add_unique(connection: Any, rows: Sequence[Row]) -> dict[UUID, Sta
 
 async def aio_add_planned(
     connection: Any, rows: list[Row], planned: list[tuple[str, datetime | None, UUID | None]]
-) -> dict[UUID, str]:
-    """As `aio_insert_planned`, also for unique tasks: a planned time has no job if one waits that stands for it."""
+) -> tuple[dict[UUID, str], dict[UUID, Stand]]:
+    """As `aio_insert_planned`, also for unique tasks; and by their ids the jobs for which another one stands."""
     added = await aio_insert_planned(connection, rows, planned)
     left = [(row, plan) for row, plan in zip(rows, planned, strict=True) if row[0] not in added]
+    stands: dict[UUID, Stand] = {}
     if not left:
-        return added
+        return added, stands
     unique = {record["task"] for record in await connection.fetch(_WAIT, sorted({row[2] for row, _ in left}))}
     for row, plan in left:
         if row[2] in unique and not await connection.fetchval(_HAS_JOB, *plan):
@@ -106,4 +107,6 @@ async def aio_add_planned(
             if stand is not None and stand.did == "added":
                 await connection.execute(_PLANNED, row[0], *plan)
                 added[row[0]] = stand.queue
-    return added
+            elif stand is not None:
+                stands[row[0]] = stand
+    return added, stands

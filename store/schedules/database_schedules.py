@@ -56,7 +56,9 @@ _EVENT: Final = "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ($1
 _HAVE_JOBS: Final = (
     "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"
 )
-_HAS_KEY: Final = "SELECT EXISTS (SELECT FROM dl_tasks WHERE task = $1 AND lock_key IS NOT NULL)"
+_HAS_KEY: Final = (
+    "SELECT EXISTS (SELECT FROM dl_tasks WHERE task = $1 AND (lock_key IS NOT NULL OR uniqueness IS NOT NULL))"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -205,8 +207,10 @@ async def _aio_run(connection: Any, name: str, operator: Operator, default_lease
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         job = new_job(schedule, found["now"], task_has_key=has_key)
         row = row_of(attrs.evolve(job, available_at=None), default_lease_s)
-        added = await aio_add_planned(connection, [row], [(name, None, None)])
+        added, stands = await aio_add_planned(connection, [row], [(name, None, None)])
         await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
+        if (stand := stands.get(job.job_id)) is not None:
+            return Enqueued(stand.job_id, stand.status, created=False, queue=stand.queue, did=stand.did)
         return Enqueued(job.job_id, Status.QUEUED, created=True, queue=added[job.job_id])
 
 
@@ -236,7 +240,9 @@ async def _aio_backfill(
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
         rows = [row_of(job, default_lease_s) for job in jobs]
-        await aio_add_planned(connection, rows, [(name, at, backfill) for at in wanted])
+        added, _ = await aio_add_planned(connection, rows, [(name, at, backfill) for at in wanted])
+        # A job of a unique task may stand for others.
+        wanted = [at for job, at in zip(jobs, wanted, strict=True) if job.job_id in added]
         detail = msgspec.to_builtins(
             {"schedule": name, "backfill": backfill, "begin": begin, "end": end, "jobs": len(wanted), "again": again}
         )

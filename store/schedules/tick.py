@@ -99,6 +99,7 @@ class _Due:
     jobs: list[tuple[NewJob, datetime]] = attrs.field(factory=list)
     added: list[tuple[NewJob, datetime]] = attrs.field(factory=list)
     overlapping: list[datetime] = attrs.field(factory=list)
+    stood_for: list[datetime] = attrs.field(factory=list)
     paused_why: str | None = None
 
 
@@ -203,9 +204,11 @@ async def _aio_add(connection: Any, due: list[_Due], default_lease_s: int) -> No
 async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
     jobs = [(one, job, at) for one in due for job, at in one.jobs]
     rows = [row_of(job, default_lease_s) for _, job, _ in jobs]
-    added = await aio_add_planned(connection, rows, [(one.schedule.name, at, None) for one, _, at in jobs])
+    planned: list[tuple[str, datetime | None, UUID | None]] = [(one.schedule.name, at, None) for one, _, at in jobs]
+    added, stands = await aio_add_planned(connection, rows, planned)
     for one in due:
         one.added = [(job, at) for job, at in one.jobs if job.job_id in added]
+        one.stood_for = [at for job, at in one.jobs if job.job_id in stands]
 
 
 async def _aio_write(connection: Any, due: list[_Due]) -> None:
@@ -231,6 +234,9 @@ def _events(one: _Due) -> Iterable[tuple[str, str, str]]:
     if planned.left_out:
         first, last = planned.first_left_out, planned.last_left_out
         yield name, "left_out", _json(why="missed", times=planned.left_out, first=first, last=last)
+    if one.stood_for:
+        first, last = one.stood_for[0], one.stood_for[-1]
+        yield name, "left_out", _json(why="unique", times=len(one.stood_for), first=first, last=last)
     if late:
         yield name, "left_out", _json(why="overlap", times=len(late), first=late[0], last=late[-1])
 

@@ -49,6 +49,7 @@ DECLARE
   v_duplicates text;
   v_version float8;
   v_superseded boolean := false;
+  v_is_known boolean;
   v_open record;
   v_newest record;
 BEGIN
@@ -110,11 +111,12 @@ BEGIN
       END IF;
       did := 'added';
     ELSE
-      PERFORM FROM {schema}.dl_jobs j WHERE j.idempotency_key = p_idempotency_key OR j.job_id = p_job_id;
-      IF FOUND AND v_superseded THEN
+      v_is_known := EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.idempotency_key = p_idempotency_key)
+                    OR EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.job_id = p_job_id);
+      IF v_is_known AND v_superseded THEN
         RAISE EXCEPTION USING ERRCODE = 'unique_violation', COLUMN = 'idempotency_key',
           MESSAGE = 'another job was added with this idempotency key, or id, meanwhile';
-      ELSIF FOUND THEN
+      ELSIF v_is_known THEN
         RETURN;
       END IF;
       SELECT j.job_id, j.status, j.queue, j.cancel_requested, j.version INTO v_open FROM {schema}.dl_jobs j

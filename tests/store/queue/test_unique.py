@@ -380,6 +380,24 @@ async def test_a_task_that_is_unique_no_more_is_added_as_any_other(declare, ask,
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE unique_key IS NULL AND NOT keyed") == 3
 
 
+async def test_a_key_with_a_long_history_costs_as_much_as_any_other(declare, raw):
+    """Also by plans that were made when there was none."""
+    await declare(duplicates="update")
+    call = "SELECT did FROM dl_enqueue_job('t', '{\"id\": 1}', version => $1)"
+    for version in range(8):
+        await raw.fetchval(call, float(version))
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, unique_key, version, finished_at) SELECT"
+        " gen_random_uuid(), 'q', 't', 't:[1]', 'succeeded', 't:[1]', -i, now() FROM generate_series(1, 5000) AS i"
+    )
+    for version, did in ((100.0, "updated"), (50.0, "older"), (None, "updated")):
+        await raw.execute("BEGIN")
+        assert await raw.fetchval(call, version) == did
+        read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relid = 'dl_jobs'::regclass"
+        assert await raw.fetchval(read) < 50
+        await raw.execute("COMMIT")
+
+
 async def test_a_late_finish_of_a_superseded_run_counts_as_sent_before(store, declare, ask, start_worker):
     await declare()
     await ask()

@@ -220,3 +220,17 @@ async def test_a_schedule_that_this_program_can_not_read_is_left_to_others(store
     assert ticked.next_in_s > 1
     assert await planned("newer") == []
     assert await raw.fetchval("SELECT next_at < now() AND NOT paused FROM dl_schedules WHERE name = 'newer'")
+
+
+@pytest.mark.requirement("R7", "S3")
+async def test_a_planned_time_for_which_a_job_of_a_unique_task_waits_is_on_record(store, raw, put, planned, events):
+    await raw.execute(
+        "INSERT INTO dl_tasks (task, uniqueness, layout, declared_by)"
+        """ VALUES ('report', '{"key": true, "duplicates": "waiting"}', 1, 'w')"""
+    )
+    await put()
+    await put("other")
+    assert (await tick(store)).added == 1
+    assert sorted(map(len, [await planned(), await planned("other")])) == [0, 1]
+    assert [*await events(), *await events("other")] == [("left_out", "unique", 1)]
+    assert await raw.fetchval("SELECT lock_key FROM dl_jobs") == "report:{}"
