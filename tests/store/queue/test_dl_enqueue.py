@@ -220,3 +220,22 @@ async def test_a_role_with_the_rights_of_the_page_enqueues_and_sees_to_keys(data
             assert await foreign.fetchval(call) == await foreign.fetchval(call)
             await foreign.execute("SELECT dl_enqueue('t', '{\"a\": 1}', available_at => now() + interval '1 h')")
     assert await raw.fetch("SELECT queue, lock_key FROM dl_jobs") == [("own", "k:1")] * 2
+
+
+@pytest.mark.requirement("S3")
+async def test_a_role_with_the_rights_of_the_page_adds_jobs_of_unique_tasks(database, raw):
+    await raw.execute(
+        "INSERT INTO dl_tasks (task, queue, uniqueness, layout, declared_by)"
+        """ VALUES ('t', 'q', '{"key": true, "duplicates": "update"}', 2, 'w')"""
+    )
+    of_unique = """
+    GRANT EXECUTE ON FUNCTION dl_add_unique, dl_unique_key TO jobs_service;
+    GRANT UPDATE, DELETE ON dl_jobs TO jobs_service;
+    """
+    with a_role(database, GRANTS + of_unique) as role:
+        async with raw_connection(role.dsn) as foreign:
+            did = [await foreign.fetchval("SELECT did FROM dl_enqueue_job('t', version => 1)") for _ in "ab"]
+            did.append(await foreign.fetchval("SELECT did FROM dl_enqueue_job('t')"))
+            await raw.execute("UPDATE dl_jobs SET status = 'running'")
+            did.append(await foreign.fetchval("SELECT did FROM dl_enqueue_job('t')"))
+    assert did == ["added", "older", "updated", "added"]

@@ -13,6 +13,7 @@ from dataloader import Tasks
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import BadRequest, Conflict, IdempotencyConflict
 from dataloader.jobs.failures import GroupRetry
+from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.new_job import new_job
@@ -378,6 +379,14 @@ async def test_a_task_that_is_unique_no_more_is_added_as_any_other(declare, ask,
     await declare(unique=False)
     assert [(await ask())[0] for _ in range(3)] == ["added"] * 3
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE unique_key IS NULL AND NOT keyed") == 3
+
+
+async def test_the_same_job_sent_again_is_told_apart_from_a_duplicate(declare, ask):
+    await declare(duplicates="update")
+    await ask(2)
+    job_id = uuid7()
+    assert await ask(job_id=job_id, version=1) == ("added", job_id)
+    assert await ask(job_id=job_id, version=1) == ("again", job_id)
 
 
 async def test_a_key_with_a_long_history_costs_as_much_as_any_other(declare, raw):
