@@ -18,6 +18,7 @@ import trio
 from dataloader.actors import runner
 from dataloader.actors.claim_cursor import Ask, ClaimCursor, largest_claim
 from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lane_looks import LaneLooks
 from dataloader.actors.lease import Lease
 from dataloader.actors.outage import Outage
 from dataloader.actors.run_services import RunServices
@@ -28,6 +29,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.limit_rows import aio_lanes
 from dataloader.store.queue.lock_session import Claim, LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 
@@ -35,6 +37,9 @@ log = get_logger(__name__)
 
 STARTS_A_TURN: Final = 12
 """Jobs started in one turn of the event loop: some 50 µs each, and what their handlers do until their first wait."""
+
+BEGIN_SHARE: Final = 0.8
+"""The share of a supplier's margin in which a body has to begin: the rest is for its way to its first line."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -61,6 +66,7 @@ class Dispatcher:
     reserved: int = 0
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     wake: Wake = attrs.field(factory=Wake)
+    lanes: LaneLooks = attrs.field(factory=LaneLooks)
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
     _jobs: trio.Nursery = attrs.field(init=False)
@@ -73,6 +79,14 @@ class Dispatcher:
         """The recorder has written the ends of `slots` runs."""
         self.running -= slots
         self._slots.set()
+
+    def lane_told(self, lane: str) -> None:
+        """A job of a lane waits or has ended; or, if `lane` is empty, limits have changed."""
+        if self.lanes.told(lane):
+            self.wake.set()
+        elif not lane or lane in self.tasks:
+            self.lanes.stale = True
+            self.wake.set()
 
     def reserve(self) -> bool:
         """Keep a slot for a job that is about to be added as ours; False if none is free, or another job is first."""
@@ -128,21 +142,28 @@ class Dispatcher:
     async def _claim_for_ever(self, start_test: Callable[[], None]) -> None:
         names, cursor = list(self.tasks), ClaimCursor(largest_claim(self.concurrency))
         while True:
-            woken = not cursor.more and await self._rest(cursor)
+            woken = not cursor.more and self.lanes.wait_s(trio.current_time()) > 0 and await self._rest(cursor)
             while self.running >= self.concurrency:
                 await self._slots.wait(math.inf)
             woken = woken or self.wake.is_set
             ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=woken)
+            lanes: list[str] = []
             try:
-                claim = await self._claim(ask, names)
+                if self.lanes.stale:
+                    await self._learn_lanes(names)
+                self.wake.lower()
+                lanes = self.lanes.due(trio.current_time())
+                claim = await self._claim(ask, names, lanes)
             except (StoreUnavailable, Unstorable) as error:
                 # Unstorable: a row that another service wrote can't be claimed. When it is corrected, claims go on.
                 pause_s = cursor.failed()
+                self.lanes.failed(lanes)
                 self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
                 await trio.sleep(pause_s)
                 continue
             self.outage.worked(self._part)
             cursor.answered(ask, claim, trio.current_time())
+            self.lanes.answered(claim, trio.current_time())
             self._take(claim)
             self._to_test.update(claim.to_test)
             if self._to_test and not self._testing:
@@ -157,13 +178,34 @@ class Dispatcher:
         self._resting = cursor.found_all
         try:
             # Jittered, so that replicas which were started together don't ask together.
-            return await self.wake.wait(cursor.wait_s(jittered(self.poll_s), trio.current_time()))
+            now, poll_s = trio.current_time(), jittered(self.poll_s)
+            wait_s = min(cursor.wait_s(poll_s, now), self.lanes.wait_s(now))
+            woken = await self.wake.wait(wait_s)
+            if not woken and wait_s == poll_s:
+                self.lanes.all_due()
+            return woken
         finally:
             self._resting = False
 
-    async def _claim(self, ask: Ask, names: list[str]) -> Claim:
-        self.wake.lower()
-        claim = await self.locks.claim(self.queue, ask.slots, names, self.backoff_s, look=ask.look, after=ask.after)
+    async def _learn_lanes(self, names: list[str]) -> None:
+        self.lanes.stale = False
+        try:
+            self.lanes.learned(await self.database.run(aio_lanes, names))
+        except BaseException:
+            self.lanes.stale = True
+            raise
+
+    async def _claim(self, ask: Ask, names: list[str], lanes: list[str]) -> Claim:
+        claim = await self.locks.claim(
+            self.queue,
+            ask.slots,
+            names,
+            self.backoff_s,
+            look=ask.look,
+            after=ask.after,
+            limited=self.lanes.lanes,
+            lanes=lanes,
+        )
         self.answered()
         self.services.telemetry.claimed(self.queue, len(claim.jobs), trio.current_time() - ask.began)
         return claim
@@ -183,6 +225,9 @@ class Dispatcher:
 
     def _add(self, job: ClaimedJob, sent_at: float, now: float, waited_s: float) -> Run:
         run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, sent_at + job.lease_s))
+        margin_s = None if job.more is None else job.more.get("margin_s")
+        if margin_s is not None:
+            run.begin_by = sent_at + BEGIN_SHARE * margin_s
         self.runs.add(run)
         self.services.telemetry.picked_up(self.queue, waited_s)
         return run

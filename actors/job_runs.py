@@ -29,6 +29,8 @@ REMEMBERED_CANCELS: Final = 1_000
 class Run:
     """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
+    After `begin_by` its body may not begin: a supplier's budget counts it up to then.
+
     `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
     result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
     """
@@ -36,6 +38,7 @@ class Run:
     job: ClaimedJob
     lease: Lease
     claimed_at: float
+    begin_by: float = math.inf
     scope: trio.CancelScope = attrs.field(init=False)
     _stop_reason: StopReason | None = attrs.field(default=None, init=False)
     _deadline_reason: StopReason = attrs.field(init=False)

@@ -9,7 +9,7 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -28,6 +28,7 @@ from dataloader.store.queue.notifications import (
     JobChanged,
     JobDue,
     JobToJudge,
+    LaneTold,
     Notification,
     QueueReady,
     SchedulesChanged,
@@ -58,6 +59,7 @@ class Listener:
     runs: Runs
     outage: Outage
     waits: Waits
+    lane_told: Callable[[str], None]
     connected: bool = False
 
     _rest_s: float = attrs.field(default=FIRST_REST_S, init=False)
@@ -97,14 +99,17 @@ class Listener:
     def _wake_all(self) -> None:
         for wake in (*self.queues.values(), self.added, self.stager, self.scheduler, self.notifier, self.heartbeat):
             wake.set()
+        self.lane_told("")
         self.waits.all_changed()
 
-    def _deliver(self, notification: Notification) -> None:
+    def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each
         match notification:
             case QueueReady(queue):
                 wake = self.queues.get(queue)
                 if wake is not None:
                     wake.set()
+            case LaneTold(lane):
+                self.lane_told(lane)
             case JobDue():
                 self.stager.set()
             case JobToJudge(ended):

@@ -32,6 +32,11 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     # Never unbound: the Trio task has a context of its own, which only its children inherit.
     structlog.contextvars.bind_contextvars(job_id=str(job.job_id), queue=job.queue, task=job.task, attempt=job.attempt)
     started = trio.current_time()
+    if started > run.begin_by:
+        log.info("the job goes back: it would begin later than its supplier's budget counts on")
+        run.body_ended = True
+        services.to_recorder.send_nowait(Ended(run, Outcome(job.job_id, job.token, Step.RETURN)))
+        return
     if task.timeout_s is not None:
         run.limit_to(started + task.timeout_s)
     value, error = await _run_body(run, task, services, limiter)

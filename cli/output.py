@@ -101,7 +101,7 @@ def _hung(name: str, text: str) -> str:
 def cell(value: object) -> str:
     """One value as it stands in a table: instants in UTC, objects as JSON, nothing as nothing."""
     match value:
-        case WaitsFor.AFTER | None:
+        case None:
             return ""
         case bool():
             return "yes" if value else "no"
@@ -147,6 +147,7 @@ def unknown_task(queue: str, task: str) -> str:
 _FOR_OTHERS: Final = {
     WaitsFor.LOCK: "another job with its lock_key runs",
     WaitsFor.AFTER: "a job that it runs after has not ended",
+    WaitsFor.LIMIT: "the limits of its task or its supplier are reached; `dataloader task show` tells more",
 }
 
 
@@ -163,7 +164,7 @@ def why_waits(job: JobRecord) -> str:
         case WaitsFor.TIME:
             due = f"attempt {job.attempt + 1} of {job.max_attempts} is due at {cell(job.available_at)}"
             return f"{due}, after: {first_line(job.error)}" if job.error else due
-        case WaitsFor.LOCK | WaitsFor.AFTER:
+        case WaitsFor.LOCK | WaitsFor.AFTER | WaitsFor.LIMIT:
             return _FOR_OTHERS[job.waits_for]
         case WaitsFor.TASK:
             return unknown_task(job.queue, job.task)

@@ -23,6 +23,7 @@ _QUEUES: Final = (
     Column("BLOCKED", rank=3),
     Column("UNKNOWN_TASK", rank=4),
     Column("DEPENDENT", rank=4),
+    Column("LIMITED", rank=4),
     Column("OLDEST_READY", rank=2),
 )
 _WORKERS: Final = (
@@ -61,6 +62,7 @@ def queues(target: AskedQueue, *, as_json: bool) -> None:
                 q.blocked,
                 q.unknown_task,
                 q.dependent,
+                q.limited,
                 q.oldest_ready_at,
             )
             for q in found

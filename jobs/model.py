@@ -367,7 +367,7 @@ class WorkerRecord:
 class QueueRecord:
     """A queue's work that has not ended, by status and reason; finished jobs are never counted.
 
-    `dependent` jobs wait for other jobs to end.
+    `dependent` jobs wait for other jobs to end, `limited` ones for their task's limits.
     `workers` are the processes that serve it and have been heard of lately, `slots` how many jobs they run at once.
     """
 
@@ -382,3 +382,4 @@ class QueueRecord:
     workers: Annotated[int, about("Processes that serve it and sent a heartbeat in the last minute.")] = 0
     slots: Annotated[int, about("The number of its jobs that those processes run at once.")] = 0
     dependent: Annotated[int, about("Jobs that wait for other jobs to end.")] = 0
+    limited: Annotated[int, about("Jobs that wait for the limits of their task or its supplier.")] = 0

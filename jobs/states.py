@@ -34,13 +34,14 @@ class WaitsFor(enum.StrEnum):
     """Why a queued job can't run now; a queued job that waits for nothing is ready.
 
     TIME: `available_at` lies ahead. LOCK: another job of its `lock_key` runs. TASK: no worker that looked knew the
-    task. AFTER: a job that it runs after has not ended.
+    task. AFTER: a job that it runs after has not ended. LIMIT: the limits of its task or of the task's supplier.
     """
 
     TIME = "time"
     LOCK = "lock"
     TASK = "task"
     AFTER = "after"
+    LIMIT = "limit"
 
 
 class QueueState(enum.StrEnum):

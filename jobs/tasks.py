@@ -21,6 +21,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
 from dataloader.jobs.job import A, AioJob, Job, ThreadJob
 from dataloader.jobs.keys import KeySpec, check_key_spec
+from dataloader.jobs.limits import LimitOptions, Supplier, TaskLimits
 from dataloader.jobs.message_source import MessageSource
 from dataloader.jobs.model import (
     MAX_ATTEMPTS,
@@ -73,9 +74,9 @@ class Task(Generic[A]):
     they are a dictionary).
 
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
-    however a job is enqueued: a process keeps them in the database. `lock_key` is a template, `"rates:{year}"`, or
-    names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what becomes of them.
-    `stages` are those of which the task is one, or the whole (`Tasks.stages`).
+    however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
+    `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what
+    becomes of them. `stages` are those of which the task is one, or the whole (`Tasks.stages`).
     """
 
     name: str
@@ -91,6 +92,7 @@ class Task(Generic[A]):
     max_attempts: int | None = None
     lease_ttl_sec: int | None = None
     unique: Uniqueness | None = None
+    limits: TaskLimits = attrs.field(factory=TaskLimits)
     description: str = ""
     stages: Stages | None = None
 
@@ -142,6 +144,7 @@ class Tasks(Mapping[str, Task[Any]]):
         self._around: list[Around] = []
         self._messages: list[MessageSource] = []
         self._schedules: dict[str, Schedule] = {}
+        self._suppliers: dict[str, Supplier] = {}
 
     @overload
     def task(
@@ -162,6 +165,7 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = ...,
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
+        **limits: Unpack[LimitOptions],
     ) -> _Typed[A]: ...
 
     @overload
@@ -183,6 +187,7 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = ...,
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
+        **limits: Unpack[LimitOptions],
     ) -> _Typed[dict[str, Any]]: ...
 
     def task(
@@ -203,6 +208,7 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = None,
         after_error: Literal["delay"] | None = None,
         asyncio: bool = False,
+        **limits: Unpack[LimitOptions],
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
         """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
@@ -210,6 +216,7 @@ class Tasks(Mapping[str, Task[Any]]):
         one with a `ThreadJob`, in a thread of its own. What the arguments mean is said at `Task`; `args` is a class: an
         attrs class, a dataclass, a msgspec struct or a TypedDict. `unique` is True (jobs with equal args are the same),
         names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
+        `limits` are those of `TaskLimits`; a `supplier` is a `Supplier`, or the name of one that is declared elsewhere.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
         range.
@@ -222,6 +229,10 @@ class Tasks(Mapping[str, Task[Any]]):
             raise ValueError(message)
         if any(fnmatchcase(name, own) for own in BUILT_IN):
             raise ValueError(f"task {name!r}: the names {', '.join(BUILT_IN)} are those of built-in tasks")
+        supplier = limits.get("supplier")
+        if isinstance(supplier, Supplier):
+            self.supplier(supplier)
+            limits["supplier"] = supplier.name
 
         def register(handler: Callable[..., Any]) -> Task[Any]:
             if asyncio and not inspect.iscoroutinefunction(handler):
@@ -247,6 +258,7 @@ class Tasks(Mapping[str, Task[Any]]):
                         when_running=when_running,
                         after_error=after_error,
                     ),
+                    limits=TaskLimits(**limits),  # type: ignore[arg-type] # a Supplier is its name by now
                     description=(inspect.getdoc(handler) or "").partition("\n")[0],
                 )
             except ValueError as error:
@@ -363,6 +375,20 @@ class Tasks(Mapping[str, Task[Any]]):
             raise ValueError(f"messages: a source called {source.name!r} is declared already")
         self._messages.append(source)
 
+    def supplier(self, supplier: Supplier) -> Supplier:
+        """Declare a supplier, which tasks and sources of loads name, and return it.
+
+        One that is a task's need not be declared. Raises `ValueError` if another one has its name.
+        """
+        if self._suppliers.setdefault(supplier.name, supplier) != supplier:
+            raise ValueError(f"supplier {supplier.name!r} is declared twice, with other limits")
+        return supplier
+
+    @property
+    def suppliers(self) -> tuple[Supplier, ...]:
+        """What `supplier` and tasks have declared."""
+        return tuple(self._suppliers.values())
+
     def around(self, function: W) -> W:
         """Wrap every run in the decorated function, and return it unchanged.
 
@@ -404,6 +430,8 @@ class Tasks(Mapping[str, Task[Any]]):
         self._around += other._around
         for source in other._messages:
             self.messages(source)
+        for supplier in other._suppliers.values():
+            self.supplier(supplier)
         for name, schedule in other._schedules.items():
             if name in self._schedules:
                 raise ValueError(f"schedule {name!r} is declared in both registries")

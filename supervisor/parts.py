@@ -319,6 +319,11 @@ def _make(
         source.reader(enqueue=enqueuer.enqueue, consumer=name, draining=drain.requested.is_set)
         for source in tasks.message_sources
     ]
+
+    def lane_told(lane: str) -> None:
+        for dispatcher in dispatchers.values():
+            dispatcher.lane_told(lane)
+
     listener = Listener(
         database=database,
         queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
@@ -330,6 +335,7 @@ def _make(
         runs=runs,
         outage=outage,
         waits=waits,
+        lane_told=lane_told,
     )
     days = {
         Status.SUCCEEDED: settings.retain_succeeded_days,

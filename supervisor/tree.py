@@ -32,6 +32,7 @@ from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
+from dataloader.store.limits.limit_rows import aio_declare_limits
 from dataloader.store.queue.task_rows import aio_declare
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
 from dataloader.store.schedules.rows import aio_declare_schedules
@@ -186,6 +187,7 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 _check_capacity(parts)
                 await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
+                await parts.database.write(aio_declare_limits, parts.tasks.values(), parts.tasks.suppliers)
                 await _declare_schedules(parts)
                 # Before the first claim, so that no reader is told that these queues have no worker.
                 await parts.database.write(aio_show, parts.worker)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dataloader.flows.etl.sources.routing import Routing
     from dataloader.flows.etl.sources.s3 import S3
     from dataloader.flows.etl.sources.source import Page, Record, Request, Response, Source, SourceError, Window
+    from dataloader.jobs.limits import Budget
     from dataloader.store.etl.history import History
-    from dataloader.store.etl.suppliers import Budget
 
 __all__ = [
     "S3",

@@ -28,6 +28,7 @@ from dataloader.jobs.errors import (
 )
 from dataloader.jobs.hooks import Resource
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransaction, Transaction
+from dataloader.jobs.limits import Budget, Supplier
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
@@ -54,6 +55,7 @@ __all__ = [
     "AnyJob",
     "ApiToken",
     "BadRequest",
+    "Budget",
     "Canceled",
     "CommandTarget",
     "ConfigError",
@@ -87,6 +89,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Supervisor",
+    "Supplier",
     "Task",
     "Tasks",
     "ThreadJob",

@@ -16,25 +16,7 @@ from typing import Any, Final
 
 import attrs
 
-
-@attrs.frozen
-class Budget:
-    """At most `requests` requests in any span of `per_s` seconds, over all processes.
-
-    Raises `ValueError` for a number that is not at least 1, and a span that is not between 0.001 s and a week.
-    """
-
-    requests: int
-    per_s: float
-
-    def __attrs_post_init__(self) -> None:
-        if isinstance(self.requests, bool) or not isinstance(self.requests, int) or not 1 <= self.requests <= 1_000_000:
-            raise ValueError(f"requests: must be an integer from 1 to 1,000,000, not {self.requests!r}")
-        if not 0.001 <= self.per_s <= WEEK_S:
-            raise ValueError(f"per_s: must be a number of seconds from 0.001 to {WEEK_S:,}, not {self.per_s!r}")
-
-
-WEEK_S: Final = 604_800
+from dataloader.jobs.limits import Budget
 
 
 @attrs.frozen

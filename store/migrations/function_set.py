@@ -18,7 +18,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 28
+NUMBER: Final = 29
 OLDEST: Final = 0
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
@@ -29,6 +29,7 @@ FILES: Final = (
     "failures",
     "notices",
     "triggers",
+    "limits",
     "claim",
     "former",
     "keys",

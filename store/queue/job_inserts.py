@@ -46,7 +46,7 @@ _PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
-                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash{columns})
+                       available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash, lane{columns})
   SELECT r.job_id,
          coalesce(r.queue, t.queue,
                   dl_refuse('queue', format('must be given: the task %s has no queue of its own', to_json(r.task))
@@ -58,7 +58,8 @@ WITH added AS (
          r.lock_key IS NOT NULL OR t.lock_key IS NOT NULL,
          r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
          coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
-         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash{values}
+         coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash,
+         CASE WHEN t.limited THEN r.task END{values}
   FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {join} WHERE t.uniqueness IS NULL {where} {order}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue{returning}
@@ -133,7 +134,7 @@ _ADD_TO_WHOLE: Final = _add(*_MANY, more=_OF_GRAPHS)
 _STARTS: Final = """
 LEFT JOIN LATERAL (
   SELECT now() AS at, nextval('dl_token_seq') AS token
-  WHERE r.slot = coalesce(r.queue, t.queue) AND t.lock_key IS NULL
+  WHERE r.slot = coalesce(r.queue, t.queue) AND t.lock_key IS NULL AND t.limited IS NOT TRUE
     AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = r.slot AND q.paused)
 ) AS started ON true
 """

@@ -44,7 +44,7 @@ MIN_PING_S: Final = 1.0
 DOUBT_S: Final = 2.0
 """How long a statement whose answer was lost may go on in the server: for so long repairs look for its jobs again."""
 
-_CLAIM: Final = "SELECT * FROM dl_claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_CLAIM: Final = "SELECT * FROM dl_claim_runs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _RELEASE: Final = "SELECT dl_release($1)"
 _HELD: Final = """
 SELECT objid::bigint::bit(32)::int AS hash FROM pg_locks
@@ -108,7 +108,8 @@ class Claim:
     `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait
     behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
     at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
-    must be looked at again, after the commit and on another session.
+    must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for
+    why no more of it may start, and in how many seconds it is worth a look: None, when something tells.
     """
 
     jobs: list[ClaimedJob]
@@ -118,6 +119,7 @@ class Claim:
     last: UUID | None
     to_test: list[int]
     sent_at: float
+    lanes: list[tuple[str, str | None, float | None]] = attrs.field(factory=list)
 
 
 class LockSession:
@@ -196,18 +198,30 @@ class LockSession:
         *,
         look: int = 0,
         after: UUID | None = None,
+        limited: Sequence[str] = (),
+        lanes: Sequence[str] = (),
     ) -> Claim:
         """Claim up to `slots` jobs of `queue` whose task is in `tasks`; the others are parked (`backoff_s` at most).
 
         `look` at more than `slots`, and what can't run is parked many at a time. Those up to `after`, the `last` of a
         former claim, are not looked at, unless a key that is freed now has made one ready.
 
+        `limited` are those of `tasks` that have a lane, `lanes` those of them that are worth a look.
+
         Keys that were released meanwhile are freed first, in the same statement.
         """
         self._claims += 1
         try:
             sent_at, records = await self._session.write(
-                self._aio_claim, queue, max(slots, look), slots, list(tasks), backoff_s, after
+                self._aio_claim,
+                queue,
+                max(slots, look),
+                slots,
+                list(tasks),
+                backoff_s,
+                after,
+                list(limited),
+                list(lanes),
             )
         finally:
             self._claims -= 1
@@ -219,6 +233,7 @@ class LockSession:
         passed_over = more = False
         candidates = 0
         last: UUID | None = None
+        looked = []
         for record in records:
             match record["verdict"]:
                 case "run":
@@ -231,12 +246,14 @@ class LockSession:
                     more = True
                 case "last":
                     last = record["job_id"]
+                case "lane":
+                    looked.append((record["task"], record["args"], record["waited_s"]))
                 case verdict:
                     candidates += 1
                     if verdict != "held" and record["lock_hash"] is not None:
                         to_test.add(record["lock_hash"])
         full = candidates >= max(slots, look)
-        return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at)
+        return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).
@@ -328,6 +345,8 @@ class LockSession:
         tasks: list[str],
         backoff_s: float,
         after: UUID | None,
+        limited: list[str],
+        lanes: list[str],
     ) -> tuple[float, list[Any]]:
         if self._needs_repair:
             await self._aio_repair(connection)
@@ -340,7 +359,18 @@ class LockSession:
         try:
             with self._freeing() as freed:
                 records: list[Any] = await connection.fetch(
-                    _CLAIM, queue, look, slots, self.worker, tasks, self._held(), backoff_s, freed, after
+                    _CLAIM,
+                    queue,
+                    look,
+                    slots,
+                    self.worker,
+                    tasks,
+                    self._held(),
+                    backoff_s,
+                    freed,
+                    after,
+                    limited,
+                    lanes,
                 )
         except asyncpg.PostgresError as error:
             # What the server has refused it has undone, but for the locks.

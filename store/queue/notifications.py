@@ -57,6 +57,13 @@ class JobToJudge:
 
 
 @attrs.frozen
+class LaneTold:
+    """A job of this lane waits or has ended; if it has no name, limits have changed."""
+
+    lane: str
+
+
+@attrs.frozen
 class SchedulesChanged:
     """Schedules were stored, resumed or removed: one may be due earlier than was known."""
 
@@ -66,7 +73,9 @@ class SomethingFailed:
     """A job or a schedule has failed, and operators are to be told of it."""
 
 
-Notification = QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | SchedulesChanged | SomethingFailed
+Notification = (
+    QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | LaneTold | SchedulesChanged | SomethingFailed
+)
 
 FLOOD: Final = 5_000
 """More notifications than this in `FLOOD_S` seconds are a flood: to read them takes about a tenth of that time."""
@@ -77,12 +86,13 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_due": lambda payload: JobDue(float(payload)),
     "dl_after": lambda payload: JobToJudge(ended=payload == "ended"),
     "dl_stop": lambda payload: CancelRequested(int(payload)),
+    "dl_lane": LaneTold,
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
     "dl_schedule": lambda _payload: SchedulesChanged(),
     "dl_notice": lambda _payload: SomethingFailed(),
 }
 CHANNELS: Final = frozenset(_CHANNELS)
-OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop"})
+OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop", "dl_lane"})
 """Those that matter to a process which runs jobs."""
 OF_WAITING: Final = frozenset({"dl_changed"})
 """Those that matter to a process which waits for jobs."""

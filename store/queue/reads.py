@@ -102,6 +102,7 @@ SELECT queue, bool_or(paused) AS paused, count(slots) AS workers, coalesce(sum(s
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'lock') AS blocked,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'task') AS unknown_task,
        count(*) FILTER (WHERE status = 'queued' AND waits_for = 'after') AS dependent,
+       count(*) FILTER (WHERE status = 'queued' AND waits_for = 'limit') AS limited,
        count(*) FILTER (WHERE status = 'running') AS running,
        min(available_at) FILTER (WHERE status = 'queued' AND waits_for IS NULL) AS oldest_ready_at
 FROM (
@@ -125,11 +126,13 @@ SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY q
 _DEPTHS: Final = f"""
 WITH queues AS ({QUEUES}),
      named AS (SELECT queue FROM queues
-               ORDER BY workers > 0 DESC, ready + delayed + blocked + unknown_task + dependent + running DESC, queue
+               ORDER BY workers > 0 DESC,
+                        ready + delayed + blocked + unknown_task + dependent + limited + running DESC, queue
                LIMIT $2)
 SELECT CASE WHEN queue IN (SELECT queue FROM named) THEN queue ELSE $3 END AS queue, bool_or(paused) AS paused,
        sum(ready)::bigint AS ready, sum(delayed)::bigint AS delayed, sum(blocked)::bigint AS blocked,
-       sum(unknown_task)::bigint AS unknown_task, sum(dependent)::bigint AS dependent, sum(running)::bigint AS running,
+       sum(unknown_task)::bigint AS unknown_task, sum(dependent)::bigint AS dependent,
+       sum(limited)::bigint AS limited, sum(running)::bigint AS running,
        min(oldest_ready_at) AS oldest_ready_at, sum(workers)::bigint AS workers, sum(slots)::bigint AS slots
 FROM queues GROUP BY 1 ORDER BY 1
 """

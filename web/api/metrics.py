@@ -28,7 +28,7 @@ from dataloader.web.services import Services
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PING_S: Final = 2.0
 A = TypeVar("A", float, Distribution)
-_STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "running")
+_STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited", "running")
 
 
 async def render(services: Services) -> bytes:

@@ -23,7 +23,7 @@ MOST_NAMED: Final = 100
 """Queues that are counted by name: whoever may trigger makes up names, and each is several lines for ever."""
 OTHER: Final = "other"
 """Stands for all the others."""
-_COUNTS: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "running", "workers", "slots")
+_COUNTS: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited", "running", "workers", "slots")
 
 
 @attrs.define

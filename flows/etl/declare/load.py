@@ -25,9 +25,9 @@ from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, Pipel
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Record, Request, Source
+from dataloader.jobs.limits import Budget
 from dataloader.jobs.model import MAX_NAME
 from dataloader.store.etl.history import History
-from dataloader.store.etl.suppliers import Budget
 from dataloader.store.etl.target_table import as_names
 
 Row = Mapping[str, Any]

@@ -19,8 +19,9 @@ import attrs
 import trio
 
 from dataloader.flows.etl.run.load_progress import LoadProgress
+from dataloader.jobs.limits import Budget
 from dataloader.store.connection.bridge import Database
-from dataloader.store.etl.suppliers import Budget, aio_return_slot, aio_take_slot
+from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
 
 T = TypeVar("T")
 

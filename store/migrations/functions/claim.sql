@@ -21,14 +21,20 @@
 --   held      its key is held by this worker, or went to an earlier candidate: parked, our own release wakes it
 --   task      the worker does not know its task: parked until one that does comes
 --   canceled  it had cancel_requested and has ended
+--   limit     its task has limits, which it did not know when it was added: put into its lane
+--   over      of a lane: what its supplier's budgets leave went to jobs of other lanes; it was left as it was
 --   later     (one row for all of them) it could run, but p_slots were taken; it is left as it was
 -- one more for the last candidate, if none was left for later:
 --   last      a next claim may go on behind it
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
+-- p_limited are those of p_tasks that have a lane, p_lanes those of them that are worth a look; the jobs of those that are open are
+-- candidates, too, in one order with the ready ones, at most p_limit of a lane. One row more for each of p_lanes:
+--   lane      task is its name, args why no more of it may start (NULL: nothing keeps them), waited_s in how many seconds it is
+--             worth a look, NULL: when something tells
 CREATE OR REPLACE FUNCTION {schema}.dl_claim_runs(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
-  p_after uuid)
+  p_after uuid, p_limited text[], p_lanes text[])
 RETURNS TABLE (verdict text, lock_hash int, job_id uuid, token bigint, task text, args text, lock_key text,
                partition_key text, attempt int, max_attempts int, lease_s int, waited_s float8, more jsonb)
 LANGUAGE plpgsql
@@ -46,6 +52,15 @@ DECLARE
   v_last uuid;
   v_priority int;
   v_created_at timestamptz;
+  v_ready int;
+  v_open record;
+  v_lane text[] := '{}';
+  v_allowed int[];
+  v_supplier text[];
+  v_cost int[];
+  v_units bigint[];
+  v_margin float8[];
+  v_job_lanes text[];
 BEGIN
   -- The next job of a freed key may stand before p_after.
   IF cardinality(p_freed) > 0 AND {schema}.dl_release(p_freed) > 0 THEN
@@ -59,48 +74,128 @@ BEGIN
 
   -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
   -- and LIMIT it would lock more than it returns.
-  WITH picked AS MATERIALIZED (
-    SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
-           j.cancel_requested AS stop, j.priority, j.created_at
-    FROM {schema}.dl_jobs j
-    WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
-      AND (j.priority, j.created_at, j.job_id)
-        > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
-    ORDER BY j.priority, j.created_at, j.job_id
-    LIMIT p_limit
-    FOR NO KEY UPDATE SKIP LOCKED
-  ), placed AS MATERIALIZED (
-    SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
-           OR row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) > 1) AS held
-    FROM picked p
-  ), ranked AS MATERIALIZED (
-    SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held ORDER BY priority, created_at, job_id) AS rank
-    FROM placed p
-  ), judged AS MATERIALIZED (
-    SELECT r.job_id, r.h,
-           CASE WHEN stop THEN 'canceled'
-                WHEN NOT known THEN 'task'
-                WHEN held THEN 'held'
-                WHEN rank > p_slots THEN 'later'
-                WHEN h IS NULL THEN 'run'
-                WHEN pg_try_advisory_lock(h) THEN 'run'
-                ELSE 'busy' END AS v
-    FROM ranked r
-  )
-  SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL),
-         (SELECT p.job_id FROM picked p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1)
-  INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_last FROM judged;
-  IF coalesce(cardinality(v_jobs), 0) < p_limit AND v_created_at IS NULL THEN
+  IF cardinality(p_limited) = 0 THEN
+    WITH picked AS MATERIALIZED (
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
+             j.cancel_requested AS stop, j.priority, j.created_at
+      FROM {schema}.dl_jobs j
+      WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+        AND (j.priority, j.created_at, j.job_id)
+          > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
+      ORDER BY j.priority, j.created_at, j.job_id
+      LIMIT p_limit
+      FOR NO KEY UPDATE SKIP LOCKED
+    ), placed AS MATERIALIZED (
+      SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
+             OR row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) > 1) AS held
+      FROM picked p
+    ), ranked AS MATERIALIZED (
+      SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held ORDER BY priority, created_at, job_id) AS rank
+      FROM placed p
+    ), judged AS MATERIALIZED (
+      SELECT r.job_id, r.h,
+             CASE WHEN stop THEN 'canceled'
+                  WHEN NOT known THEN 'task'
+                  WHEN held THEN 'held'
+                  WHEN rank > p_slots THEN 'later'
+                  WHEN h IS NULL THEN 'run'
+                  WHEN pg_try_advisory_lock(h) THEN 'run'
+                  ELSE 'busy' END AS v
+      FROM ranked r
+    )
+    SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL),
+           (SELECT p.job_id FROM picked p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1)
+    INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_last FROM judged;
+    v_ready := coalesce(cardinality(v_jobs), 0);
+  ELSE
+    -- Their locks come before those of jobs and keys, and wait for nobody.
+    FOR v_open IN SELECT * FROM {schema}.dl_open_lanes(p_queue, p_lanes) LOOP
+      IF v_open.allowed > 0 THEN
+        v_lane := v_lane || v_open.lane;
+        v_allowed := v_allowed || v_open.allowed;
+        v_supplier := v_supplier || v_open.supplier;
+        v_cost := v_cost || v_open.cost;
+        v_units := v_units || v_open.left_units;
+        v_margin := v_margin || v_open.margin_s;
+      ELSE
+        RETURN QUERY SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, v_open.lane, v_open.why, NULL::text, NULL::text,
+                            NULL::int, NULL::int, NULL::int, v_open.wait_s, NULL::jsonb;
+      END IF;
+    END LOOP;
+    -- As above, with the jobs of open lanes: `spent` is what a supplier's units would be with all before it in this order.
+    WITH ready AS MATERIALIZED (
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
+             j.cancel_requested AS stop, j.priority, j.created_at, j.task = ANY (p_limited) AS files,
+             NULL::text AS lane, NULL::text AS supplier, NULL::int AS cost, NULL::bigint AS units
+      FROM {schema}.dl_jobs j
+      WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
+        AND (j.priority, j.created_at, j.job_id)
+          > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
+      ORDER BY j.priority, j.created_at, j.job_id
+      LIMIT p_limit
+      FOR NO KEY UPDATE SKIP LOCKED
+    ), laned AS MATERIALIZED (
+      SELECT w.*, false AS files, o.lane, o.supplier, o.cost, o.units
+      FROM unnest(v_lane, v_allowed, v_supplier, v_cost, v_units) AS o (lane, allowed, supplier, cost, units)
+      CROSS JOIN LATERAL (
+        SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
+               j.priority, j.created_at
+        FROM {schema}.dl_jobs j
+        WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
+          AND j.status = 'queued' AND j.waits_for = 'limit'
+        ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id
+        LIMIT least(o.allowed, p_limit)
+        FOR NO KEY UPDATE SKIP LOCKED
+      ) AS w
+    ), picked AS (
+      SELECT * FROM ready
+      UNION ALL
+      SELECT job_id, h, known, stop, priority, created_at, files, lane, supplier, cost, units FROM laned
+    ), placed AS MATERIALIZED (
+      SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
+             OR row_number() OVER (PARTITION BY h, known AND NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
+      FROM picked p
+    ), ranked AS MATERIALIZED (
+      SELECT p.*,
+             row_number() OVER (PARTITION BY stop OR NOT known OR held OR files ORDER BY priority, created_at, job_id) AS rank,
+             sum(cost) OVER (PARTITION BY supplier, stop OR held ORDER BY priority, created_at, job_id) AS spent
+      FROM placed p
+    ), judged AS MATERIALIZED (
+      SELECT r.job_id, r.h, r.lane,
+             CASE WHEN stop THEN 'canceled'
+                  WHEN NOT known THEN 'task'
+                  WHEN files THEN 'limit'
+                  WHEN held THEN 'held'
+                  WHEN spent > units THEN 'over'
+                  WHEN rank > p_slots THEN 'later'
+                  WHEN h IS NULL THEN 'run'
+                  WHEN pg_try_advisory_lock(h) THEN 'run'
+                  ELSE 'busy' END AS v
+      FROM ranked r
+    )
+    SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL), array_agg(judged.lane),
+           (SELECT p.job_id FROM ready p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1),
+           (SELECT count(*) FROM ready)
+    INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready FROM judged;
+  END IF;
+  IF v_ready < p_limit AND v_created_at IS NULL THEN
     -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.
     PERFORM FROM (
       SELECT j.job_id FROM {schema}.dl_jobs j WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
-      ORDER BY j.priority, j.created_at, j.job_id LIMIT coalesce(cardinality(v_jobs), 0) + 1
+      ORDER BY j.priority, j.created_at, j.job_id LIMIT v_ready + 1
     ) AS ready
-    OFFSET coalesce(cardinality(v_jobs), 0);
+    OFFSET v_ready;
     IF FOUND THEN
       RETURN QUERY SELECT 'locked'::text, NULL::int, NULL::uuid, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text,
                           NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
     END IF;
+  END IF;
+  IF v_lane <> '{}' THEN
+    -- One from which as many came as may start is worth a look at once.
+    RETURN QUERY
+    SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE WHEN p.picked >= least(o.allowed, p_limit) THEN 0 END::float8, NULL::jsonb
+    FROM unnest(v_lane, v_allowed) AS o (lane, allowed)
+    CROSS JOIN LATERAL (SELECT count(*) AS picked FROM unnest(v_job_lanes) AS j (lane) WHERE j.lane = o.lane) AS p;
   END IF;
   IF v_jobs IS NULL THEN
     RETURN;
@@ -127,17 +222,25 @@ BEGIN
     END LOOP;
   END IF;
 
+  IF v_lane <> '{}' THEN
+    PERFORM {schema}.dl_charge_lanes(array_agg(o.lane), array_agg(o.supplier), array_agg(o.cost))
+    FROM unnest(v_job_lanes, v_verdicts) AS j (lane, v)
+    JOIN unnest(v_lane, v_supplier, v_cost) AS o (lane, supplier, cost) ON o.lane = j.lane
+    WHERE j.v = 'run'
+    HAVING count(*) > 0;
+  END IF;
+
   RETURN QUERY
   WITH mine AS (
     UPDATE {schema}.dl_jobs j
-    SET status = 'running', attempt = least(j.attempt, 2147483646) + 1, token = nextval('{schema}.dl_token_seq'), claimed_by = p_worker,
+    SET status = 'running', waits_for = NULL, attempt = least(j.attempt, 2147483646) + 1, token = nextval('{schema}.dl_token_seq'), claimed_by = p_worker,
         lease_expires_at = now() + make_interval(secs => j.lease_ttl_sec), heartbeat_at = now(),
         started_at = coalesce(j.started_at, now()), run_started_at = now()
     FROM (SELECT u.id FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v = 'run') AS w
     WHERE j.job_id = ANY (ARRAY[w.id])
     RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
               j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at, j.schedule, j.planned_at,
-              j.previous
+              j.lane, j.previous
   ), journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
@@ -147,8 +250,10 @@ BEGIN
               ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
          m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
          CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8,
-         CASE WHEN m.schedule IS NOT NULL OR m.previous IS NOT NULL
-              THEN jsonb_strip_nulls(jsonb_build_object('schedule', m.schedule, 'planned_at', m.planned_at))
+         CASE WHEN num_nonnulls(m.schedule, m.lane, m.previous) > 0
+              THEN jsonb_strip_nulls(jsonb_build_object(
+                'schedule', m.schedule, 'planned_at', m.planned_at,
+                'margin_s', (SELECT o.margin FROM unnest(v_lane, v_margin) AS o (lane, margin) WHERE o.lane = m.lane)))
                 || CASE WHEN m.previous IS NULL THEN '{}' ELSE jsonb_build_object('previous', m.previous) END END
   FROM mine m;
 
@@ -164,9 +269,10 @@ BEGIN
       UPDATE {schema}.dl_jobs j
       SET status = CASE w.v WHEN 'canceled' THEN 'canceled'::{schema}.dl_status ELSE j.status END,
           finished_at = CASE w.v WHEN 'canceled' THEN now() ELSE j.finished_at END,
-          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' ELSE 'lock' END,
+          waits_for = CASE w.v WHEN 'canceled' THEN NULL WHEN 'task' THEN 'task' WHEN 'limit' THEN 'limit' ELSE 'lock' END,
+          lane = CASE w.v WHEN 'limit' THEN j.task ELSE j.lane END,
           available_at = CASE WHEN w.v IN ('held', 'busy') THEN now() + make_interval(secs => p_backoff_s) ELSE j.available_at END
-      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later')) AS w
+      FROM (SELECT u.id, u.v FROM unnest(v_jobs, v_verdicts) AS u (id, v) WHERE u.v NOT IN ('run', 'later', 'over')) AS w
       WHERE j.job_id = ANY (ARRAY[w.id])
       RETURNING j.job_id, j.queue, w.v
     )
@@ -175,12 +281,12 @@ BEGIN
            jsonb_build_object('reason', CASE o.v WHEN 'canceled' THEN 'cancel_requested' ELSE 'lock_key' END)
     FROM others o
     -- Not that its task is unknown: a worker that knows it may be busy, and this one would say so after each sweep.
-    WHERE o.v <> 'task';
+    WHERE o.v NOT IN ('task', 'limit');
     RETURN QUERY
     SELECT u.v, u.h, u.id, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int,
            NULL::float8, NULL::jsonb
-    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v NOT IN ('run', 'later');
+    FROM unnest(v_jobs, v_hashes, v_verdicts) AS u (id, h, v) WHERE u.v NOT IN ('run', 'later', 'over');
   END IF;
 
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_claim_runs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_claim_runs(text, int, int, text, text[], int[], float8, int[], uuid, text[], text[]) FROM PUBLIC;

@@ -130,7 +130,7 @@ BEGIN
     WITH added AS (
       INSERT INTO {schema}.dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, keyed, partition_key, priority,
                                     available_at, max_attempts, lease_ttl_sec, producer, consumer_group, request_hash,
-                                    root_id, when_failed, waits_for, waits_on, wanted_at)
+                                    root_id, when_failed, waits_for, waits_on, wanted_at, lane)
       SELECT v_id,
              coalesce(r.queue, t.queue, {schema}.dl_refuse('queue', format(
                'must be given: the task %s has no queue of its own', to_json(r.task)) || CASE WHEN t.task IS NULL
@@ -144,7 +144,7 @@ BEGIN
              coalesce(dl_enqueue_job.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
              coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue_job.root), dl_enqueue_job.root), CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
              CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
-             CASE WHEN v_waits THEN dl_enqueue_job.available_at END
+             CASE WHEN v_waits THEN dl_enqueue_job.available_at END, CASE WHEN t.limited THEN r.task END
       FROM (VALUES (dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key))
         AS r (task, args, queue, lock_key, idempotency_key)
       LEFT JOIN {schema}.dl_tasks t ON t.task = r.task

@@ -1,6 +1,6 @@
 -- What programs of the release before call, in terms of what took its place. It goes with a later set.
 
--- dl_claim_jobs told nothing that only some jobs have.
+-- dl_claim_jobs knew no lanes, and told nothing that only some jobs have.
 CREATE OR REPLACE FUNCTION {schema}.dl_claim_jobs(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],
   p_after uuid)
@@ -11,7 +11,8 @@ BEGIN
   RETURN QUERY
   SELECT c.verdict, c.lock_hash, c.job_id, c.token, c.task, c.args, c.lock_key, c.partition_key, c.attempt, c.max_attempts,
          c.lease_s, c.waited_s
-  FROM {schema}.dl_claim_runs(p_queue, p_limit, p_slots, p_worker, p_tasks, p_held, p_backoff_s, p_freed, p_after) AS c;
+  FROM {schema}.dl_claim_runs(p_queue, p_limit, p_slots, p_worker, p_tasks, p_held, p_backoff_s, p_freed, p_after,
+                              '{}', '{}') AS c;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_claim_jobs(text, int, int, text, text[], int[], float8, int[], uuid) FROM PUBLIC;
 

@@ -1,5 +1,5 @@
 -- What changes of a job tell to whom: dl_jobs to dispatchers, dl_due and dl_after to the stager, dl_stop to the worker that
--- runs it (by the token of that run), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen to
+-- runs it (by the token of that run), dl_lane to dispatchers (one of its jobs waits or has ended), dl_changed to those who watch it. They run with the writer's rights. Programs of the release before listen to
 -- dl_cancel, which tells the job's id: it goes with a later set. dl_after tells `ended` of a job that others wait for, and nothing
 -- of one that waits itself and whose `waits_on` is to be chosen.
 -- A payload has at most 8,000 bytes; longer names of queues are nobody's here.
@@ -9,17 +9,23 @@ DECLARE
   v_queue text;
   v_due timestamptz;
   v_after boolean;
+  v_lanes text[];
 BEGIN
   FOR v_queue IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND waits_for IS NULL LOOP
     PERFORM pg_notify('dl_jobs', left(v_queue, 1000));
   END LOOP;
-  SELECT min(available_at) FILTER (WHERE waits_for = 'time'), bool_or(waits_for = 'after') INTO v_due, v_after
-  FROM inserted WHERE status = 'queued' AND waits_for IN ('time', 'after');
+  SELECT min(available_at) FILTER (WHERE waits_for = 'time'), bool_or(waits_for = 'after'),
+         array_agg(DISTINCT lane) FILTER (WHERE waits_for = 'limit')
+  INTO v_due, v_after, v_lanes
+  FROM inserted WHERE status = 'queued' AND waits_for IN ('time', 'after', 'limit');
   IF v_due IS NOT NULL THEN
     PERFORM pg_notify('dl_due', floor(extract(epoch FROM v_due))::text);
   END IF;
   IF v_after THEN
     PERFORM pg_notify('dl_after', '');
+  END IF;
+  IF v_lanes IS NOT NULL THEN
+    PERFORM pg_notify('dl_lane', left(u.lane, 1000)) FROM unnest(v_lanes) AS u (lane);
   END IF;
   RETURN NULL;
 END $$;
@@ -41,6 +47,10 @@ BEGIN
     PERFORM pg_notify('dl_after', 'ended');
   ELSIF NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued' THEN
     PERFORM pg_notify('dl_after', '');
+  END IF;
+  IF (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit'))
+     OR (OLD.lane IS NOT NULL AND OLD.status = 'running' AND NEW.status <> 'running') THEN
+    PERFORM pg_notify('dl_lane', left(coalesce(OLD.lane, NEW.lane), 1000));
   END IF;
   IF OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress) THEN
     PERFORM pg_notify('dl_changed', NEW.job_id::text);

@@ -46,6 +46,8 @@ BEGIN
     NEW.waits_for := NULL;
   ELSIF NEW.status = 'queued' AND NEW.available_at > now() THEN
     NEW.waits_for := 'time';
+  ELSIF NEW.status = 'queued' AND NEW.lane IS NOT NULL THEN
+    NEW.waits_for := 'limit';
   ELSE
     NEW.waits_for := NULL;
   END IF;

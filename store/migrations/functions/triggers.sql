@@ -18,7 +18,9 @@ BEGIN
                     -- A row that is restored: what it waited for may not be there.
                     OR NEW.waits_on <> '00000000-0000-0000-0000-000000000000'))
            OR (NEW.waits_for = 'after' AND NEW.waits_on IS NULL)
-           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
+           OR (NEW.lane IS NOT NULL AND NEW.status = 'queued' AND NEW.waits_for IS NULL)
+           OR (NEW.waits_for = 'limit' AND (NEW.lane IS NULL OR NEW.available_at > now()))
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after', 'limit'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_shape_upd', $sql$
         BEFORE UPDATE ON {schema}.dl_jobs FOR EACH ROW
@@ -36,7 +38,10 @@ BEGIN
            OR (NEW.unique_key IS NOT NULL
                AND (NEW.superseded_by IS NOT NULL AND NEW.status IN ('queued', 'failed', 'lost')
                     OR OLD.status NOT IN ('queued', 'running') AND NEW.status IN ('queued', 'running')))
-           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after'))
+           -- What has a lane waits there, whoever makes it ready, or for its time.
+           OR (NEW.lane IS NOT NULL AND NEW.status = 'queued' AND NEW.waits_for IS NULL)
+           OR (NEW.waits_for = 'limit' AND NEW.status = 'queued' AND (NEW.lane IS NULL OR NEW.available_at > now()))
+           OR NEW.waits_for NOT IN ('time', 'lock', 'task', 'after', 'limit'))
         EXECUTE FUNCTION {schema}.dl_jobs_shape()$sql$),
       ('dl_jobs_failing_ins', $sql$
         BEFORE INSERT ON {schema}.dl_jobs FOR EACH ROW
@@ -68,6 +73,8 @@ BEGIN
            OR (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
            OR (OLD.awaited AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
            OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued')
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit'))
+           OR (OLD.lane IS NOT NULL AND OLD.status = 'running' AND NEW.status <> 'running')
            OR (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
         EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$),
       ('dl_jobs_deleted', $sql$

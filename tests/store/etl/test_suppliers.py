@@ -6,8 +6,9 @@ import pytest
 import trio
 from databases import raw_connection
 
+from dataloader.jobs.limits import Budget
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
-from dataloader.store.etl.suppliers import Budget, SlotAnswer, aio_return_slot, aio_take_slot
+from dataloader.store.etl.suppliers import SlotAnswer, aio_return_slot, aio_take_slot
 
 pytestmark = pytest.mark.requirement("E1", "S4")
 TAKEN = SlotAnswer(0, None)

@@ -53,11 +53,16 @@ BEGIN INSERT INTO public.loot VALUES (current_user); RETURN QUERY SELECT pg_cata
 )
 ALL_FUNCTIONS = """
 SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL);
-SELECT FROM public.dl_claim_runs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL);
+SELECT FROM public.dl_claim_runs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL,
+                                 '{t}', '{t}');
 SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
 SELECT public.dl_judge_after(9, true);
+SELECT FROM public.dl_open_lanes('q', '{t}');
+SELECT public.dl_charge_lanes('{t}', '{s}', '{1}'), public.dl_take_units('s', 1, 1);
+SELECT public.dl_opens_in('{[0,9)}', 'UTC', now(), 1);
+SELECT public.dl_units_left(NULL::public.dl_sources, '{1}', '{1}', 1, now());
 SELECT public.dl_check_name('a', 'a', 9), public.dl_key('lock_key', '["a"]', 't', '{"a": 1}');
 SELECT public.dl_enqueue('t', '{}', 'q', 'k', idempotency_key => 'i');
 SELECT public.dl_error_group('e'), public.dl_error_line('e');

@@ -148,7 +148,7 @@ async def live_runs(connection):
 async def look(connection, measuring):
     """The SELECT of dl_claim_runs that picks the candidates, by itself."""
     source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim_runs'")
-    [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n  \), placed AS", source, re.DOTALL)
+    [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n    \), placed AS", source, re.DOTALL)
     for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
         candidates = candidates.replace(parameter, f"${place}")
     for variable, kind in (("v_priority", "int"), ("v_created_at", "timestamptz"), ("p_after", "uuid")):
@@ -158,12 +158,12 @@ async def look(connection, measuring):
 
 
 async def claim(connection, measuring, jobs=10, after=None):
-    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6], after)
+    await measuring.fetch(lock_session._CLAIM, "q", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [4, 5, 6], after, [], [])
     await connection.execute("SELECT pg_advisory_unlock_all()")
 
 
 async def claim_keyless(_connection, measuring, jobs=10):
-    await measuring.fetch(lock_session._CLAIM, "keyless", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [], None)
+    await measuring.fetch(lock_session._CLAIM, "keyless", jobs, jobs, "w", ["t"], [1, 2, 3], 30.0, [], None, [], [])
 
 
 async def claim_fifty(connection, measuring):

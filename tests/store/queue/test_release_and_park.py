@@ -18,7 +18,8 @@ from dataloader.store.queue.make_ready import ready_free, unpark
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S, WorkerRow, aio_show
 
 CLAIM = f"""SELECT verdict, lock_hash
-FROM dl_claim_runs('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL) WHERE verdict <> 'last'"""
+FROM dl_claim_runs('q', 10, 10, 'other', '{{t}}', '{{}}', {BACKOFF_S}, '{{}}', NULL, '{{}}', '{{}}')
+WHERE verdict <> 'last'"""
 PAUSE = "PERFORM pg_sleep(0.001 * 2 ^ attempt)"
 ANY_STEP = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.CANCEL, Step.RETURN]
 

@@ -1,0 +1,138 @@
+"""The limits of tasks and suppliers as rows (S1, S4, S5): declared, overridden, and what holds of both.
+
+What holds is computed here, whenever one of the two changes, in the transaction that writes it; claims read that alone.
+A change tells all processes, so that it holds from the next claim on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from dataloader.jobs.limits import Supplier, TaskLimits
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.work_periods import WorkPeriods
+
+_TASKS: Final = """
+SELECT task, coalesce(limits, '{}')::text AS limits, coalesce(override, '{}')::text AS override, limited
+FROM dl_tasks WHERE task = ANY ($1::text[]) ORDER BY task FOR NO KEY UPDATE
+"""
+_HOLDS: Final = """
+UPDATE dl_tasks SET limits = $2::text::jsonb, override = $3::text::jsonb, limited = limited OR $4,
+  periods = $5::text::int4multirange, zone = $6, max_running = $7, batch_size = $8, batch_delay_s = $9,
+  supplier = $10, cost = $11, retry_priority = $12
+WHERE task = $1
+"""
+_LANE: Final = "INSERT INTO dl_lanes (lane) VALUES ($1) ON CONFLICT DO NOTHING"
+# What runs already counts from now on. What is ready is put into its lane by the claim that meets it.
+_COUNT: Final = "UPDATE dl_jobs SET lane = task WHERE status = 'running' AND task = $1 AND lane IS NULL"
+_SUPPLIERS: Final = """
+SELECT source, coalesce(limits, '{}')::text AS limits, coalesce(override, '{}')::text AS override
+FROM dl_sources WHERE source = ANY ($1::text[]) ORDER BY source FOR NO KEY UPDATE
+"""
+_SUPPLIER: Final = "INSERT INTO dl_sources (source) VALUES ($1) ON CONFLICT DO NOTHING"
+_SUPPLIER_HOLDS: Final = """
+UPDATE dl_sources SET limits = $2::text::jsonb, override = $3::text::jsonb,
+  periods = $4::text::int4multirange, zone = $5, units = $6, spans_s = $7, margin_s = $8, kept_s = greatest(kept_s, $9)
+WHERE source = $1
+"""
+TELL: Final = "SELECT pg_notify('dl_lane', '')"
+"""Limits have changed: each process looks at all of its lanes, and at which there are."""
+_LANES: Final = "SELECT lane FROM dl_lanes WHERE lane = ANY ($1::text[]) ORDER BY lane"
+
+
+async def aio_lanes(connection: Any, tasks: Sequence[str]) -> list[str]:
+    """Those of `tasks` whose jobs wait in lanes (asyncio-flavoured)."""
+    return [record["lane"] for record in await connection.fetch(_LANES, list(tasks))]
+
+
+async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> None:
+    """Write what a program declares (asyncio-flavoured), after its tasks; what is so already is not written.
+
+    Raises `BadRequest` for limits that do not go with an operator's, such as a cost above his budget.
+    """
+    declared = {task.name: task.limits.spec() for task in tasks}
+    named = {supplier.name: supplier.spec() for supplier in suppliers}
+    named |= {
+        spec["supplier"]: {} for spec in declared.values() if "supplier" in spec and spec["supplier"] not in named
+    }
+    async with connection.transaction():
+        changed = await _aio_declare_suppliers(connection, named)
+        for record in await connection.fetch(_TASKS, sorted(declared)):
+            name = record["task"]
+            if msgspec.json.decode(record["limits"]) != declared[name]:
+                override = msgspec.json.decode(record["override"])
+                changed |= await aio_limit_task(connection, name, declared[name], override, limited=record["limited"])
+        if changed:
+            await connection.execute(TELL)
+
+
+async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping[str, Any]]) -> bool:
+    changed = False
+    for name in sorted(declared):
+        await connection.execute(_SUPPLIER, name)
+    for record in await connection.fetch(_SUPPLIERS, sorted(declared)):
+        name, spec = record["source"], declared[record["source"]]
+        # A program that only names a supplier leaves it as another declares it.
+        if spec and msgspec.json.decode(record["limits"]) != spec:
+            await aio_limit_supplier(connection, name, spec, msgspec.json.decode(record["override"]))
+            changed = True
+    return changed
+
+
+async def aio_limit_task(
+    connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any], *, limited: bool
+) -> bool:
+    """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane."""
+    limits = TaskLimits.of_spec({**declared, **override})
+    if limits.supplier is not None:
+        await connection.execute(_SUPPLIER, limits.supplier)
+    await connection.execute(
+        _HOLDS,
+        name,
+        _json(declared),
+        _json(override) if override else None,
+        limits.needs_lane,
+        _ranges(limits.periods),
+        limits.zone,
+        limits.max_running,
+        limits.batch_size,
+        limits.batch_delay_s,
+        limits.supplier,
+        limits.cost,
+        limits.retry_priority,
+    )
+    if limits.needs_lane and not limited:
+        await connection.execute(_LANE, name)
+        await connection.execute(_COUNT, name)
+    return limited or limits.needs_lane
+
+
+async def aio_limit_supplier(
+    connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any]
+) -> None:
+    """Write a supplier's limits, whose row is locked (asyncio-flavoured)."""
+    supplier = Supplier.of_spec(name, {**declared, **override})
+    await connection.execute(
+        _SUPPLIER_HOLDS,
+        name,
+        _json(declared) if declared else None,
+        _json(override) if override else None,
+        _ranges(supplier.periods),
+        supplier.zone,
+        [budget.requests for budget in supplier.budgets],
+        [float(budget.per_s) for budget in supplier.budgets],
+        supplier.margin,
+        max((budget.per_s for budget in supplier.budgets), default=0.0) + supplier.margin if supplier.budgets else 0.0,
+    )
+
+
+def _ranges(periods: WorkPeriods | None) -> str | None:
+    """The minutes of a week as PostgreSQL's text of a multirange."""
+    return None if periods is None else "{" + ",".join(f"[{begin},{end})" for begin, end in periods.ranges) + "}"
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,229 @@
+-- Limits of tasks and suppliers: which lanes are open, how many jobs each may start now, and what their starts take. With the
+-- caller's rights and with pinned plans, as the claim.
+
+-- Whether a clock that is in p_periods is open from p_now on for p_margin_s, and if not, in how many seconds it is worth a look:
+-- never later than it opens, but for a period that begins within an hour which is repeated, of which ten minutes may be lost.
+CREATE OR REPLACE FUNCTION {schema}.dl_opens_in(p_periods int4multirange, p_zone text, p_now timestamptz, p_margin_s float8) RETURNS float8
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_wall timestamp;
+  v_minute int;
+  v_next int;
+  v_closes timestamp;
+BEGIN
+  IF p_periods IS NULL THEN
+    RETURN 0;
+  END IF;
+  v_wall := p_now AT TIME ZONE p_zone;
+  v_minute := (extract(isodow FROM v_wall)::int - 1) * 1440 + extract(hour FROM v_wall)::int * 60 + extract(minute FROM v_wall)::int;
+  IF p_periods @> v_minute THEN
+    v_closes := (p_now + make_interval(secs => p_margin_s)) AT TIME ZONE p_zone;
+    IF p_periods @> ((extract(isodow FROM v_closes)::int - 1) * 1440 + extract(hour FROM v_closes)::int * 60 + extract(minute FROM v_closes)::int) THEN
+      RETURN 0;
+    END IF;
+    -- It closes within the margin.
+    RETURN greatest(p_margin_s, 0.001);
+  END IF;
+  SELECT min(CASE WHEN lower(r) > v_minute THEN lower(r) ELSE lower(r) + 10080 END) INTO v_next FROM unnest(p_periods) AS r;
+  RETURN least(greatest(extract(epoch FROM
+    (date_trunc('minute', v_wall) + make_interval(mins => v_next - v_minute)) AT TIME ZONE p_zone - p_now), 0.001), 600);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_opens_in(int4multirange, text, timestamptz, float8) FROM PUBLIC;
+
+-- How many units of a supplier may be taken at p_now: NULL if there is no bound. In how many seconds p_cost of them may be: 0 now.
+-- The caller has its row locked. A load's request under way, whose moment nobody knows, counts as one unit.
+CREATE OR REPLACE FUNCTION {schema}.dl_units_left(
+  p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_cost int, p_now timestamptz, OUT units bigint, OUT wait_s float8
+) LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+  v_under_way int := CASE WHEN p_source.holder IS NOT NULL AND p_source.held_until > p_now THEN 1 ELSE 0 END;
+  v_left bigint;
+  v_at timestamptz;
+BEGIN
+  wait_s := 0;
+  FOR i IN 1 .. cardinality(p_units) LOOP
+    v_left := p_units[i] - v_under_way - coalesce(p_source.last_n - (
+      SELECT c.n - c.cost FROM {schema}.dl_source_calls c
+      WHERE c.source = p_source.source AND c.at > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s)
+      ORDER BY c.at, c.n LIMIT 1), 0);
+    units := least(units, v_left);
+    IF v_left < p_cost THEN
+      SELECT c.at INTO v_at FROM {schema}.dl_source_calls c
+      WHERE c.source = p_source.source AND c.n >= p_source.last_n + v_under_way + p_cost - p_units[i]
+      ORDER BY c.n LIMIT 1;
+      wait_s := greatest(wait_s, 0.001, extract(epoch FROM v_at - p_now) + p_spans_s[i] + p_source.margin_s);
+    END IF;
+  END LOOP;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_units_left({schema}.dl_sources, int[], float8[], int, timestamptz) FROM PUBLIC;
+
+-- Of the lanes p_lanes those that may start jobs of p_queue now, and how many; of the others why not, and in how many seconds they
+-- are worth a look: NULL, when something tells. Lanes and suppliers that may start any are locked until the end of the transaction;
+-- what others have locked is passed over. Counted is in a new snapshot, after the lock: so all former holders' starts are seen.
+--   left_units   what the supplier's budgets leave for all its lanes together; NULL: there is no bound
+CREATE OR REPLACE FUNCTION {schema}.dl_open_lanes(p_queue text, p_lanes text[])
+RETURNS TABLE (lane text, allowed int, supplier text, cost int, left_units bigint, margin_s float8, why text, wait_s float8)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+  v_task record;
+  v_lane {schema}.dl_lanes;
+  v_source {schema}.dl_sources;
+  v_now timestamptz;
+  v_running int;
+  v_begins boolean;
+BEGIN
+  FOR v_task IN
+    SELECT u.name, t.* FROM unnest(p_lanes) AS u (name)
+    LEFT JOIN {schema}.dl_tasks t ON t.task = ANY (ARRAY[u.name])
+  LOOP
+    lane := v_task.name; allowed := 0; supplier := NULL; cost := 0; left_units := NULL; margin_s := NULL; why := NULL; wait_s := NULL;
+    v_now := clock_timestamp();
+    PERFORM FROM {schema}.dl_jobs j
+    WHERE j.lane BETWEEN v_task.name AND v_task.name AND j.queue BETWEEN p_queue AND p_queue AND j.status = 'queued' AND j.waits_for = 'limit'
+    ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1;
+    IF NOT FOUND THEN
+      why := 'empty';
+      RETURN NEXT;
+      CONTINUE;
+    ELSIF v_task.paused THEN
+      why := 'paused';
+      RETURN NEXT;
+      CONTINUE;
+    END IF;
+    IF v_task.periods IS NOT NULL THEN
+      wait_s := {schema}.dl_opens_in(v_task.periods, v_task.zone, v_now, 1);
+      IF wait_s > 0 THEN
+        why := 'period';
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+      margin_s := 1;
+      wait_s := NULL;
+    END IF;
+    allowed := 2147483647;
+
+    IF v_task.max_running IS NOT NULL OR v_task.batch_size IS NOT NULL THEN
+      SELECT * INTO v_lane FROM {schema}.dl_lanes l WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED;
+      IF NOT FOUND THEN
+        allowed := 0; why := 'locked'; wait_s := 0.01;
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+      SELECT count(*) INTO v_running FROM (
+        SELECT FROM {schema}.dl_jobs j WHERE j.lane = v_task.name AND j.status = 'running' LIMIT v_task.max_running
+      ) AS work;
+      allowed := coalesce(v_task.max_running, allowed) - CASE WHEN v_task.max_running IS NULL THEN 0 ELSE v_running END;
+      IF allowed <= 0 THEN
+        allowed := 0; why := 'running';
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+    END IF;
+    IF v_task.batch_size IS NOT NULL THEN
+      v_begins := false;
+      IF v_running = 0 THEN
+        -- Nothing is in work: the batch is over, whether its places were taken or not.
+        v_lane.idle_since := coalesce(v_lane.idle_since, v_now);
+        wait_s := extract(epoch FROM v_lane.idle_since - v_now) + coalesce(v_task.batch_delay_s, 0);
+        v_begins := wait_s <= 0;
+        wait_s := CASE WHEN NOT v_begins THEN least(wait_s, v_task.batch_delay_s) END;
+        v_lane.batch_left := 0;
+      END IF;
+      IF v_begins THEN
+        SELECT count(*) INTO v_lane.batch_left FROM (
+          SELECT FROM {schema}.dl_jobs j WHERE j.lane = v_task.name AND j.status = 'queued' AND j.waits_for = 'limit' LIMIT v_task.batch_size
+        ) AS waiting;
+      END IF;
+      UPDATE {schema}.dl_lanes l SET batch_left = v_lane.batch_left, idle_since = v_lane.idle_since
+      WHERE l.lane = v_task.name AND (l.batch_left, l.idle_since) IS DISTINCT FROM (v_lane.batch_left, v_lane.idle_since);
+      allowed := least(allowed, v_lane.batch_left);
+      IF allowed = 0 THEN
+        why := 'batch';
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+    END IF;
+
+    IF v_task.supplier IS NOT NULL THEN
+      SELECT * INTO v_source FROM {schema}.dl_sources s WHERE s.source = v_task.supplier FOR NO KEY UPDATE SKIP LOCKED;
+      IF NOT FOUND THEN
+        allowed := 0; why := 'locked'; wait_s := 0.01;
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+      v_now := greatest(clock_timestamp(), v_source.last_at);
+      IF v_source.paused THEN
+        why := 'paused';
+      ELSE
+        wait_s := {schema}.dl_opens_in(v_source.periods, v_source.zone, v_now, v_source.margin_s);
+        IF wait_s > 0 THEN
+          why := 'period';
+        ELSE
+          SELECT u.units, u.wait_s INTO left_units, wait_s
+          FROM {schema}.dl_units_left(v_source, v_source.units, v_source.spans_s, v_task.cost, v_now) AS u;
+          IF wait_s > 0 THEN
+            why := 'budget';
+          END IF;
+        END IF;
+      END IF;
+      IF why IS NOT NULL THEN
+        allowed := 0;
+        RETURN NEXT;
+        CONTINUE;
+      END IF;
+      wait_s := NULL;
+      supplier := v_source.source;
+      cost := v_task.cost;
+      margin_s := v_source.margin_s;
+      IF cost > 0 THEN
+        allowed := least(allowed, left_units / cost);
+      END IF;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_open_lanes(text, text[]) FROM PUBLIC;
+
+-- Units of a supplier, whose row the caller has locked, are taken now.
+CREATE OR REPLACE FUNCTION {schema}.dl_take_units(p_source text, p_units bigint, p_kept_s float8) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+AS $$
+DECLARE
+  v_n bigint;
+  v_at timestamptz;
+BEGIN
+  UPDATE {schema}.dl_sources s
+  SET last_n = s.last_n + p_units, last_at = greatest(clock_timestamp(), s.last_at), kept_s = greatest(s.kept_s, p_kept_s)
+  WHERE s.source = p_source
+  RETURNING s.last_n, s.last_at, s.kept_s INTO v_n, v_at, p_kept_s;
+  IF p_kept_s > 0 THEN
+    INSERT INTO {schema}.dl_source_calls (source, at, n, cost) VALUES (p_source, v_at, v_n, p_units);
+    DELETE FROM {schema}.dl_source_calls WHERE source = p_source AND at < v_at - make_interval(secs => p_kept_s);
+  END IF;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_take_units(text, bigint, float8) FROM PUBLIC;
+
+-- What the starts of a claim take: one entry a start, the lane, its supplier and its cost.
+CREATE OR REPLACE FUNCTION {schema}.dl_charge_lanes(p_lanes text[], p_suppliers text[], p_costs int[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+  UPDATE {schema}.dl_lanes l SET batch_left = greatest(l.batch_left - s.starts, 0), idle_since = NULL
+  FROM (SELECT u.lane, count(*)::int AS starts FROM unnest(p_lanes) AS u (lane) GROUP BY u.lane) AS s
+  JOIN {schema}.dl_tasks t ON t.task = ANY (ARRAY[s.lane]) AND t.batch_size IS NOT NULL
+  WHERE l.lane = ANY (ARRAY[s.lane]);
+  PERFORM {schema}.dl_take_units(s.source, u.units, coalesce((SELECT max(span) FROM unnest(s.spans_s) AS span), 0) + s.margin_s)
+  FROM (SELECT c.supplier, sum(c.cost) AS units FROM unnest(p_suppliers, p_costs) AS c (supplier, cost) WHERE c.cost > 0 GROUP BY 1) AS u
+  JOIN {schema}.dl_sources s ON s.source = ANY (ARRAY[u.supplier])
+  WHERE cardinality(s.spans_s) > 0 OR s.kept_s > 0;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_charge_lanes(text[], text[], int[]) FROM PUBLIC;
