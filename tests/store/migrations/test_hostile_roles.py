@@ -53,8 +53,7 @@ BEGIN INSERT INTO public.loot VALUES (current_user); RETURN QUERY SELECT pg_cata
 )
 ALL_FUNCTIONS = """
 SELECT FROM public.dl_claim_jobs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL);
-SELECT FROM public.dl_claim_runs('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 9::float8, '{2}', NULL,
-                                 '{t}', '{t}');
+SELECT FROM public.dl_claim_runs('q', 9, 9, 'w', '{t}', '{1}', 9::float8, '{2}'::int[], NULL, '{t}', '{t}'::text[]);
 SELECT FROM public.dl_claim('q'::text, 9, 9, 'w'::text, '{t}'::text[], '{1}'::int[], 1::float8, '{2}'::int[], NULL);
 SELECT public.dl_release('{1}'::int[]), public.dl_unpark('{1}'::int[]), public.dl_sweep_parked('{1}'::int[], 9);
 SELECT public.dl_ready_next('{1}'::int[]), public.dl_free_keys('{1}'::int[]), public.dl_parked_keys(0::bigint, 9);
