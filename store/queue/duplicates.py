@@ -13,7 +13,7 @@ from uuid import UUID
 from dataloader.jobs.contract import MAX_BULK, Operator
 from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.model import check_between
+from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import aio_audit
@@ -69,6 +69,7 @@ async def list_duplicates(
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_PAGE)
+    _check_names(task=task, queue=queue)
     tasks = None if task is None else [task]
     records = await database.run(_aio_groups, tasks, queue, limit)
     return [DuplicateGroup(**record | {"args": shown_json(record["args"])}) for record in records]
@@ -82,9 +83,19 @@ async def cancel_duplicates(
     With an `operator` the audit tells of it. Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
+    _check_names(queue=queue)
+    for task in tasks:
+        _check_names(task=task)
     count, hashes = await database.write(_aio_cancel, tasks, queue, limit, operator)
     await unpark(database, hashes)
     return count
+
+
+def _check_names(**names: str | None) -> None:
+    """They may be another service's. Raises `BadRequest` for what can't be in the database."""
+    for name, value in names.items():
+        if value is not None:
+            check_text(name, value, MAX_NAME)
 
 
 async def _aio_groups(connection: Any, tasks: list[str] | None, queue: str | None, limit: int) -> list[dict[str, Any]]:

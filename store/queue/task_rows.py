@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from dataloader.jobs.args import ArgsType
+from dataloader.jobs.model import MAX_NAME, check_text
 from dataloader.jobs.task_listings import TaskNotFound, TaskRecord
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import shown_json
@@ -84,7 +85,8 @@ def _schema(args: ArgsType[Any]) -> dict[str, Any]:
 
 
 async def get_task(database: Database, name: str) -> TaskRecord:
-    """What is declared of a task. Raises `TaskNotFound`."""
+    """What is declared of a task. Raises `TaskNotFound`, and `BadRequest` for what is no text."""
+    check_text("task", name, MAX_NAME)
     found = await list_tasks(database, limit=1, name=name)
     if not found:
         raise TaskNotFound(f"no process has declared a task {name!r:.200}")

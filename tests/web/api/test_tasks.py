@@ -110,6 +110,7 @@ async def test_a_task_of_another_process_is_taken_as_declared_and_an_unknown_one
     answer = await web.client.post("/api/v1/tasks/none/trigger", json={})
     assert answer.status_code == 404
     assert "no process has declared a task 'none'" in answer.json()["detail"]
+    assert (await web.client.post("/api/v1/tasks/a%00b/trigger", json={})).status_code == 422
 
 
 async def test_tasks_are_listed_and_described_with_their_arguments(web):
@@ -139,6 +140,9 @@ async def test_duplicates_are_listed_and_canceled_over_http(web, database):
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) SELECT gen_random_uuid(), 'q', 'foreign', i::text,"
         """ '{"password": "sesame"}' FROM generate_series(1, 3) AS i"""
     )
+    for method, wanted in (("GET", {"params": {"task": "a\0b"}}), ("POST", {"json": {"task": "a\0b"}})):
+        address = "/api/v1/duplicates" if method == "GET" else "/api/v1/duplicates/cancel"
+        assert (await web.client.request(method, address, **wanted)).status_code == 422
     [group] = (await web.client.get("/api/v1/duplicates", params={"task": "foreign"})).json()["groups"]
     assert (group["jobs"], "sesame" in str(group)) == (3, False)
     assert (await web.client.post("/api/v1/duplicates/cancel", json={"task": "foreign"})).json() == {"changed": 2}
