@@ -85,6 +85,10 @@ class AioRunPort:
         await operation.wait()
         operation.result()
 
+    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
+        """Wait for units of a supplier's budgets, and take them."""
+        await self.run(self._port.take, supplier, units, max_wait_s)
+
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
         return await self.run(self._port.after)

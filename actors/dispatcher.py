@@ -145,13 +145,12 @@ class Dispatcher:
             woken = not cursor.more and self.lanes.wait_s(trio.current_time()) > 0 and await self._rest(cursor)
             while self.running >= self.concurrency:
                 await self._slots.wait(math.inf)
-            woken = woken or self.wake.is_set
-            ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=woken)
             lanes: list[str] = []
             try:
                 if self.lanes.stale:
                     await self._learn_lanes(names)
-                self.wake.lower()
+                # No checkpoint from here on until the claim is sent: what is told meanwhile is for the next one.
+                ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=woken or self.wake.is_set)
                 lanes = self.lanes.due(trio.current_time())
                 claim = await self._claim(ask, names, lanes)
             except (StoreUnavailable, Unstorable) as error:
@@ -196,6 +195,7 @@ class Dispatcher:
             raise
 
     async def _claim(self, ask: Ask, names: list[str], lanes: list[str]) -> Claim:
+        self.wake.lower()
         claim = await self.locks.claim(
             self.queue,
             ask.slots,

@@ -13,6 +13,7 @@ import attrs
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.job_runs import Run
 from dataloader.actors.success import success_of
+from dataloader.jobs.errors import LimitReached
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask_text
@@ -46,6 +47,8 @@ def _outcome(  # noqa: PLR0911 - one for each way to end
     end = partial(Outcome, run.job.job_id, run.job.token)
     if stopped is not None:
         return _outcome_when_stopped(end, run, task, error, stopped)
+    if isinstance(error, LimitReached):
+        return end(Step.SNOOZE, error=storable_text(str(error)), delay_s=error.for_s)
     if error is not None:
         text = error_text(error)
         if isinstance(error, MoveRefused) or task.retry.is_final(error):

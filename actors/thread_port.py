@@ -54,6 +54,10 @@ class ThreadRunPort:
         else:
             trio.from_thread.run(opened.__aexit__, None, None, None)
 
+    def take(self, supplier: str, units: int, max_wait_s: float) -> None:
+        """Wait for units of a supplier's budgets, and take them."""
+        trio.from_thread.run(self._port.take, supplier, units, max_wait_s)
+
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
         return trio.from_thread.run(self._port.after)

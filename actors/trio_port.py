@@ -26,6 +26,7 @@ from dataloader.jobs.secrets.masking import mask, mask_text
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import MAX_MASKED, cut_texts, read_json, storable_json, storable_text
 from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.take import take
 from dataloader.store.queue.reads import results_of
 
 job_log = get_logger("dataloader.job")
@@ -112,6 +113,10 @@ class TrioPort:
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after, read from the database at each call."""
         return await results_of(self.resource(Database), self._run.job.job_id)
+
+    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
+        """Wait for units of a supplier's budgets, and take them."""
+        await take(self.resource(Database), supplier, units, max_wait_s)
 
     async def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job. Allowed while the process drains, so that a running handler can finish."""

@@ -29,7 +29,7 @@ _GROUPS = (
 def duplicates(
     target: AskedQueue, *, task: str | None, queue: str | None, limit: int, cancel: bool, as_json: bool
 ) -> None:
-    """List groups of waiting jobs with the same queue, task, args and partition key, the largest first."""
+    """List waiting jobs that are the same, or cancel all but one."""
     if cancel:
         if task is None:
             raise BadRequest("task", "must be given: of which task are the duplicates to be canceled?")

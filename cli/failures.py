@@ -45,7 +45,7 @@ _after_option = click.option("--after", help="The cursor that the page before pr
 
 @click.group(cls=Group)
 def errors() -> None:
-    """List what failed by its error, retry it, read the log of errors."""
+    """List what failed by its error, and retry it."""
 
 
 @errors.command("list")

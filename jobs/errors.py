@@ -102,3 +102,15 @@ class LeaseLost(DataloaderError):  # noqa: N818
 
 class ActorGaveUp(DataloaderError):  # noqa: N818
     """A part of the supervisor failed more often than its restart budget allows. The process drains and exits 1."""
+
+
+class LimitReached(DataloaderError):  # noqa: N818 - a state of the world that passes, not a defect
+    """A supplier takes no request for longer than a handler waits: the job goes on then, its attempt not counted.
+
+    It ends a handler that does not catch it like `Snooze(for_s)`. `why` is `budget`, `period` or `paused`.
+    """
+
+    def __init__(self, supplier: str, why: str, for_s: float) -> None:
+        """In `for_s` seconds it is worth asking again."""
+        super().__init__(f"the supplier {supplier!r} takes nothing for {for_s:.1f} s ({why})")
+        self.supplier, self.why, self.for_s = supplier, why, for_s

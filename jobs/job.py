@@ -16,6 +16,7 @@ from uuid import UUID
 
 import attrs
 
+from dataloader.jobs.limits import Supplier
 from dataloader.jobs.model import AfterResult, Enqueued, JobOptions, NewJob
 from dataloader.jobs.outcomes import StopReason
 
@@ -132,6 +133,9 @@ class AsyncPort(Port, Protocol):
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
 
+    async def take(self, supplier: str, units: int, max_wait_s: float) -> None:
+        """Wait for units of a supplier's budgets, and take them."""
+
     async def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
 
@@ -147,6 +151,9 @@ class ThreadPort(Port, Protocol):
 
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
+
+    def take(self, supplier: str, units: int, max_wait_s: float) -> None:
+        """Wait for units of a supplier's budgets, and take them."""
 
     def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
@@ -285,6 +292,23 @@ class _AsyncHandle(_Handle[A]):
         """
         return await self._port.after()
 
+    async def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
+        """Wait until a supplier takes `n` more requests, and count them: to be called right before they are sent.
+
+        For handlers that send several: the start of a run takes the task's `cost`, which may be 0.
+
+        Args:
+            supplier: the supplier, or its name.
+            n: how many requests.
+            max_wait_s: for how many seconds to wait. If it takes longer, the job goes on later: see `LimitReached`.
+
+        Raises:
+            LimitReached: it will take longer; not to be caught, then the job is snoozed for so long.
+            BadRequest: no supplier has this name, or `n` is more than its smallest budget.
+            StoreUnavailable: the database can't be reached now.
+        """
+        await self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
+
     async def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> Enqueued:
@@ -338,6 +362,10 @@ class ThreadJob(_Handle[A]):
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after, by id: see `Job`."""
         return self._port.after()
+
+    def take(self, supplier: str | Supplier, n: int = 1, *, max_wait_s: float = 60.0) -> None:
+        """Wait until a supplier takes `n` more requests, and count them: see `Job`."""
+        self._port.take(supplier if isinstance(supplier, str) else supplier.name, n, max_wait_s)
 
     def enqueue(
         self, task: str | Task[B], args: B | Mapping[str, Any] | None = None, **options: Unpack[JobOptions]

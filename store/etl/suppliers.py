@@ -31,22 +31,7 @@ class SlotAnswer:
 
 
 _TAKE: Final = "SELECT wait_s, waits_for FROM dl_source_take($1, $2, $3, $4, $5)"
-# A wait that the source asked for is not shortened by the pause after a later request. Until now the slot's request has
-# counted as sent at the end of its lease.
-_GIVE: Final = """
-WITH mine AS (
-  SELECT source, held_until FROM dl_sources WHERE source = $1 AND holder = $2 FOR UPDATE
-), ended AS (
-  UPDATE dl_source_calls c SET at = clock_timestamp() FROM mine WHERE c.source = mine.source AND c.at = mine.held_until
-)
-UPDATE dl_sources s SET
-  holder = NULL,
-  held_until = NULL,
-  waits_for = CASE WHEN until > free_at THEN $4 ELSE waits_for END,
-  free_at = greatest(until, free_at)
-FROM mine, (SELECT clock_timestamp() + make_interval(secs => $3) AS until) AS pause
-WHERE s.source = mine.source
-"""
+_GIVE: Final = "SELECT dl_source_give($1, $2, $3, $4)"
 
 
 async def aio_take_slot(

@@ -43,6 +43,9 @@ _STATUS: Final = f"""
 A cancel request that came last still counts.
 """
 
+RETRY_PRIORITY: Final = "coalesce((SELECT t.retry_priority FROM dl_tasks t WHERE t.task = j.task), j.priority)"
+"""The priority of a job whose run has failed or lost its worker: its task's, if that has one."""
+
 # statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
 _FINISH: Final = f"""
 WITH outcome AS MATERIALIZED (
@@ -57,6 +60,7 @@ WITH outcome AS MATERIALIZED (
     status = {_STATUS},
     attempt = CASE WHEN e.refunded AND j.refunds < {MAX_REFUNDS} THEN greatest(j.attempt - 1, 0) ELSE j.attempt END,
     refunds = CASE WHEN e.refunded AND j.refunds < {MAX_REFUNDS} THEN j.refunds + 1 ELSE j.refunds END,
+    priority = CASE WHEN e.step = 'retry' THEN {RETRY_PRIORITY} ELSE j.priority END,
     available_at = CASE WHEN {_STATUS} = 'queued' THEN now() + make_interval(secs => e.delay_s) ELSE j.available_at END,
     waits_for = CASE WHEN {_STATUS} = 'queued' AND e.delay_s > 0 THEN 'time' END,
     lease_expires_at = NULL,

@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.finish import RETRY_PRIORITY
 from dataloader.store.queue.make_ready import aio_unpark
 
 # No ORDER BY: who passes over locked rows can't deadlock, and without sorts (PLANNER) the whole primary key was walked.
@@ -73,6 +74,7 @@ WITH clock AS MATERIALIZED (
                    WHEN j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts THEN 'lost'
                    ELSE 'queued' END)::dl_status,
     crashes = j.crashes + 1,
+    priority = {RETRY_PRIORITY},
     available_at = CASE WHEN j.cancel_requested OR j.attempt >= j.max_attempts OR j.crashes + 1 >= j.max_attempts
                         THEN j.available_at ELSE now() END,
     waits_for = NULL,

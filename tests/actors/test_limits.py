@@ -8,7 +8,7 @@ import pytest
 import trio
 from conditions import until
 
-from dataloader import Budget, NewJob, Supplier, Tasks
+from dataloader import Budget, NewJob, RetryPolicy, Supplier, Tasks
 
 
 def most_within(instants, span_s):
@@ -94,3 +94,128 @@ async def test_starts_of_all_tasks_of_a_supplier_keep_its_budgets_at_the_first_l
     assert len(began) == 30
     assert most_within(began, 0.5) <= 5
     assert most_within(began, 2) <= 12
+
+
+@pytest.mark.requirement("S4")
+@pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
+async def test_a_handler_takes_what_its_requests_cost_and_is_snoozed_if_that_takes_too_long(open_worker, raw, flavour):
+    tasks, sent = Tasks(), []
+    hr = tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=0.4),), margin_s=0.1))
+    if flavour == "thread":
+
+        @tasks.task("ask", queue="q")
+        def ask(job):
+            for _ in range(3):
+                job.take("hr")
+                sent.append(trio.from_thread.run_sync(trio.current_time))
+            job.take(hr, 2, max_wait_s=0.01)
+
+    else:
+
+        @tasks.task("ask", queue="q", asyncio=flavour == "asyncio")
+        async def ask(job):
+            for _ in range(3):
+                await job.take("hr")
+                sent.append(trio.current_time())
+            await job.take(hr, 2, max_wait_s=0.01)
+
+    async with open_worker(tasks) as service:
+        job = await service.jobs.enqueue("ask")
+
+        async def snoozed():
+            return await raw.fetchrow("SELECT status, error, attempt FROM dl_jobs WHERE job_id = $1", job.job_id)
+
+        row = await until(snoozed, lambda row: row["error"] is not None)
+    assert "the supplier 'hr' takes nothing for" in row["error"]
+    assert row["attempt"] == 0
+    assert most_within(sent[:3], 0.4) == 2
+
+
+@pytest.mark.requirement("S4")
+async def test_what_a_handler_can_never_take_is_an_error(open_worker):
+    tasks = Tasks()
+    tasks.supplier(Supplier("hr", budgets=(Budget(2, per_s=1),)))
+
+    @tasks.task("too many", queue="q", max_attempts=1)
+    async def too_many(job):
+        await job.take("hr", 3)
+
+    @tasks.task("unknown", queue="q", max_attempts=1)
+    async def unknown(job):
+        await job.take("nobody")
+
+    async with open_worker(tasks) as service:
+        for task, said in (("too many", "n: must be at most 2"), ("unknown", "none has the name 'nobody'")):
+            job = await service.jobs.enqueue(task)
+            ended = await service.jobs.wait(job.job_id)
+            assert ended.status == "failed"
+            assert said in ended.error
+
+
+@pytest.mark.requirement("S1")
+async def test_a_job_whose_run_failed_or_lost_its_worker_gets_the_priority_of_a_retry(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("fails", queue="q", retry=RetryPolicy(), retry_priority=1_000)
+    async def fails(job):
+        raise OSError
+
+    async with open_worker(tasks) as service:
+        job = await service.jobs.enqueue("fails", priority=5)
+
+        async def priority():
+            return await raw.fetchval("SELECT priority FROM dl_jobs WHERE job_id = $1", job.job_id)
+
+        await until(priority, lambda found: found == 1_000)
+
+
+@pytest.mark.requirement("S4")
+async def test_outside_its_period_a_task_starts_nothing_and_when_it_opens_all_of_it(open_worker, raw):
+    tasks, ran = Tasks(), []
+
+    @tasks.task("nightly", queue="q", work_periods="DAILY 00:00-24:00")
+    async def nightly(job):
+        ran.append(job.job_id)
+
+    async with open_worker(tasks) as service, open_worker(tasks):
+        await raw.execute("UPDATE dl_tasks SET periods = '{}', zone = 'UTC'")
+        for _ in range(5):
+            await service.jobs.enqueue("nightly")
+
+        async def waiting():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE waits_for = 'limit'")
+
+        await until(waiting, lambda number: number == 5)
+        assert not ran
+        await raw.execute("UPDATE dl_tasks SET periods = '{[0,10080)}'; SELECT pg_notify('dl_lane', '')")
+
+        async def ended():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
+
+        await until(ended, lambda number: number == 5)
+    assert len(ran) == 5
+
+
+@pytest.mark.requirement("S1")
+async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(open_worker, raw):
+    tasks, most, now = Tasks(), 0, 0
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 'narrow', 'k' || i"
+        " FROM generate_series(1, 10) AS i"
+    )
+
+    @tasks.task("narrow", queue="q", max_running=1)
+    async def narrow(job):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await trio.sleep(0.01)
+        now -= 1
+
+    async with open_worker(tasks):
+
+        async def ended():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded' AND lane = 'narrow'")
+
+        await until(ended, lambda number: number == 10)
+    assert most == 1

@@ -66,6 +66,7 @@ SELECT public.dl_check_name('a', 'a', 9), public.dl_key('lock_key', '["a"]', 't'
 SELECT public.dl_enqueue('t', '{}', 'q', 'k', idempotency_key => 'i');
 SELECT public.dl_error_group('e'), public.dl_error_line('e');
 SELECT public.dl_source_take('s'::text, 1::bigint, 1::float8, '{1}'::int[], '{1}'::float8[]);
+SELECT public.dl_source_give('s', 1, 1, 'w'), public.dl_supplier_take('s', 1);
 """
 OUR_TRIGGERS = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal"
 INSERT_EACH = """

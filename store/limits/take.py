@@ -1,0 +1,50 @@
+"""Units of a supplier's budgets for a handler that sends several requests in one run (S4)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from dataloader.jobs.errors import BadRequest, LimitReached
+from dataloader.jobs.growing_pauses import jittered
+from dataloader.jobs.model import MAX_INT, MAX_NAME, check_between, check_name
+from dataloader.store.connection.bridge import Database
+
+LOOK_S: Final = 10.0
+"""The longest pause between two looks: budgets and periods may be changed, and others' requests be canceled."""
+SHARE: Final = 0.8
+"""The share of the supplier's margin within which the answer has to come: the rest is for the request's way."""
+
+_TAKE: Final = "SELECT wait_s, why, most, margin_s FROM dl_supplier_take($1, $2)"
+
+
+async def take(database: Database, supplier: str, units: int, max_wait_s: float) -> None:
+    """Wait until `units` of the supplier's budgets are free and its period is open, and take them (Trio).
+
+    Raises:
+        LimitReached: they will not be within `max_wait_s` seconds.
+        BadRequest: no supplier has this name, or a budget of it never has so many.
+        StoreUnavailable: the database can't be reached now; they may have been taken.
+    """
+    check_name("supplier", supplier, MAX_NAME)
+    check_between("n", units, 1, MAX_INT)
+    until = trio.current_time() + max_wait_s
+    while True:
+        asked_at = trio.current_time()
+        answer = await database.write(_aio_take, supplier, units)
+        if answer["wait_s"] is None:
+            raise BadRequest("supplier", f"must be declared, as by tasks.supplier(); none has the name {supplier!r}")
+        if answer["most"] is not None and units > answer["most"]:
+            raise BadRequest("n", f"must be at most {answer['most']}, the smallest budget of {supplier!r}, not {units}")
+        if answer["wait_s"] <= 0:
+            if trio.current_time() - asked_at <= SHARE * answer["margin_s"]:
+                return
+            continue  # the answer came so late that the request would not be where it was counted
+        if trio.current_time() + answer["wait_s"] > until:
+            raise LimitReached(supplier, answer["why"], answer["wait_s"])
+        await trio.sleep(min(jittered(answer["wait_s"]), LOOK_S))
+
+
+async def _aio_take(connection: Any, supplier: str, units: int) -> Any:
+    return await connection.fetchrow(_TAKE, supplier, units)

@@ -1,0 +1,160 @@
+"""The limits in the database: periods by a zone's clock, units of budgets, lanes that are counted under their lock."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+import trio
+from databases import raw_connection
+from odd_clocks import ODD_ZONES
+
+from dataloader import Budget, NewJob, Supplier, Tasks
+from dataloader.jobs.work_periods import WorkPeriods
+from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
+from dataloader.store.limits.limit_rows import _ranges, aio_declare_limits, aio_lanes
+from dataloader.store.queue import enqueue
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.task_rows import aio_declare
+
+PERIODS = ["MON-FRI 00:00-06:00", "DAILY 22:00-02:30", "SUN 01:00-03:00", "SAT,SUN 00:00-24:00"]
+
+
+@pytest.mark.requirement("S4")
+async def test_the_database_opens_a_period_when_its_zones_clock_says_so_and_is_never_late(raw):
+    """At random minutes, in zones with odd clocks; it may be early, and in a repeated hour late by ten minutes."""
+    chance = random.Random(4)
+    for zone in ODD_ZONES:
+        for text in PERIODS:
+            periods = WorkPeriods.parsed([text], ZoneInfo(zone))
+            instants = [
+                datetime(2019, 1, 1, tzinfo=UTC) + timedelta(minutes=chance.randrange(6 * 525_600)) for _ in range(40)
+            ]
+            rows = await raw.fetch(
+                "SELECT dl_opens_in($1::text::int4multirange, $2, i, 0) AS wait_s FROM unnest($3::timestamptz[]) AS i",
+                _ranges(periods),
+                zone,
+                instants,
+            )
+            for instant, row in zip(instants, rows, strict=True):
+                assert periods.is_open(instant) == (row["wait_s"] == 0), (zone, text, instant)
+                if row["wait_s"] > 0:
+                    opens = periods.next_change(instant)
+                    assert row["wait_s"] <= max((opens - instant).total_seconds(), 600), (zone, text, instant)
+
+
+@pytest.fixture
+def limited(store):
+    """Declares tasks with limits; gives a function that claims for them."""
+
+    async def limited(tasks, jobs=()):
+        await store.write(aio_declare, tasks.values(), "test")
+        await store.write(aio_declare_limits, tasks.values(), tasks.suppliers)
+        if jobs:
+            await enqueue.enqueue(store, list(jobs))
+
+    return limited
+
+
+@pytest.fixture
+async def claims(store):
+    """Claims on a session of its own: the jobs, and what is told of the lanes."""
+    sessions = []
+
+    async def claim(*names):
+        session = LockSession(store, f"worker {len(sessions)}", lost=lambda _tokens: None)
+        sessions.append(session)
+        lanes = await store.run(aio_lanes, names)
+        claim = await session.claim("q", 100, names, 30, limited=lanes, lanes=lanes)
+        return claim.jobs, {lane: (why, wait_s) for lane, why, wait_s in claim.lanes}
+
+    yield claim
+    for session in sessions:
+        await session.close()
+
+
+async def noop(_job): ...
+
+
+def supplied(budgets, *names, cost=1):
+    tasks = Tasks()
+    supplier = Supplier("s", budgets=budgets, margin_s=0.05)
+    for name in names:
+        tasks.task(name, queue="q", supplier=supplier, cost=cost)(noop)
+    return tasks
+
+
+@pytest.mark.requirement("S4")
+async def test_requests_of_loads_and_starts_of_tasks_use_one_budget(limited, claims, store, raw):
+    tasks = supplied([Budget(3, per_s=3_600)], "t")
+    await limited(tasks, [NewJob(task="t") for _ in range(5)])
+    assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for is None
+    jobs, lanes = await claims("t")
+    assert (len(jobs), lanes) == (2, {"t": (None, 0)})  # the load's request, under way, is the third
+    _, lanes = await claims("t")
+    assert lanes["t"][0] == "budget"
+    await store.write(aio_return_slot, "s", 1, 0.0)
+    answer = await store.write(aio_take_slot, "s", 2, 60)
+    assert answer.waits_for == "budget"
+    assert 3_500 < answer.wait_s < 3_601
+    assert await raw.fetchval("SELECT last_n FROM dl_sources WHERE source = 's'") == 3
+
+
+@pytest.mark.requirement("S4")
+async def test_lanes_of_one_supplier_share_what_it_leaves_in_the_order_of_their_jobs(limited, claims):
+    tasks = supplied([Budget(3, per_s=3_600)], "a", "b")
+    jobs = [NewJob(task="a", priority=10), NewJob(task="b", priority=1), NewJob(task="b", priority=2)]
+    await limited(tasks, [*jobs, NewJob(task="a", priority=20), NewJob(task="b", priority=30)])
+    claimed, lanes = await claims("a", "b")
+    assert {job.job_id for job in claimed} == {job.job_id for job in jobs}
+    again, lanes = await claims("a", "b")
+    assert again == []
+    assert {why for why, _ in lanes.values()} == {"budget"}
+
+
+@pytest.mark.requirement("S1")
+async def test_two_claims_at_once_start_no_more_than_a_lane_allows(limited, claims, store, raw):
+    """The count of what runs is made under the lane's lock: each sees all that former holders have started."""
+    tasks = Tasks()
+    tasks.task("t", queue="q", max_running=4)(noop)
+    await limited(tasks, [NewJob(task="t") for _ in range(40)])
+    found = []
+
+    async def claim():
+        jobs, _ = await claims("t")
+        found.extend(jobs)
+
+    for _ in range(5):
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(claim)
+    assert len(found) == 4
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 4
+
+
+@pytest.mark.requirement("S4")
+async def test_a_look_at_a_closed_lane_reads_none_of_its_jobs_and_a_closed_lane_holds_up_no_other(limited, claims, raw):
+    tasks = supplied([Budget(1, per_s=3_600)], "closed")
+    tasks.task("open", queue="q")(noop)
+    await limited(tasks, [NewJob(task="closed") for _ in range(300)])
+    assert len((await claims("closed", "open"))[0]) == 1
+    await limited(tasks, [NewJob(task="open", priority=1_000)])
+    jobs, lanes = await claims("closed", "open")
+    assert [job.task for job in jobs] == ["open"]
+    assert lanes["closed"][0] == "budget"
+
+
+@pytest.mark.requirement("S4")
+async def test_who_locks_a_supplier_for_long_holds_up_its_own_lanes_alone(limited, claims, raw, database):
+    tasks = supplied([Budget(9, per_s=60)], "t")
+    tasks.task("free", queue="q", max_running=9)(noop)
+    await limited(tasks, [NewJob(task="t"), NewJob(task="free")])
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN; SELECT FROM dl_sources WHERE source = 's' FOR UPDATE")
+        jobs, lanes = await claims("t", "free")
+        assert [job.task for job in jobs] == ["free"]
+        assert lanes["t"] == ("locked", 0.01)
+        await other.execute("ROLLBACK")
+    assert [job.task for job in (await claims("t", "free"))[0]] == ["t"]
