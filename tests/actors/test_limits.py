@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 from conditions import until
 
 from dataloader import Budget, NewJob, RetryPolicy, Supplier, Tasks
+from dataloader.actors.dispatcher import Dispatcher
 
 
 def most_within(instants, span_s):
@@ -219,3 +221,32 @@ async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(op
 
         await until(ended, lambda number: number == 10)
     assert most == 1
+
+
+@pytest.mark.requirement("S4")
+async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_worker, raw, monkeypatch):
+    """The event loop is held up once, between a claim and the bodies of its jobs."""
+    tasks, ran, held = Tasks(), [], []
+    hr = Supplier("hr", budgets=(Budget(3, per_s=1),), margin_s=0.1)
+
+    @tasks.task("late", queue="q", supplier=hr)
+    async def late(job):
+        ran.append(job.attempt)
+
+    async with open_worker(tasks, {"q": 30}) as service:
+        claim = Dispatcher._claim
+
+        async def slowly(*args):
+            answer = await claim(*args)
+            if answer.jobs and not held:
+                held.append(len(answer.jobs))
+                time.sleep(0.3)  # noqa: ASYNC251 - as a handler of somebody else would
+            return answer
+
+        monkeypatch.setattr(Dispatcher, "_claim", slowly)
+        job = await service.jobs.enqueue("late")
+        ended = await service.jobs.wait(job.job_id)
+    assert held == [1]
+    assert (ended.status, ran, ended.attempt) == ("succeeded", [1], 1)
+    kinds = [row["kind"] for row in await raw.fetch("SELECT kind FROM dl_job_events ORDER BY event_id")]
+    assert kinds == ["queued", "picked", "requeue", "picked", "done"]

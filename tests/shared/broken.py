@@ -216,6 +216,23 @@ GUARDS = {
         f"{STORE}/test_claim.py::test_a_key_held_elsewhere_parks_the_job_without_an_attempt",
         edit_schema("WHEN pg_try_advisory_lock(h) THEN 'run'", "WHEN pg_try_advisory_lock(h) OR true THEN 'run'"),
     ),
+    "lock of a lane": Guard(
+        "claims at once start no more jobs of a task than it allows",
+        "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_start_no_more_than_a_lane_allows",
+        edit_schema("WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED", "WHERE l.lane = v_task.name"),
+    ),
+    "lock of a supplier": Guard(
+        "claims at once start no more jobs than a supplier's budget has",
+        "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_take_no_more_than_a_budget_has",
+        edit_schema(
+            "WHERE s.source = v_task.supplier FOR NO KEY UPDATE SKIP LOCKED", "WHERE s.source = v_task.supplier"
+        ),
+    ),
+    "margin of a supplier": Guard(
+        "a body that would begin later than its supplier's budget counts it goes back",
+        "tests/actors/test_limits.py::test_a_body_that_would_begin_later_than_it_was_counted_goes_back",
+        put("actors.dispatcher.BEGIN_SHARE", math.inf),
+    ),
     "live lease in the claim": Guard(
         "a key whose holder lost its session, not its lease, is not claimed",
         f"{STORE}/test_claim.py::test_a_live_lease_blocks_its_key_when_the_lock_is_gone",

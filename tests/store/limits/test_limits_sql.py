@@ -158,3 +158,20 @@ async def test_who_locks_a_supplier_for_long_holds_up_its_own_lanes_alone(limite
         assert lanes["t"] == ("locked", 0.01)
         await other.execute("ROLLBACK")
     assert [job.task for job in (await claims("t", "free"))[0]] == ["t"]
+
+
+@pytest.mark.requirement("S4")
+async def test_two_claims_at_once_take_no_more_than_a_budget_has(limited, claims, raw):
+    await limited(supplied([Budget(7, per_s=3_600)], "t"), [NewJob(task="t") for _ in range(40)])
+    found = []
+
+    async def claim():
+        jobs, _ = await claims("t")
+        found.extend(jobs)
+
+    for _ in range(5):
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(claim)
+    assert len(found) == 7
+    assert await raw.fetchval("SELECT last_n FROM dl_sources WHERE source = 's'") == 7
