@@ -36,7 +36,8 @@ CREATE OR REPLACE FUNCTION {schema}.dl_units_left(
   p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_cost int, p_now timestamptz, OUT units bigint, OUT wait_s float8
 ) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
 AS $$
 DECLARE
   v_under_way int := CASE WHEN p_source.holder IS NOT NULL AND p_source.held_until > p_now THEN 1 ELSE 0 END;
@@ -47,13 +48,13 @@ BEGIN
   FOR i IN 1 .. cardinality(p_units) LOOP
     v_left := p_units[i] - v_under_way - coalesce(p_source.last_n - (
       SELECT c.n - c.cost FROM {schema}.dl_source_calls c
-      WHERE c.source = p_source.source AND c.at > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s)
-      ORDER BY c.at, c.n LIMIT 1), 0);
+      WHERE c.source BETWEEN p_source.source AND p_source.source AND c.at > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s)
+      ORDER BY c.source, c.at LIMIT 1), 0);
     units := least(units, v_left);
     IF v_left < p_cost THEN
       SELECT c.at INTO v_at FROM {schema}.dl_source_calls c
-      WHERE c.source = p_source.source AND c.n >= p_source.last_n + v_under_way + p_cost - p_units[i]
-      ORDER BY c.n LIMIT 1;
+      WHERE c.source BETWEEN p_source.source AND p_source.source AND c.n >= p_source.last_n + v_under_way + p_cost - p_units[i]
+      ORDER BY c.source, c.n LIMIT 1;
       wait_s := greatest(wait_s, 0.001, extract(epoch FROM v_at - p_now) + p_spans_s[i] + p_source.margin_s);
     END IF;
   END LOOP;
@@ -192,23 +193,27 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_open_lanes(text, text[]) FROM PUBLIC;
 
--- Units of a supplier, whose row the caller has locked, are taken now.
+-- Units of a supplier, whose row the caller has locked, are taken now. No two calls of a supplier have one instant: their numbers
+-- grow with it, whatever the clock does.
 CREATE OR REPLACE FUNCTION {schema}.dl_take_units(p_source text, p_units bigint, p_kept_s float8) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 AS $$
 DECLARE
   v_n bigint;
   v_at timestamptz;
 BEGIN
   UPDATE {schema}.dl_sources s
-  SET last_n = s.last_n + p_units, last_at = greatest(clock_timestamp(), s.last_at), kept_s = greatest(s.kept_s, p_kept_s)
+  SET last_n = s.last_n + p_units, last_at = greatest(clock_timestamp(), s.last_at + interval '1 us'), kept_s = greatest(s.kept_s, p_kept_s)
   WHERE s.source = p_source
   RETURNING s.last_n, s.last_at, s.kept_s INTO v_n, v_at, p_kept_s;
   IF p_kept_s > 0 THEN
     INSERT INTO {schema}.dl_source_calls (source, at, n, cost) VALUES (p_source, v_at, v_n, p_units);
-    DELETE FROM {schema}.dl_source_calls WHERE source = p_source AND at < v_at - make_interval(secs => p_kept_s);
+    DELETE FROM {schema}.dl_source_calls WHERE ctid = ANY (ARRAY(
+      SELECT c.ctid FROM {schema}.dl_source_calls c
+      WHERE c.source BETWEEN p_source AND p_source AND c.at < v_at - make_interval(secs => p_kept_s)
+      ORDER BY c.source, c.at LIMIT 100));
   END IF;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_take_units(text, bigint, float8) FROM PUBLIC;

@@ -175,3 +175,51 @@ async def test_two_claims_at_once_take_no_more_than_a_budget_has(limited, claims
                 nursery.start_soon(claim)
     assert len(found) == 7
     assert await raw.fetchval("SELECT last_n FROM dl_sources WHERE source = 's'") == 7
+
+
+READ = """
+SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::int FROM pg_stat_xact_user_tables
+WHERE relname IN ('dl_jobs', 'dl_job_events', 'dl_source_calls')
+"""
+CLAIM = "SELECT * FROM dl_claim_runs('q', 10, 10, 'w', $1, '{}', 30, '{}', NULL, $1, $1)"
+TAKE = "SELECT * FROM dl_supplier_take('s', 1)"
+
+
+@pytest.mark.requirement("S4")
+async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait_or_more_was_taken(limited, raw):
+    """With plans that were made while the tables were empty."""
+    await limited(supplied([Budget(1_000_000, per_s=3_600)], "open"))
+    closed = Tasks()
+    closed.task("closed", queue="q", max_running=5)(noop)
+    await limited(closed)
+    for table in ("dl_jobs", "dl_job_events", "dl_source_calls"):
+        await raw.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        await raw.execute(f"VACUUM ANALYZE {table}")
+
+    async def read(sql, *args):
+        await raw.execute("BEGIN")
+        before = await raw.fetchval(READ)
+        await raw.fetch(sql, *args)
+        rows = await raw.fetchval(READ) - before
+        await raw.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+        return rows
+
+    for _ in range(6):
+        await read(CLAIM, ["closed", "open"])
+        await read(TAKE)
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane)"
+        " SELECT gen_random_uuid(), 'q', lane, 'k', false, lane FROM generate_series(1, 10000), unnest('{closed,open}'::text[]) AS lane"
+    )
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane, status, token, lease_expires_at)"
+        " SELECT gen_random_uuid(), 'q', 'closed', 'k', false, 'closed', 'running', i, now() + interval '1 h'"
+        " FROM generate_series(1, 5) AS i"
+    )
+    await raw.execute(
+        "INSERT INTO dl_source_calls (source, at, n) SELECT 's', now() - make_interval(secs => 3e3 - i / 10.0), i"
+        " FROM generate_series(1, 20000) AS i"
+    )
+    await raw.execute("UPDATE dl_sources SET last_n = 20000, last_at = now() WHERE source = 's'")
+    assert await read(CLAIM, ["closed", "open"]) < 100
+    assert await read(TAKE) < 20
