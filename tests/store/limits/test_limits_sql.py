@@ -209,7 +209,8 @@ async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait
         await read(TAKE)
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane)"
-        " SELECT gen_random_uuid(), 'q', lane, 'k', false, lane FROM generate_series(1, 10000), unnest('{closed,open}'::text[]) AS lane"
+        " SELECT gen_random_uuid(), 'q', lane, 'k', false, lane"
+        " FROM generate_series(1, 10000), unnest('{closed,open}'::text[]) AS lane"
     )
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane, status, token, lease_expires_at)"
