@@ -62,6 +62,9 @@ async def check(job: Job) -> None:
         transaction.result = found
 
 
+tasks.schedule("ecb.nightly", task=check, cron="0 1 * * *", zone="Europe/Berlin")
+
+
 class RatesFile(Source):
     """The file as a source: one request a window, which is a year; its records are the days."""
 
