@@ -66,7 +66,7 @@ class Dispatcher:
     reserved: int = 0
     intake: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     wake: Wake = attrs.field(factory=Wake)
-    lanes: LaneLooks = attrs.field(factory=LaneLooks)
+    lanes: LaneLooks = attrs.field(default=attrs.Factory(lambda self: LaneLooks(self.poll_s), takes_self=True))
     closed: trio.Event = attrs.field(factory=trio.Event)
     _slots: Wake = attrs.field(factory=Wake, init=False)
     _jobs: trio.Nursery = attrs.field(init=False)
@@ -178,11 +178,7 @@ class Dispatcher:
         try:
             # Jittered, so that replicas which were started together don't ask together.
             now, poll_s = trio.current_time(), jittered(self.poll_s)
-            wait_s = min(cursor.wait_s(poll_s, now), self.lanes.wait_s(now))
-            woken = await self.wake.wait(wait_s)
-            if not woken and wait_s == poll_s:
-                self.lanes.all_due()
-            return woken
+            return await self.wake.wait(min(cursor.wait_s(poll_s, now), self.lanes.wait_s(now)))
         finally:
             self._resting = False
 

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
 from dataloader.store.queue.lock_session import Claim
 
+MAX_LOCKED_S: Final = 1.0
+"""The longest pause between two looks at a lane, or a supplier, that somebody has locked."""
+
 
 @attrs.define
 class LaneLooks:
-    """The lanes of one queue. Times are seconds of any monotonic clock. `stale`: which there are must be read again."""
+    """The lanes of one queue. Times are seconds of any monotonic clock. `stale`: which there are must be read again.
 
+    Every `poll_s` seconds each is worth a look, since notifications may have been lost.
+    """
+
+    poll_s: float = math.inf
     stale: bool = True
     _look_at: dict[str, float] = attrs.field(factory=dict)
+    _locked: dict[str, int] = attrs.field(factory=dict)
+    _all_at: float = -math.inf
 
     @property
     def lanes(self) -> list[str]:
@@ -36,17 +46,16 @@ class LaneLooks:
             self._look_at[lane] = -math.inf
         return known
 
-    def all_due(self) -> None:
-        """Each lane is worth a look: notifications may have been lost."""
-        self._look_at = dict.fromkeys(self._look_at, -math.inf)
-
     def wait_s(self, now: float) -> float:
         """How long until one is worth a look; 0: one is."""
-        return max(min(self._look_at.values(), default=math.inf) - now, 0)
+        return max(min([self._all_at + self.poll_s, *self._look_at.values()]) - now, 0) if self._look_at else math.inf
 
     def due(self, now: float) -> list[str]:
         """Those that are worth a look now. What is told of them while they are looked at counts again."""
-        due = [lane for lane in self.lanes if self._look_at[lane] <= now]
+        if now - self._all_at >= self.poll_s:
+            due, self._all_at = self.lanes, now
+        else:
+            due = [lane for lane in self.lanes if self._look_at[lane] <= now]
         for lane in due:
             self._look_at[lane] = math.inf
         return due
@@ -56,7 +65,10 @@ class LaneLooks:
         for lane, why, wait_s in claim.lanes:
             # If slots were lacking, jobs of an open lane may be among those that were left.
             again_s = 0 if why is None and claim.more else wait_s
+            times = self._locked[lane] = self._locked.get(lane, -1) + 1 if why == "locked" else -1
             if lane in self._look_at and again_s is not None:
+                if times > 0:
+                    again_s = min(again_s * 2 ** min(times, 10), MAX_LOCKED_S)
                 self._look_at[lane] = min(self._look_at[lane], now + again_s)
 
     def failed(self, lanes: Iterable[str]) -> None:
