@@ -30,6 +30,8 @@ SCHEDULES: Final = 200
 """Schedules that one tick looks at."""
 JOBS: Final = 5_000
 """With so many jobs a tick is full: the schedules that are left over come next."""
+CANCEL_WAIT_MS: Final = 200
+"""How long a tick waits for a job that is to be canceled: a heartbeat has it for a moment, a psql for long."""
 LOCKED_S: Final = 0.5
 """A schedule that is due and that another process has locked is looked at again after so long."""
 
@@ -101,6 +103,7 @@ class _Due:
     overlapping: list[datetime] = attrs.field(factory=list)
     stood_for: list[datetime] = attrs.field(factory=list)
     paused_why: str | None = None
+    is_left: bool = False
 
 
 async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
@@ -133,8 +136,10 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
         if due:
             await _aio_pause_after_failures(connection, due)
             await _aio_choose(connection, [one for one in due if one.paused_why is None])
+            due = [one for one in due if not one.is_left]
             await _aio_add(connection, [one for one in due if one.jobs], default_lease_s)
-            await _aio_write(connection, due)
+            if due:
+                await _aio_write(connection, due)
     next_in_s = await connection.fetchval(_NEXT, unread)
     if next_in_s is not None and next_in_s <= 0:
         is_full = planned >= JOBS or len(records) == SCHEDULES
@@ -169,9 +174,25 @@ async def _aio_choose(connection: Any, due: list[_Due]) -> None:
         one.overlapping = [at for at in one.plan.due if at not in times]
         has_key = one.schedule.task in keyed
         one.jobs = [(new_job(one.schedule, at, task_has_key=has_key), at) for at in times]
-    to_cancel = [one.schedule.name for one in due if one.schedule.overlap is Overlap.CANCEL and one.jobs]
-    if unended.keys() & to_cancel:
-        await connection.execute(_CANCEL, to_cancel)
+    await _aio_cancel(connection, [one for one in due if one.jobs and one.schedule.name in unended])
+
+
+async def _aio_cancel(connection: Any, due: list[_Due]) -> None:
+    """Cancel what has not ended of schedules that say so; one whose job somebody has locked is left for later."""
+    cancel = [one for one in due if one.schedule.overlap is Overlap.CANCEL]
+    if not cancel:
+        return
+    try:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = {CANCEL_WAIT_MS}")
+            await connection.execute(_CANCEL, [one.schedule.name for one in cancel])
+            await connection.execute("SET LOCAL lock_timeout = DEFAULT")
+    except asyncpg.LockNotAvailableError:
+        if len(cancel) == 1:
+            cancel[0].is_left = True
+            return
+        for one in cancel:
+            await _aio_cancel(connection, [one])
 
 
 def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:

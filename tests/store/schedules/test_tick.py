@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import trio
+from databases import raw_connection
 
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
@@ -166,6 +167,31 @@ async def test_one_that_is_due_while_another_has_not_ended(
     if added:
         keyed = await raw.fetchval("SELECT keyed FROM dl_jobs WHERE planned_at = $1", NOW)
         assert keyed is (overlap != "parallel")
+
+
+@pytest.mark.requirement("R7")
+async def test_a_job_that_is_to_be_canceled_and_that_somebody_has_locked_holds_up_no_other_schedule(
+    database, store, raw, put, planned
+):
+    await put("locked", overlap="cancel")
+    await put("other", overlap="cancel")
+    for name in ("locked", "other"):
+        await raw.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, schedule, planned_at) VALUES"
+            f" (gen_random_uuid(), 'q', 'report', 'schedule:{name}', '{name}', now() - interval '1 h')"
+        )
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN; SELECT FROM dl_jobs WHERE schedule = 'locked' FOR UPDATE")
+        ticked = await tick(store)
+        assert (ticked.added, ticked.next_in_s) == (1, LOCKED_S)
+        assert (len(await planned("locked")), len(await planned("other"))) == (1, 2)
+        assert (await tick(store)).added == 0
+        await other.execute("ROLLBACK")
+    assert (await tick(store)).added == 1
+    rows = await raw.fetch("SELECT schedule, status::text FROM dl_jobs ORDER BY schedule, created_at")
+    assert [tuple(row) for row in rows] == [
+        (name, status) for name in ("locked", "other") for status in ("canceled", "queued")
+    ]
 
 
 @pytest.mark.requirement("R7")
