@@ -20,6 +20,7 @@ import trio
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
+from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.schedule_contract import Schedules
 from dataloader.supervisor.open_jobs import account, client_options
 from dataloader.supervisor.settings import Settings
@@ -73,6 +74,32 @@ class AskedQueue:
             return run_trio(_ask_service, _open_http_schedules(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
             return run_trio(_ask, open_schedules_of(settings), question)
+
+    def ask_limits(self, question: Callable[[Limits], Awaitable[T]]) -> T:
+        """The same for the limits of tasks and suppliers."""
+        if self.url is not None:
+            return run_trio(_ask_service, _open_http_limits(self.url, self.token), question)
+        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
+            return run_trio(_ask, open_limits_of(settings), question)
+
+
+@asynccontextmanager
+async def open_limits_of(settings: Settings) -> AsyncIterator[Limits]:
+    """The limits in the settings' database, for the length of a block; what is done is signed by the account."""
+    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.store.limits.database_limits import DatabaseLimits  # noqa: PLC0415 - as above
+
+    async with open_database(command_options(settings)) as database:
+        yield DatabaseLimits(database=database, operator=Operator(account()))
+
+
+@asynccontextmanager
+async def _open_http_limits(url: str, token: str | None) -> AsyncIterator[Limits]:
+    from dataloader.web.http_limits import HttpLimits  # noqa: PLC0415 - no HTTP client is needed for a database
+    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
+
+    async with open_service(url, token) as service:
+        yield HttpLimits(service)
 
 
 @asynccontextmanager

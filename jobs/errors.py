@@ -92,6 +92,10 @@ class Conflict(DataloaderError):  # noqa: N818
         self.status = status
 
 
+class InUse(DataloaderError):  # noqa: N818
+    """Something can't be removed while others need it. The text names them, and what to do first."""
+
+
 class Draining(DataloaderError):  # noqa: N818
     """This process is shutting down and takes no new jobs. Ask another replica, or try again in a moment."""
 

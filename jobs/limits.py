@@ -75,16 +75,17 @@ class Supplier:
     @classmethod
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Supplier:
         """The supplier that `spec` describes. Raises `BadRequest`."""
-        values = dict(spec)
+        values = {key: value for key, value in spec.items() if value is not None}
         try:
-            values["budgets"] = tuple(Budget(*budget) for budget in values.get("budgets") or ())
-            return cls(name, **{key: value for key, value in values.items() if value is not None})
+            values["budgets"] = tuple(Budget(*budget) for budget in values.get("budgets", ()))
+        except (TypeError, ValueError) as error:
+            raise BadRequest("budgets", f"must be a list of [number, seconds]: {error}") from error
+        try:
+            return cls(name, **values)
         except BadRequest:
             raise
         except (TypeError, ValueError) as error:
-            raise BadRequest(
-                "supplier", f"must have budgets as [number, seconds], periods and a zone: {error}"
-            ) from error
+            raise BadRequest("supplier", f"must have budgets, work_periods, zone and margin_s: {error}") from error
 
     def spec(self) -> dict[str, Any]:
         """What makes it again, for JSON."""

@@ -1,14 +1,20 @@
-"""Task types as readers see them: what the processes have declared, last start wins (S2)."""
+"""Task types as readers see them: what processes have declared, last start wins (S2), and their limits now (S1, S4)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import attrs
 
 from dataloader.jobs.errors import NotFound
 from dataloader.jobs.model import Instant, about
 from dataloader.jobs.page_cursor import Next
+
+Closed = Literal["paused", "period", "running", "batch", "supplier_paused", "supplier_period", "budget"]
+"""Why no job of a task may start now: it is paused; no work period of it is open; as many run as may run at once; the
+batch has no place left, or the next one has not begun; its supplier is paused, or has no work period now; a budget of
+its supplier is used."""
 
 
 class TaskNotFound(NotFound):
@@ -34,9 +40,26 @@ class TaskRecord:
         return frozenset((self.args_schema or {}).get("properties", ()))
 
 
+@attrs.frozen(kw_only=True)
+class TaskState(TaskRecord):
+    """A task type with its limits, and whether its jobs may start now."""
+
+    declared: Annotated[Mapping[str, Any], about("The limits that its program declares.")]
+    override: Annotated[Mapping[str, Any], about("The limits that operators have set in their place.")]
+    limits: Annotated[Mapping[str, Any], about("The limits that hold: both together.")]
+    paused: Annotated[bool, about("Whether it is paused: none of its jobs starts.")]
+    waiting: Annotated[int, about("How many jobs wait for its limits; 10,000: so many, or more.")]
+    running: Annotated[int, about("How many of its jobs run.")]
+    closed: Annotated[Closed | None, about("Why none of its jobs may start now; null: they may.")]
+    opens_at: Annotated[
+        Instant | None, about("When they may start again; null: now, or when a job ends, or somebody resumes it.")
+    ]
+    left: Annotated[int | None, about("How many may start now; null: there is no bound.")]
+
+
 @attrs.frozen
 class TaskPage:
     """A page of task types, by name."""
 
-    tasks: Annotated[list[TaskRecord], about("The task types.")]
+    tasks: Annotated[list[TaskState], about("The task types.")]
     next: Next

@@ -52,6 +52,7 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.leases import aio_rehearse
@@ -91,6 +92,7 @@ class Parts:
     database: Database
     jobs: DatabaseJobs
     schedules: DatabaseSchedules
+    limits: DatabaseLimits
     runs: Runs
     outage: Outage
     locks: LockSession
@@ -358,6 +360,7 @@ def _make(
         schedules=DatabaseSchedules(
             database=database, operator=Operator(name), default_lease_s=settings.default_lease_s
         ),
+        limits=DatabaseLimits(database=database, operator=Operator(name)),
         runs=runs,
         outage=outage,
         locks=locks,
@@ -404,6 +407,7 @@ def _app(parts: Parts) -> App:
         Services(
             jobs=parts.jobs,
             schedules=parts.schedules,
+            limits=parts.limits,
             tasks=parts.tasks,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),

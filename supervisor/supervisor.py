@@ -21,6 +21,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
+from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.drain import DrainReport
@@ -65,6 +66,11 @@ class Supervisor:
     def schedules(self) -> DatabaseSchedules:
         """The schedules, over the supervisor's own database; the audit names the worker for what is done with them."""
         return self._parts.schedules
+
+    @property
+    def limits(self) -> DatabaseLimits:
+        """The limits of tasks and suppliers, over its own database; the audit names the worker for what is done."""
+        return self._parts.limits
 
     @property
     def database(self) -> Database:

@@ -35,7 +35,9 @@ from dataloader.web.api import (
     queues,
     schedules,
     stats,
+    suppliers,
     system,
+    task_limits,
     tasks,
     trigger,
 )
@@ -51,6 +53,8 @@ log = get_logger(__name__)
 _WORK: Final = [
     *trigger.routes,
     *tasks.routes,
+    *task_limits.routes,
+    *suppliers.routes,
     *jobs.routes,
     *job_actions.routes,
     *failures.routes,

@@ -171,7 +171,7 @@ def _refusals(route: Route) -> set[int]:
         statuses |= {401, 403}
     if route.waits:
         statuses |= {429}
-    if "<" in route.path:
+    if "<" in route.path or route.names:
         statuses |= {404}
     if route.query is not None or "<path:" in route.path:
         statuses |= {422}

@@ -21,6 +21,7 @@ from dataloader.jobs.errors import (
     Conflict,
     Draining,
     IdempotencyConflict,
+    InUse,
     JobNotFound,
     NotFound,
     StoreUnavailable,
@@ -34,6 +35,7 @@ PROBLEMS: Final = {
     "no-json": "The body is not JSON.",
     "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
     "not-allowed-now": "The job's status does not allow it. Read the job and decide again.",
+    "in-use": "Others need it. The detail names them, and what to do first.",
     "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
     "too-busy": "A limit of this server is reached. Send the request again after `Retry-After`.",
     "draining": "This process is shutting down. Ask another replica.",
@@ -146,6 +148,8 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 
         case Conflict():
             conflict = {"job_id": str(error.job_id), "job_status": error.status}
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now", conflict=conflict)
+        case InUse():
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="in-use")
         case Draining():
             return unavailable("This process is shutting down and takes no new jobs; ask another replica.", "draining")
         case Unstorable():

@@ -23,6 +23,7 @@ from quart import Response
 from werkzeug.datastructures import Headers
 
 from dataloader.jobs.contract import Jobs, Operator
+from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.schedule_contract import Schedules
 from dataloader.jobs.secrets.masking import mask_text
@@ -74,6 +75,11 @@ class Call:
         """The schedules; the audit names the caller for what is done with them."""
         return self.services.schedules.signed(self.operator)
 
+    @property
+    def limits(self) -> Limits:
+        """The limits of tasks and suppliers; the audit names the caller for what is done with them."""
+        return self.services.limits.signed(self.operator)
+
 
 @attrs.frozen(kw_only=True)
 class Route:
@@ -83,6 +89,7 @@ class Route:
     answers: the type of the answer by status, for OpenAPI; errors are not listed.
     headers, answer_headers: those that the view reads and sends, as in OpenAPI.
     conflicts: the view may answer 409.
+    names: its body names what may not be there: the view may answer 404.
     large: its body may be as long as `DL_MAX_BATCH_BODY_BYTES`.
     rows: its answer may have megabytes.
     pages: the same, and it is a page of a list.
@@ -100,6 +107,7 @@ class Route:
     headers: Sequence[Mapping[str, Any]] = ()
     answer_headers: Mapping[str, Any] = attrs.field(factory=dict)
     conflicts: bool = False
+    names: bool = False
     large: bool = False
     rows: bool = False
     pages: bool = False

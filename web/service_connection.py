@@ -25,6 +25,7 @@ from dataloader.jobs.errors import (
     DataloaderError,
     Draining,
     IdempotencyConflict,
+    InUse,
     JobNotFound,
     StoreError,
     StoreUnavailable,
@@ -72,7 +73,7 @@ class ServiceConnection:
 
         Args:
             kind: what the answer is decoded as.
-            method: GET, POST or PATCH.
+            method: of HTTP.
             path: behind `/api/v1`.
             body: is sent as JSON, if it is given.
             params: the query; what is None is left out.
@@ -99,7 +100,7 @@ class ServiceConnection:
             message = f"{self.shown_url} answers {method} {path} in an unknown way: {error}; is it another version?"
             raise DataloaderError(message) from error
 
-    def _error(self, answer: httpx2.Response, missing: type[DataloaderError] | None) -> DataloaderError:  # noqa: C901, PLR0911 - a table
+    def _error(self, answer: httpx2.Response, missing: type[DataloaderError] | None) -> DataloaderError:  # noqa: C901, PLR0911, PLR0912 - a table
         """Our error for an answer that is none, from its problem document if it has one."""
         problem = _Problem.of(answer)
         detail = problem.detail or f"{answer.status_code} {answer.reason_phrase}"
@@ -123,6 +124,8 @@ class ServiceConnection:
             case HTTPStatus.CONFLICT, "not-allowed-now":
                 begin = f"job {problem.job_id} is {problem.job_status}; "
                 return Conflict(problem.job_id, problem.job_status or "", said.removeprefix(begin))
+            case HTTPStatus.CONFLICT, "in-use":
+                return InUse(said)
             case HTTPStatus.SERVICE_UNAVAILABLE, "draining":
                 return Draining(f"{self.shown_url}: {detail}")
             case (HTTPStatus.TOO_MANY_REQUESTS, _) | (HTTPStatus.SERVICE_UNAVAILABLE, "too-busy"):

@@ -19,6 +19,7 @@ from dataloader.jobs.message_source import MessageSourceState
 from dataloader.jobs.model import about
 from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.web.api.queue_depths import QueueDepths
@@ -96,6 +97,7 @@ class Services:
 
     jobs: DatabaseJobs
     schedules: DatabaseSchedules
+    limits: DatabaseLimits
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ProcessState]

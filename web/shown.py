@@ -11,12 +11,13 @@ import attrs
 
 from dataloader.jobs.duplicates import DuplicateGroup
 from dataloader.jobs.failures import ErrorGroup, ErrorRecord
+from dataloader.jobs.limit_contract import SupplierRecord
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
 from dataloader.jobs.run_stats import RunStats
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
-from dataloader.jobs.task_listings import TaskRecord
+from dataloader.jobs.task_listings import TaskState
 
 
 def job(record: JobRecord) -> JobRecord:
@@ -40,7 +41,7 @@ def job(record: JobRecord) -> JobRecord:
     )
 
 
-def task(record: TaskRecord) -> TaskRecord:
+def task(record: TaskState) -> TaskState:
     """A task type."""
     return attrs.evolve(
         record,
@@ -48,6 +49,18 @@ def task(record: TaskRecord) -> TaskRecord:
         description=text(record.description),
         queue=text(record.queue),
         declared_by=mask_text(record.declared_by),
+        declared=fields(dict(record.declared)),
+        override=fields(dict(record.override)),
+        limits=fields(dict(record.limits)),
+    )
+
+
+def supplier(record: SupplierRecord) -> SupplierRecord:
+    """A supplier; two whose names differ in their secrets alone look the same."""
+    return attrs.evolve(
+        record,
+        supplier=mask_text(record.supplier),
+        tasks=list(map(mask_text, record.tasks)),
     )
 
 

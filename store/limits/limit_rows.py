@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limits import Supplier, TaskLimits
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.work_periods import WorkPeriods
@@ -25,6 +26,7 @@ UPDATE dl_tasks SET limits = $2::text::jsonb, override = $3::text::jsonb, limite
   supplier = $10, cost = $11, retry_priority = $12
 WHERE task = $1
 """
+_LIMITED: Final = "UPDATE dl_tasks SET limited = true WHERE task = $1 AND NOT limited"
 _LANE: Final = "INSERT INTO dl_lanes (lane) VALUES ($1) ON CONFLICT DO NOTHING"
 # What runs already counts from now on. What is ready is put into its lane by the claim that meets it.
 _COUNT: Final = "UPDATE dl_jobs SET lane = task WHERE status = 'running' AND task = $1 AND lane IS NULL"
@@ -38,6 +40,8 @@ UPDATE dl_sources SET limits = $2::text::jsonb, override = $3::text::jsonb,
   periods = $4::text::int4multirange, zone = $5, units = $6, spans_s = $7, margin_s = $8, kept_s = greatest(kept_s, $9)
 WHERE source = $1
 """
+_LEAST_BUDGET: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WHERE s.source = $1"
+_DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
 """Limits have changed: each process looks at all of its lanes, and at which there are."""
 _LANES: Final = "SELECT lane FROM dl_lanes WHERE lane = ANY ($1::text[]) ORDER BY lane"
@@ -85,10 +89,18 @@ async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping
 async def aio_limit_task(
     connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any], *, limited: bool
 ) -> bool:
-    """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane."""
+    """Write a task's limits, whose row is locked (asyncio-flavoured); whether its jobs wait in a lane.
+
+    Raises `BadRequest` for limits that do not go together, and for a cost above a budget of the supplier.
+    """
     limits = TaskLimits.of_spec({**declared, **override})
     if limits.supplier is not None:
         await connection.execute(_SUPPLIER, limits.supplier)
+        least = await connection.fetchval(_LEAST_BUDGET, limits.supplier)
+        if least is not None and limits.cost > least:
+            raise BadRequest(
+                "cost", f"must be at most {least:,}, a budget of the supplier {limits.supplier!r}, not {limits.cost:,}"
+            )
     await connection.execute(
         _HOLDS,
         name,
@@ -105,16 +117,31 @@ async def aio_limit_task(
         limits.retry_priority,
     )
     if limits.needs_lane and not limited:
-        await connection.execute(_LANE, name)
-        await connection.execute(_COUNT, name)
+        await aio_open_lane(connection, name)
     return limited or limits.needs_lane
+
+
+async def aio_open_lane(connection: Any, name: str) -> None:
+    """Give a task a lane, whose row is locked (asyncio-flavoured): what runs counts at once."""
+    await connection.execute(_LIMITED, name)
+    await connection.execute(_LANE, name)
+    await connection.execute(_COUNT, name)
 
 
 async def aio_limit_supplier(
     connection: Any, name: str, declared: Mapping[str, Any], override: Mapping[str, Any]
 ) -> None:
-    """Write a supplier's limits, whose row is locked (asyncio-flavoured)."""
+    """Write a supplier's limits, whose row is locked (asyncio-flavoured).
+
+    Raises `BadRequest` for what is out of range, and for a budget below the cost of a task that names it.
+    """
     supplier = Supplier.of_spec(name, {**declared, **override})
+    dearest = await connection.fetchrow(_DEAREST, name) if supplier.budgets else None
+    least = min((budget.requests for budget in supplier.budgets), default=0)
+    if dearest is not None and dearest["cost"] > least:
+        raise BadRequest(
+            "budgets", f"must have at least {dearest['cost']:,} units each, the cost of the task {dearest['task']!r}"
+        )
     await connection.execute(
         _SUPPLIER_HOLDS,
         name,

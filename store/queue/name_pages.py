@@ -16,8 +16,8 @@ from dataloader.jobs.page_cursor import BY_NAME, After
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.task_listings import TaskPage
 from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.limit_reads import aio_task_states
 from dataloader.store.queue.reads import QUEUES, list_queues, list_workers
-from dataloader.store.queue.task_rows import list_tasks
 from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
 
 _DIGEST: Final = "sha256:"
@@ -57,7 +57,7 @@ async def page_of_tasks(database: Database, *, limit: int = 200, after: After = 
     """At most `limit` (1 to 1,000) task types by name, from behind `after`. Raises as `page_of_queues`."""
     check_between("limit", limit, 1, MAX_PAGE)
     behind = await _name(database, after, _TASK_OF_DIGEST)
-    tasks = await list_tasks(database, limit=limit + 1, after=behind or "")
+    tasks = await database.run(aio_task_states, behind or "", limit + 1)
     return TaskPage(*BY_NAME.page(tasks, limit, lambda task: _place(task.task)))
 
 

@@ -51,10 +51,10 @@ WHERE t.layout <= excluded.layout
 """  # noqa: E501 - one line a part
 
 _SHOWN: Final = ("args_schema", "uniqueness")
-_LIST: Final = """
+_ONE: Final = """
 SELECT task, description, queue, priority, args_schema::text AS args_schema, uniqueness::text AS uniqueness,
        declared_by, declared_at
-FROM dl_tasks WHERE task > $1 AND ($2::text IS NULL OR task = $2) ORDER BY task LIMIT $3
+FROM dl_tasks WHERE task = $1
 """
 
 
@@ -87,23 +87,14 @@ def _schema(args: ArgsType[Any]) -> dict[str, Any]:
 async def get_task(database: Database, name: str) -> TaskRecord:
     """What is declared of a task. Raises `TaskNotFound`, and `BadRequest` for what is no text."""
     check_text("task", name, MAX_NAME)
-    found = await list_tasks(database, limit=1, name=name)
-    if not found:
+    record = await database.run(_aio_one, name)
+    if record is None:
         raise TaskNotFound(f"no process has declared a task {name!r:.200}")
-    return found[0]
+    return TaskRecord(**dict(record) | {key: shown_json(record[key]) if record[key] else None for key in _SHOWN})
 
 
-async def list_tasks(database: Database, *, limit: int, after: str = "", name: str | None = None) -> list[TaskRecord]:
-    """At most `limit` tasks by name, from behind `after`; or the one of that name."""
-    records = await database.run(_aio_list, after, name, limit)
-    return [
-        TaskRecord(**dict(record) | {key: shown_json(record[key]) if record[key] else None for key in _SHOWN})
-        for record in records
-    ]
-
-
-async def _aio_list(connection: Any, after: str, name: str | None, limit: int) -> list[Any]:
-    return list(await connection.fetch(_LIST, after, name, limit))
+async def _aio_one(connection: Any, name: str) -> Any:
+    return await connection.fetchrow(_ONE, name)
 
 
 def _json(value: object) -> str | None:

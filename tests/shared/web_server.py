@@ -15,6 +15,7 @@ import trio
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.limits.database_limits import DatabaseLimits
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
@@ -85,6 +86,7 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None,
                 draining=lambda: state[0].draining,
             ),
             schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
+            limits=DatabaseLimits(database=database, operator=Operator("the process")),
             tasks=tasks or {},
             settings=WebSettings(**settings),
             state=lambda: state[0],

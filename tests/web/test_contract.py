@@ -35,11 +35,16 @@ CONFIGURATION = """
 "path.task" = "quick"
 "path.kind" = "draining"
 "path.name" = "nightly"
+"path.supplier" = "hr"
 "path.group" = "00c8f1de4a91b37e"
 
 [[operations]]
 include-path = "/api/v1/jobs/{{job_id}}/status"
 parameters = {{ wait = 0.05 }}
+
+[[operations]]
+include-name = "DELETE /api/v1/tasks/{{task}}"
+parameters = {{ "path.task" = "gone" }}
 
 [[operations]]
 include-path-regex = "/api/v1/tasks/[^{{].*"
@@ -102,6 +107,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         run_id,
     )
     await raw.execute("UPDATE dl_tasks SET queue = 'q' WHERE task = 'quick'")
+    await raw.execute("INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('employee', 1, 'w'), ('gone', 1, 'w')")
     await row_when(await add("log", {"password": "sesame"}, max_attempts=1), "failed")
     await row_when(await add("sleep", {"s": 3_600}), "running")
     await add("no such task", lock_key="k")
@@ -178,6 +184,7 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         wrong = []
         part = quote(text, safe="")
         parts = {"job_id": job_id, "run_id": job_id, "load": part, "kind": part, "name": part, "group": part}
+        parts |= {"task": part, "supplier": part}
         for path in (path.format(**parts) for path, methods in paths.items() if "get" in methods):
             answer = await web.client.get(path)
             wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)

@@ -21,6 +21,7 @@ INSERT INTO dl_job_events (job_id, queue, kind, payload)
 INSERT INTO dl_workers (worker, host, pid, version, queues)
   SELECT 'w' || i, 'h', i, '1', '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_tasks (task, layout, declared_by) SELECT 't' || i, 1, 'w' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_sources (source) SELECT 's' || i FROM generate_series(1, 5) AS i;
 INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by)
   SELECT 's' || i, '{{"task": "t", "every_s": 60}}', 't', 'code', 'w' FROM generate_series(1, 5) AS i;
@@ -48,6 +49,7 @@ INSERT INTO dl_queues (queue, paused) VALUES ('a', true);
 INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1, '1', '{}');
 INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('a', 1, 'w');
 INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
+INSERT INTO dl_sources (source) VALUES ('a');
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by) VALUES ('a', '{}', 't', 'code', 'w');
 INSERT INTO dl_schedule_events (name, kind) VALUES ('s1', 'changed');
 INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s) VALUES ('a', 't', 'succeeded', 1, 1, 1);
@@ -64,6 +66,7 @@ LISTS = {
     "/api/v1/queues": ("queues", "queue"),
     "/api/v1/workers": ("workers", "worker"),
     "/api/v1/tasks": ("tasks", "task"),
+    "/api/v1/suppliers": ("suppliers", "supplier"),
     "/api/v1/audit": ("audit", "audit_id"),
     "/api/v1/errors": ("groups", "group"),
     "/api/v1/errors/log": ("errors", "error_id"),

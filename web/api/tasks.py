@@ -11,7 +11,6 @@ from msgspec import Meta
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.task_listings import TaskPage
-from dataloader.store.queue.name_pages import page_of_tasks
 from dataloader.store.queue.task_rows import get_task
 from dataloader.web import shown
 from dataloader.web.api.job_fields import KEY, JobFields, Priority, described
@@ -57,8 +56,8 @@ class TaskJobFields(JobFields, kw_only=True):
 
 @routes.add("GET", "/api/v1/tasks", role=Role.READ, query=TasksQuery, answers={200: TaskPage}, pages=True)
 async def list_tasks(call: Call, query: TasksQuery) -> Answer:
-    """List the task types that processes have declared, by name."""
-    page = await page_of_tasks(call.services.database, limit=query.limit, after=query.after)
+    """List the task types that processes have declared, by name, with their limits."""
+    page = await call.limits.tasks(limit=query.limit, after=query.after)
     return page_answer(call, TaskPage(list(map(shown.task, page.tasks)), page.next))
 
 

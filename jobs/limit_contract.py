@@ -1,0 +1,133 @@
+"""The operations on limits: `Limits`, which `supervisor.limits`, commands and HTTP views use (S1, S4, S5)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.errors import NotFound
+from dataloader.jobs.model import Instant, about
+from dataloader.jobs.page_cursor import After, Next
+from dataloader.jobs.task_listings import TaskPage, TaskState
+
+OpenJobs = Literal["keep", "cancel"]
+"""What becomes of a removed task's jobs that have not ended: they wait until a process declares it, or are canceled."""
+
+
+class SupplierNotFound(NotFound):
+    """No supplier has this name."""
+
+
+@attrs.frozen(kw_only=True)
+class BudgetState:
+    """A budget of a supplier, and what of it is used now."""
+
+    requests: Annotated[int, about("At most so many units")]
+    per_s: Annotated[float, about("in any span of so many seconds.")]
+    used: Annotated[int, about("Units that count now; a start counts for the margin longer.")]
+    left: Annotated[int, about("Units that may be taken now.")]
+    free_at: Annotated[Instant | None, about("When the next unit is free; null: now.")]
+
+
+@attrs.frozen
+class RequestSlot:
+    """The request of a load that is under way."""
+
+    job_id: Annotated[UUID | None, about("The load's job; null: it does not run any more.")]
+    until: Annotated[Instant, about("When the slot ends by itself.")]
+
+
+@attrs.frozen(kw_only=True)
+class SupplierRecord:
+    """A supplier: who is asked, by the tasks and loads that name it."""
+
+    supplier: Annotated[str, about("The supplier's name.")]
+    declared: Annotated[Mapping[str, Any], about("The limits that programs declare.")]
+    override: Annotated[Mapping[str, Any], about("The limits that operators have set in their place.")]
+    limits: Annotated[Mapping[str, Any], about("The limits that hold: both together.")]
+    margin_s: Annotated[float, about("Seconds in which a body begins after its claim; spans are longer by them.")]
+    paused: Annotated[bool, about("Whether it is paused: no job of its tasks starts.")]
+    tasks: Annotated[list[str], about("The tasks that name it.")]
+    budgets: Annotated[list[BudgetState], about("Its budgets, with what is used.")]
+    closed: Annotated[Literal["paused", "period"] | None, about("Why it may not be asked now; null: it may.")]
+    opens_at: Annotated[Instant | None, about("When its next work period begins; null: it is open, or paused.")]
+    slot: Annotated[RequestSlot | None, about("The load's request that is under way.")]
+
+
+@attrs.frozen
+class SupplierPage:
+    """A page of suppliers, by name."""
+
+    suppliers: Annotated[list[SupplierRecord], about("The suppliers.")]
+    next: Next
+
+
+class Limits(abc.ABC):
+    """The limits of tasks and suppliers. A supervisor has them as `supervisor.limits`.
+
+    Changes hold from the next claim on, in all processes; what runs goes on. All raise `TaskNotFound` or
+    `SupplierNotFound` for a name that is unknown, `BadRequest` for values that are not allowed, and `StoreUnavailable`
+    when no answer came.
+    """
+
+    @abc.abstractmethod
+    async def tasks(self, *, limit: int = 200, after: After = None) -> TaskPage:
+        """A page of at most `limit` (1 to 1,000) tasks by name, from `after`, the `next` of the page before."""
+
+    @abc.abstractmethod
+    async def task(self, name: str) -> TaskState:
+        """Return the task, with its limits and whether its jobs may start now."""
+
+    @abc.abstractmethod
+    async def set_tasks(self, changes: Mapping[str, Mapping[str, Any]]) -> list[TaskState]:
+        """Override limits of tasks, all or none: by name what `TaskLimits` has, None to have the program's again."""
+
+    @abc.abstractmethod
+    async def pause_task(self, name: str) -> TaskState:
+        """Pause a task: none of its jobs starts, in whatever queue. What runs goes on."""
+
+    @abc.abstractmethod
+    async def resume_task(self, name: str) -> TaskState:
+        """End its pause."""
+
+    @abc.abstractmethod
+    async def remove_task(self, name: str, *, jobs: OpenJobs | None = None) -> TaskState:
+        """Forget a task and its limits until a process declares it again; return it as it was.
+
+        Running processes start no jobs of it any more. `jobs` says what becomes of those that have not ended: without
+        it `InUse` is raised if there are any.
+        """
+
+    @abc.abstractmethod
+    async def suppliers(self, *, limit: int = 200, after: After = None) -> SupplierPage:
+        """A page of suppliers, as `tasks`."""
+
+    @abc.abstractmethod
+    async def supplier(self, name: str) -> SupplierRecord:
+        """Return the supplier, with what of its budgets is used now."""
+
+    @abc.abstractmethod
+    async def set_supplier(self, name: str, changes: Mapping[str, Any]) -> SupplierRecord:
+        """Override limits of a supplier: what `Supplier.spec` has, None to have the program's again.
+
+        One that is unknown is made, so that tasks may name it.
+        """
+
+    @abc.abstractmethod
+    async def pause_supplier(self, name: str) -> SupplierRecord:
+        """Pause a supplier: no job of the tasks that name it starts."""
+
+    @abc.abstractmethod
+    async def resume_supplier(self, name: str) -> SupplierRecord:
+        """End its pause."""
+
+    @abc.abstractmethod
+    async def remove_supplier(self, name: str) -> SupplierRecord:
+        """Forget a supplier until a process declares it again; return it as it was.
+
+        Raises `InUse` while a task names it, or a load's request is under way.
+        """

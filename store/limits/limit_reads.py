@@ -1,0 +1,208 @@
+"""Tasks and suppliers with their limits as operators see them: what holds, what is used, why nothing starts (S1, S4).
+
+By the rules of the claim (dl_open_lanes), but nothing is locked and nothing is written: what is told may be over by
+the time that it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.jobs.limit_contract import BudgetState, RequestSlot, SupplierNotFound, SupplierRecord
+from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits
+from dataloader.jobs.model import MAX_NAME, check_text
+from dataloader.jobs.task_listings import Closed, TaskNotFound, TaskRecord, TaskState
+from dataloader.jobs.text import shown_json
+from dataloader.jobs.work_periods import WorkPeriods
+
+_TASKS: Final = """
+WITH work AS MATERIALIZED (
+  SELECT task, count(*) AS running, count(lane) AS in_lane FROM dl_jobs WHERE status = 'running' GROUP BY task
+)
+SELECT t.task, t.description, t.queue, t.priority, t.args_schema::text AS args_schema, t.uniqueness::text AS uniqueness,
+  t.declared_by, t.declared_at, coalesce(t.limits, '{}')::text AS declared, coalesce(t.override, '{}')::text AS override,
+  t.paused, coalesce(w.running, 0) AS running, coalesce(w.in_lane, 0) AS in_lane,
+  (SELECT count(*) FROM (
+    SELECT FROM dl_jobs j WHERE t.limited AND j.lane = t.task AND j.status = 'queued' AND j.waits_for = 'limit' LIMIT 10000
+  ) AS in_its_lane) AS waiting,
+  l.batch_left,
+  CASE WHEN isfinite(l.idle_since) THEN l.idle_since END AS idle_since, l.idle_since IS NULL AS is_busy,
+  s.source AS supplier, s.paused AS supplier_paused, s.margin_s,
+  coalesce(s.limits, '{}')::text AS supplier_declared, coalesce(s.override, '{}')::text AS supplier_override,
+  v.now, u.units, u.wait_s
+FROM dl_tasks t
+LEFT JOIN work w ON w.task = t.task
+LEFT JOIN dl_lanes l ON l.lane = t.task
+LEFT JOIN dl_sources s ON s.source = t.supplier
+CROSS JOIN LATERAL (SELECT greatest(statement_timestamp(), s.last_at) AS now) AS v
+CROSS JOIN LATERAL dl_units_left(s, coalesce(s.units, '{}'), coalesce(s.spans_s, '{}'), coalesce(t.cost, 1), v.now) AS u
+WHERE {where} ORDER BY t.task LIMIT $2
+"""  # noqa: E501 - one line a part
+_TASK_PAGE: Final = _TASKS.replace("{where}", "t.task > $1")
+_ONE_TASK: Final = _TASKS.replace("{where}", "t.task = $1")
+_SUPPLIERS: Final = """
+SELECT s.source AS supplier, coalesce(s.limits, '{}')::text AS declared, coalesce(s.override, '{}')::text AS override,
+  s.paused, s.margin_s, v.now,
+  ARRAY(SELECT t.task FROM dl_tasks t WHERE t.supplier = s.source ORDER BY t.task) AS tasks,
+  ARRAY(
+    SELECT u.units FROM generate_subscripts(s.units, 1) AS i
+    CROSS JOIN LATERAL dl_units_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], 1, v.now) AS u ORDER BY i) AS units,
+  ARRAY(
+    SELECT u.wait_s FROM generate_subscripts(s.units, 1) AS i
+    CROSS JOIN LATERAL dl_units_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], 1, v.now) AS u ORDER BY i) AS waits_s,
+  CASE WHEN s.holder IS NOT NULL AND s.held_until > v.now THEN s.held_until END AS held_until,
+  (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'running' AND j.token = s.holder AND s.held_until > v.now LIMIT 1) AS job_id
+FROM dl_sources s
+CROSS JOIN LATERAL (SELECT greatest(statement_timestamp(), s.last_at) AS now) AS v
+WHERE {where} ORDER BY s.source LIMIT $2
+"""  # noqa: E501 - one line a part
+_SUPPLIER_PAGE: Final = _SUPPLIERS.replace("{where}", "s.source > $1")
+_ONE_SUPPLIER: Final = _SUPPLIERS.replace("{where}", "s.source = $1")
+_RECORD_FIELDS: Final = tuple(field.name for field in attrs.fields(TaskRecord))
+
+
+async def aio_task_states(connection: Any, after: str, limit: int) -> list[TaskState]:
+    """At most `limit` tasks by name, from behind `after` (asyncio-flavoured)."""
+    return list(map(_task, await connection.fetch(_TASK_PAGE, after, limit)))
+
+
+async def aio_task_state(connection: Any, name: str) -> TaskState:
+    """The task of that name (asyncio-flavoured). Raises `TaskNotFound`."""
+    check_text("task", name, MAX_NAME)
+    record = await connection.fetchrow(_ONE_TASK, name, 1)
+    if record is None:
+        raise TaskNotFound(f"no process has declared a task {name!r:.200}")
+    return _task(record)
+
+
+async def aio_suppliers(connection: Any, after: str, limit: int) -> list[SupplierRecord]:
+    """At most `limit` suppliers by name, from behind `after` (asyncio-flavoured)."""
+    return list(map(_supplier, await connection.fetch(_SUPPLIER_PAGE, after, limit)))
+
+
+async def aio_supplier(connection: Any, name: str) -> SupplierRecord:
+    """The supplier of that name (asyncio-flavoured). Raises `SupplierNotFound`."""
+    check_text("supplier", name, MAX_NAME)
+    record = await connection.fetchrow(_ONE_SUPPLIER, name, 1)
+    if record is None:
+        raise SupplierNotFound(f"no supplier has the name {name!r:.200}")
+    return _supplier(record)
+
+
+@attrs.frozen
+class _Verdict:
+    """Why nothing may start, when something may again, and how many may."""
+
+    closed: Closed | None = None
+    opens_at: datetime | None = None
+    left: int | None = None
+
+
+def _task(record: Mapping[str, Any]) -> TaskState:
+    values = {name: record[name] for name in _RECORD_FIELDS}
+    for name in ("args_schema", "uniqueness"):
+        values[name] = shown_json(record[name]) if record[name] else None
+    declared, override = msgspec.json.decode(record["declared"]), msgspec.json.decode(record["override"])
+    limits = TaskLimits.of_spec({**declared, **override})
+    verdict = _judged(record, limits)
+    return TaskState(
+        **values,
+        declared=declared,
+        override=override,
+        limits=limits.spec(),
+        paused=record["paused"],
+        waiting=record["waiting"],
+        running=record["running"],
+        **attrs.asdict(verdict),
+    )
+
+
+def _judged(record: Mapping[str, Any], limits: TaskLimits) -> _Verdict:  # noqa: C901, PLR0911 - the claim's conditions
+    now: datetime = record["now"]
+    if record["paused"]:
+        return _Verdict("paused", None, 0)
+    if opens_at := _opens_at(limits.periods, now, MARGIN_S):
+        return _Verdict("period", opens_at, 0)
+    bounds = []
+    if limits.max_running is not None:
+        bounds.append(limits.max_running - record["in_lane"])
+        if bounds[0] <= 0:
+            return _Verdict("running", None, 0)
+    if limits.batch_size is not None:
+        begins_at = _batch_begins_at(record, limits.batch_delay_s or 0, now)
+        if begins_at is not None and begins_at > now:
+            return _Verdict("batch", begins_at, 0)
+        bounds.append(limits.batch_size if begins_at is not None else record["batch_left"] or 0)
+        if bounds[-1] <= 0:
+            return _Verdict("batch", None, 0)
+    if record["supplier"] is not None:
+        if record["supplier_paused"]:
+            return _Verdict("supplier_paused", None, 0)
+        supplier = _supplier_of(record["supplier"], record["supplier_declared"], record["supplier_override"])
+        if opens_at := _opens_at(supplier.periods, now, record["margin_s"]):
+            return _Verdict("supplier_period", opens_at, 0)
+        if record["wait_s"] > 0:
+            return _Verdict("budget", now + timedelta(seconds=record["wait_s"]), 0)
+        if record["units"] is not None and limits.cost > 0:
+            bounds.append(record["units"] // limits.cost)
+    return _Verdict(left=min(bounds, default=None))
+
+
+def _batch_begins_at(record: Mapping[str, Any], delay_s: float, now: datetime) -> datetime | None:
+    """When the next batch may begin; None while jobs of one are in work."""
+    if record["in_lane"]:
+        return None
+    if record["is_busy"]:
+        # It was not seen yet that nothing is in work: the pause begins when a claim sees it.
+        return now + timedelta(seconds=delay_s)
+    idle_since = record["idle_since"]
+    return now if idle_since is None else idle_since + timedelta(seconds=delay_s)
+
+
+def _opens_at(periods: WorkPeriods | None, now: datetime, margin_s: float) -> datetime | None:
+    """When periods open that are closed, or that close within the margin; None if they are open."""
+    if periods is None:
+        return None
+    at = now
+    if periods.is_open(now):
+        at = now + timedelta(seconds=margin_s)
+        if periods.is_open(at):
+            return None
+    return periods.next_change(at)
+
+
+def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
+    supplier = _supplier_of(record["supplier"], record["declared"], record["override"])
+    now: datetime = record["now"]
+    opens_at = None if record["paused"] else _opens_at(supplier.periods, now, record["margin_s"])
+    return SupplierRecord(
+        supplier=record["supplier"],
+        declared=msgspec.json.decode(record["declared"]),
+        override=msgspec.json.decode(record["override"]),
+        limits=supplier.spec(),
+        margin_s=record["margin_s"],
+        paused=record["paused"],
+        tasks=record["tasks"],
+        budgets=[
+            BudgetState(
+                requests=budget.requests,
+                per_s=budget.per_s,
+                used=budget.requests - units,
+                left=max(units, 0),
+                free_at=now + timedelta(seconds=wait_s) if wait_s > 0 else None,
+            )
+            for budget, units, wait_s in zip(supplier.budgets, record["units"], record["waits_s"], strict=True)
+        ],
+        closed="paused" if record["paused"] else "period" if opens_at is not None else None,
+        opens_at=opens_at,
+        slot=None if record["held_until"] is None else RequestSlot(record["job_id"], record["held_until"]),
+    )
+
+
+def _supplier_of(name: str, declared: str, override: str) -> Supplier:
+    return Supplier.of_spec(name, {**msgspec.json.decode(declared), **msgspec.json.decode(override)})

@@ -1,0 +1,97 @@
+"""Suppliers over HTTP: their budgets and what of them is used, and what operators do about it (S4, S5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from dataloader.jobs.limit_contract import SupplierPage, SupplierRecord
+from dataloader.jobs.limits import MAX_BUDGETS
+from dataloader.jobs.model import about
+from dataloader.web import shown
+from dataloader.web.api.task_limits import PeriodTexts, ZoneName
+from dataloader.web.auth import Role
+from dataloader.web.paging import Limit, PageQuery, page_answer
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+_ADDRESS: Final = "/api/v1/suppliers/<path:supplier>"
+
+
+_Budget = Annotated[list[float], Meta(min_length=2, max_length=2, description="At most so many, in so many seconds.")]
+_Budgets = Annotated[list[_Budget], Meta(max_length=MAX_BUDGETS)]
+
+
+class SuppliersQuery(PageQuery, kw_only=True):
+    """A page of suppliers, by name."""
+
+    limit: Limit = 200
+
+
+class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Limits of a supplier in place of those that programs declare; null: the programs' again."""
+
+    EXAMPLE: ClassVar[Any] = {"budgets": [[100, 60], [1000, 3600]], "work_periods": ["MON-FRI 00:00-06:00"]}
+
+    budgets: Annotated[_Budgets | UnsetType | None, about("All of them hold, in any span of their seconds.")] = UNSET
+    work_periods: PeriodTexts = UNSET
+    zone: ZoneName = UNSET
+    margin_s: Annotated[
+        Annotated[float, Meta(ge=0.01, le=60)] | UnsetType | None,
+        about("Seconds in which a body begins after its claim."),
+    ] = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """What is to change, by name."""
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        if isinstance(self.budgets, list):
+            values["budgets"] = [[_whole(number), per_s] for number, per_s in self.budgets]
+        return values
+
+
+def _whole(number: float) -> float:
+    """An integer where it is one: JSON does not tell 5 from 5.0."""
+    return int(number) if number.is_integer() else number
+
+
+@routes.add("GET", "/api/v1/suppliers", role=Role.READ, query=SuppliersQuery, answers={200: SupplierPage}, pages=True)
+async def list_suppliers(call: Call, query: SuppliersQuery) -> Answer:
+    """List the suppliers, by name: those of tasks and of loads."""
+    page = await call.limits.suppliers(limit=query.limit, after=query.after)
+    return page_answer(call, SupplierPage(list(map(shown.supplier, page.suppliers)), page.next))
+
+
+@routes.add("GET", _ADDRESS, role=Role.READ, answers={200: SupplierRecord})
+async def get_supplier(call: Call, supplier: str) -> Answer:
+    """Show a supplier: its limits, what of each budget is used and left now, and the load's request under way."""
+    return Answer(value=shown.supplier(await call.limits.supplier(supplier)))
+
+
+@routes.add("PATCH", _ADDRESS, role=Role.ADMIN, body=SupplierChanges, answers={200: SupplierRecord})
+async def set_supplier(call: Call, supplier: str, body: SupplierChanges) -> Answer:
+    """Override limits of a supplier; one that is unknown is made. It holds from the next claim on, in all processes."""
+    return Answer(value=shown.supplier(await call.limits.set_supplier(supplier, body.given())))
+
+
+@routes.add("DELETE", _ADDRESS, role=Role.ADMIN, answers={200: SupplierRecord}, conflicts=True)
+async def remove_supplier(call: Call, supplier: str) -> Answer:
+    """Forget a supplier until a process declares it again, and show it as it was.
+
+    409 while a task names it, or a load's request is under way.
+    """
+    return Answer(value=shown.supplier(await call.limits.remove_supplier(supplier)))
+
+
+@routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: SupplierRecord})
+async def pause_supplier(call: Call, supplier: str) -> Answer:
+    """Pause a supplier: no job of the tasks that name it starts. What runs goes on."""
+    return Answer(value=shown.supplier(await call.limits.pause_supplier(supplier)))
+
+
+@routes.add("POST", f"{_ADDRESS}/resume", role=Role.OPERATE, answers={200: SupplierRecord})
+async def resume_supplier(call: Call, supplier: str) -> Answer:
+    """End a supplier's pause."""
+    return Answer(value=shown.supplier(await call.limits.resume_supplier(supplier)))

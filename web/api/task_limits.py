@@ -1,0 +1,138 @@
+"""The limits of tasks over HTTP: what holds, why nothing starts, and what operators do about it (S1, S4, S5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.limits import MAX_DELAY_S
+from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.model import MAX_INT, MAX_NAME, about
+from dataloader.jobs.task_listings import TaskState
+from dataloader.web import shown
+from dataloader.web.api.job_fields import TaskName
+from dataloader.web.auth import Role
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+_ADDRESS: Final = "/api/v1/tasks/<path:task>"
+PeriodTexts = Annotated[
+    list[Annotated[str, Meta(examples=["MON-FRI 00:00-06:00"])]] | UnsetType | None,
+    about("When jobs may start; an empty list: always."),
+]
+ZoneName = Annotated[str | UnsetType | None, about("The time zone of `work_periods`.")]
+_AtLeastOne = Annotated[int, Meta(ge=1, le=MAX_INT)]
+
+
+class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Limits of a task in place of those that its program declares; null: the program's again."""
+
+    EXAMPLE: ClassVar[Any] = {"max_running": 3, "work_periods": ["MON-FRI 00:00-06:00"], "zone": "Europe/Berlin"}
+
+    work_periods: PeriodTexts = UNSET
+    zone: ZoneName = UNSET
+    max_running: Annotated[_AtLeastOne | UnsetType | None, about("How many run at once, over all processes.")] = UNSET
+    batch_size: Annotated[_AtLeastOne | UnsetType | None, about("They start in batches of so many.")] = UNSET
+    batch_delay_s: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | UnsetType | None,
+        about("From a batch's last end to the next batch."),
+    ] = UNSET
+    supplier: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] | UnsetType | None,
+        about("The supplier whose budgets and periods hold, too."),
+    ] = UNSET
+    cost: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None, about("Units of its budgets that a start takes.")
+    ] = UNSET
+    retry_priority: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
+        about("A job's priority when a run has failed, or has lost its worker."),
+    ] = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """What is to change, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+
+
+class NamedTaskChanges(TaskChanges, kw_only=True):
+    """The same, with the task's name."""
+
+    EXAMPLE: ClassVar[Any] = {"task": "employee", "max_running": 3}
+
+    task: TaskName
+
+    def given(self) -> dict[str, Any]:
+        """What is to change, by name."""
+        return {name: value for name, value in super().given().items() if name != "task"}
+
+
+class ManyTaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Limits of several tasks."""
+
+    EXAMPLE: ClassVar[Any] = {"tasks": [NamedTaskChanges.EXAMPLE]}
+
+    tasks: Annotated[list[NamedTaskChanges], Meta(min_length=1, max_length=MAX_PAGE)]
+
+
+class ChangedTasks(Struct, frozen=True):
+    """The tasks as they are now."""
+
+    tasks: Annotated[list[TaskState], about("The tasks, in the order of the request.")]
+
+
+class RemoveTaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What becomes of the jobs that have not ended."""
+
+    jobs: (
+        Annotated[
+            Literal["keep", "cancel"], about("`keep`: they wait until a process declares the task; `cancel`: they end.")
+        ]
+        | None
+    ) = None
+
+
+@routes.add("GET", _ADDRESS, role=Role.READ, answers={200: TaskState})
+async def get_task(call: Call, task: str) -> Answer:
+    """Show a task: its limits, whether its jobs may start now, and if not, why and until when."""
+    return Answer(value=shown.task(await call.limits.task(task)))
+
+
+@routes.add("PATCH", _ADDRESS, role=Role.ADMIN, body=TaskChanges, answers={200: TaskState})
+async def set_task(call: Call, task: str, body: TaskChanges) -> Answer:
+    """Override limits of a task. It holds from the next claim on, in all processes, and outlives deploys."""
+    [found] = await call.limits.set_tasks({task: body.given()})
+    return Answer(value=shown.task(found))
+
+
+@routes.add("PATCH", "/api/v1/tasks", role=Role.ADMIN, body=ManyTaskChanges, answers={200: ChangedTasks}, names=True)
+async def set_tasks(call: Call, body: ManyTaskChanges) -> Answer:
+    """Override limits of several tasks, all or none. A task that no process has declared is a 404."""
+    changes = {one.task: one.given() for one in body.tasks}
+    if len(changes) < len(body.tasks):
+        raise BadRequest("tasks", "must have each task once")
+    return Answer(value=ChangedTasks(list(map(shown.task, await call.limits.set_tasks(changes)))))
+
+
+@routes.add("DELETE", _ADDRESS, role=Role.ADMIN, query=RemoveTaskQuery, answers={200: TaskState}, conflicts=True)
+async def remove_task(call: Call, task: str, query: RemoveTaskQuery) -> Answer:
+    """Forget a task until a process declares it again, and show it as it was; processes start no jobs of it.
+
+    409 while jobs of it have not ended, unless `jobs` says what becomes of them.
+    """
+    return Answer(value=shown.task(await call.limits.remove_task(task, jobs=query.jobs)))
+
+
+@routes.add("POST", f"{_ADDRESS}/pause", role=Role.OPERATE, answers={200: TaskState})
+async def pause_task(call: Call, task: str) -> Answer:
+    """Pause a task: none of its jobs starts, in whatever queue. What runs goes on."""
+    return Answer(value=shown.task(await call.limits.pause_task(task)))
+
+
+@routes.add("POST", f"{_ADDRESS}/resume", role=Role.OPERATE, answers={200: TaskState})
+async def resume_task(call: Call, task: str) -> Answer:
+    """End a task's pause."""
+    return Answer(value=shown.task(await call.limits.resume_task(task)))
