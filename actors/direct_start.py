@@ -40,7 +40,7 @@ class DirectStart:
         if task is None or task.lock_key is not None:
             return None
         dispatcher = self.dispatchers.get(job.queue or task.queue or "")
-        if dispatcher is None or not dispatcher.reserve():
+        if dispatcher is None or not dispatcher.knows(job.task) or not dispatcher.reserve():
             return None
         if not self.locks.expect(job.job_id):
             dispatcher.give_back()

@@ -29,7 +29,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.limits.limit_rows import aio_lanes
+from dataloader.store.limits.limit_rows import aio_known
 from dataloader.store.queue.lock_session import Claim, LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 
@@ -68,6 +68,7 @@ class Dispatcher:
     wake: Wake = attrs.field(factory=Wake)
     lanes: LaneLooks = attrs.field(default=attrs.Factory(lambda self: LaneLooks(self.poll_s), takes_self=True))
     closed: trio.Event = attrs.field(factory=trio.Event)
+    _names: list[str] = attrs.field(factory=list, init=False)
     _slots: Wake = attrs.field(factory=Wake, init=False)
     _jobs: trio.Nursery = attrs.field(init=False)
     _limiter: trio.CapacityLimiter = attrs.field(init=False)
@@ -140,7 +141,7 @@ class Dispatcher:
             await self._slots.wait(math.inf)
 
     async def _claim_for_ever(self, start_test: Callable[[], None]) -> None:
-        names, cursor = list(self.tasks), ClaimCursor(largest_claim(self.concurrency))
+        cursor = ClaimCursor(largest_claim(self.concurrency))
         while True:
             woken = not cursor.more and self.lanes.wait_s(trio.current_time()) > 0 and await self._rest(cursor)
             while self.running >= self.concurrency:
@@ -148,11 +149,11 @@ class Dispatcher:
             lanes: list[str] = []
             try:
                 if self.lanes.stale:
-                    await self._learn_lanes(names)
+                    await self._learn_lanes()
                 # No checkpoint from here on until the claim is sent: what is told meanwhile is for the next one.
                 ask = cursor.next(self.concurrency - self.running, trio.current_time(), woken=woken or self.wake.is_set)
                 lanes = self.lanes.due(trio.current_time())
-                claim = await self._claim(ask, names, lanes)
+                claim = await self._claim(ask, lanes)
             except (StoreUnavailable, Unstorable) as error:
                 # Unstorable: a row that another service wrote can't be claimed. When it is corrected, claims go on.
                 pause_s = cursor.failed()
@@ -182,20 +183,25 @@ class Dispatcher:
         finally:
             self._resting = False
 
-    async def _learn_lanes(self, names: list[str]) -> None:
+    def knows(self, task: str) -> bool:
+        """Whether jobs of the task may run here: this process has it, and nobody has removed it."""
+        return task in self._names
+
+    async def _learn_lanes(self) -> None:
         self.lanes.stale = False
         try:
-            self.lanes.learned(await self.database.run(aio_lanes, names))
+            self._names, lanes = await self.database.run(aio_known, list(self.tasks))
+            self.lanes.learned(lanes)
         except BaseException:
             self.lanes.stale = True
             raise
 
-    async def _claim(self, ask: Ask, names: list[str], lanes: list[str]) -> Claim:
+    async def _claim(self, ask: Ask, lanes: list[str]) -> Claim:
         self.wake.lower()
         claim = await self.locks.claim(
             self.queue,
             ask.slots,
-            names,
+            self._names,
             self.backoff_s,
             look=ask.look,
             after=ask.after,

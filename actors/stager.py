@@ -20,7 +20,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.make_ready import BATCH, ready_after, ready_due, ready_free, ready_known
+from dataloader.store.queue.make_ready import BATCH, ready_after, ready_declared, ready_due, ready_free
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Stager:
             try:
                 if trio.current_time() >= sweep_at:
                     sweep_at = trio.current_time() + self.sweep_s
-                    await ready_known(self.database, self.queues, list(self.tasks))
+                    await ready_declared(self.database, self.queues, list(self.tasks))
                     await ready_free(self.database)
                     added = True
                 if self.added.is_set:

@@ -48,6 +48,8 @@ _FILES: Final = MappingProxyType(
         "pause": "queues",
         "resume": "queues",
         "workers": "queues",
+        "task": "task_limits",
+        "supplier": "suppliers",
         "schedule": "schedules",
         "stats": "stats",
         "tasks": "service",

@@ -44,12 +44,16 @@ _LEAST_BUDGET: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WH
 _DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
 """Limits have changed: each process looks at all of its lanes, and at which there are."""
-_LANES: Final = "SELECT lane FROM dl_lanes WHERE lane = ANY ($1::text[]) ORDER BY lane"
+_KNOWN: Final = """
+SELECT t.task, l.lane FROM dl_tasks t LEFT JOIN dl_lanes l ON l.lane = t.task
+WHERE t.task = ANY ($1::text[]) ORDER BY t.task
+"""
 
 
-async def aio_lanes(connection: Any, tasks: Sequence[str]) -> list[str]:
-    """Those of `tasks` whose jobs wait in lanes (asyncio-flavoured)."""
-    return [record["lane"] for record in await connection.fetch(_LANES, list(tasks))]
+async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of `tasks` that nobody has removed since they were declared, and those of them that have a lane."""
+    records = await connection.fetch(_KNOWN, list(tasks))
+    return [record["task"] for record in records], [record["lane"] for record in records if record["lane"] is not None]
 
 
 async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> None:

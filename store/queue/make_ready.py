@@ -14,6 +14,7 @@ import attrs
 
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
+from dataloader.store.limits.limit_rows import aio_known
 
 BATCH: Final = 2_000
 KEYS: Final = 500
@@ -102,6 +103,12 @@ async def _aio_ready_after(connection: Any, *limit_and_added: object) -> Judged:
 async def ready_known(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
     """Make jobs ready that were parked because no worker knew their task, if this one does; how many there were."""
     return await database.write(_aio_ready_known, list(queues), list(tasks))
+
+
+async def ready_declared(database: Database, queues: Sequence[str], tasks: Sequence[str]) -> int:
+    """The same for those of the tasks that nobody has removed since they were declared."""
+    known, _ = await database.run(aio_known, tasks)
+    return await ready_known(database, queues, known)
 
 
 async def _aio_ready_known(connection: Any, queues: list[str], tasks: list[str]) -> int:

@@ -16,6 +16,8 @@ from dataloader.jobs.task_listings import TaskNotFound, TaskRecord
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import shown_json
 from dataloader.store.connection.bridge import Database
+from dataloader.store.connection.command_tag import row_count
+from dataloader.store.limits.limit_rows import TELL
 
 LAYOUT: Final = 2
 """Grows with each setting that rows get: a program leaves rows of a greater layout as they are."""
@@ -76,7 +78,8 @@ async def aio_declare(connection: Any, tasks: Iterable[Task[Any]], worker: str) 
         for task in tasks
     ]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * (len(_COLUMNS) + 1)
-    await connection.execute(_DECLARE, LAYOUT, worker, *columns)
+    if row_count(await connection.execute(_DECLARE, LAYOUT, worker, *columns)):
+        await connection.execute(TELL)  # other processes may have forgotten one that an operator removed
 
 
 def _schema(args: ArgsType[Any]) -> dict[str, Any]:

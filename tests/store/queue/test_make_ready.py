@@ -216,7 +216,7 @@ def rounds_of(monkeypatch):
         async def none_to_judge(_store, *, added):
             return Judged(0, more=False)
 
-        fakes = {"ready_known": nothing, "ready_free": nothing, "ready_due": meet, "ready_after": none_to_judge}
+        fakes = {"ready_declared": nothing, "ready_free": nothing, "ready_due": meet, "ready_after": none_to_judge}
         for name, fake in fakes.items():
             monkeypatch.setattr(actor, name, fake)
         stager = Stager(database=None, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=60, poll_s=60)

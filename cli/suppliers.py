@@ -1,0 +1,163 @@
+"""Commands for suppliers: what of their budgets is used, and what operators do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import click
+
+from dataloader.cli.entry import Group
+from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.cli.task_limits import NAME, changes_of
+from dataloader.jobs.limit_contract import Limits, SupplierRecord
+from dataloader.jobs.limits import Supplier
+from dataloader.jobs.listings import MAX_PAGE
+
+_SUPPLIERS: Final = (
+    Column("SUPPLIER", least=12),
+    Column("STATE"),
+    Column("OPENS", rank=2),
+    Column("BUDGETS", least=20),
+    Column("TASKS", least=12, rank=1),
+)
+_BUDGETS: Final = (Column("UNITS"), Column("SECONDS"), Column("USED"), Column("LEFT"), Column("NEXT_FREE"))
+_LIMITS: Final = [field.name for field in attrs.fields(Supplier) if field.name != "name"]
+
+
+class _Budget(click.ParamType[Any]):
+    """A budget such as 100/60: at most 100 in 60 seconds."""
+
+    name = "budget"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click has it."""
+        number, _, per_s = str(value).partition("/")
+        try:
+            return [int(number), float(per_s)]
+        except ValueError:
+            self.fail(f"must be a number and seconds, such as 100/60, not {value!r}", param, ctx)
+
+
+@click.group(cls=Group)
+def supplier() -> None:
+    """List, show, limit, pause, resume and remove suppliers."""
+
+
+@supplier.command("list")
+@asks_queue
+def list_suppliers(target: AskedQueue, *, as_json: bool) -> None:
+    """List the suppliers of tasks and loads, with what is left of their budgets."""
+    found = target.ask_limits(_all)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        _SUPPLIERS,
+        ((one.supplier, _state(one), one.opens_at, _budgets(one), ", ".join(one.tasks)) for one in found),
+        nothing="no suppliers",
+    )
+
+
+@supplier.command()
+@NAME
+@asks_queue
+def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+    """Show the supplier NAME: what of each budget is used and left now, and when the next unit is free."""
+    found = target.ask_limits(lambda limits: limits.supplier(name))
+    if as_json:
+        print_json(found)
+        return
+    fields: dict[str, object] = {"supplier": found.supplier, "state": _state(found), "opens": found.opens_at}
+    fields |= {"work periods": ", ".join(found.limits["work_periods"]) or None, "zone": found.limits["zone"]}
+    fields |= {"margin": f"{found.margin_s:g} s", "tasks": ", ".join(found.tasks) or None}
+    if found.slot is not None:
+        fields["request of"] = f"job {found.slot.job_id or 'unknown'}, until {cell(found.slot.until)}"
+    fields |= {"override": dict(found.override) or None}
+    print_fields({key: value for key, value in fields.items() if value is not None})
+    if found.budgets:
+        print_table(
+            _BUDGETS,
+            ((one.requests, f"{one.per_s:g}", one.used, one.left, one.free_at or "now") for one in found.budgets),
+            nothing="",
+        )
+
+
+@supplier.command("set")
+@NAME
+@click.option(
+    "--budget", "budgets", type=_Budget(), multiple=True, metavar="UNITS/SECONDS", help="100/60; may be repeated."
+)
+@click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
+@click.option("--zone", help="The time zone of --work-periods.")
+@click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="In which a body begins after its claim.")
+@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="The programs' again; may be repeated.")
+@asks_queue
+def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""
+    changes = changes_of(options, unset)
+    found = target.ask_limits(lambda limits: limits.set_supplier(name, changes))
+    _say(found, as_json=as_json)
+    if not found.tasks:  # the name may be mistyped
+        click.echo(f"no task names the supplier {cell(name)!r}; loads may", err=True)
+
+
+def _changes(what: str, change: Callable[[Limits, str], Any], said: str = "") -> click.Command:
+    """A command that does one thing to one supplier; `what` is its help."""
+
+    @click.command(help=what)
+    @NAME
+    @asks_queue
+    def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
+        found = target.ask_limits(lambda limits: change(limits, name))
+        if said and not as_json:
+            click.echo(f"{cell(found.supplier)}  {said}")
+        else:
+            _say(found, as_json=as_json)
+
+    return command
+
+
+supplier.add_command(
+    _changes("Pause the supplier NAME: no job of its tasks starts.", lambda limits, name: limits.pause_supplier(name)),
+    "pause",
+)
+supplier.add_command(
+    _changes("Resume the supplier NAME: end its pause.", lambda limits, name: limits.resume_supplier(name)), "resume"
+)
+supplier.add_command(
+    _changes(
+        "Forget the supplier NAME until a process declares it again.",
+        lambda limits, name: limits.remove_supplier(name),
+        "removed",
+    ),
+    "remove",
+)
+
+
+async def _all(limits: Limits) -> list[SupplierRecord]:
+    found: list[SupplierRecord] = []
+    after = None
+    while True:
+        page = await limits.suppliers(limit=MAX_PAGE, after=after)
+        found += page.suppliers
+        after = page.next
+        if after is None:
+            return found
+
+
+def _state(one: SupplierRecord) -> str:
+    return "open" if one.closed is None else f"closed: {one.closed}"
+
+
+def _budgets(one: SupplierRecord) -> str:
+    return ", ".join(f"{budget.left} of {budget.requests}/{budget.per_s:g} s" for budget in one.budgets)
+
+
+def _say(one: SupplierRecord, *, as_json: bool) -> None:
+    if as_json:
+        print_json(one)
+    else:
+        click.echo(f"{cell(one.supplier)}  {_state(one)}  {_budgets(one)}".rstrip())

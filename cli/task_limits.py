@@ -1,0 +1,184 @@
+"""Commands for tasks and their limits: what holds, why nothing starts, and what operators do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TextIO, get_args
+
+import attrs
+import click
+
+from dataloader.cli.entry import Group
+from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.limit_contract import Limits, OpenJobs
+from dataloader.jobs.limit_files import read_limits
+from dataloader.jobs.limits import TaskLimits
+from dataloader.jobs.listings import MAX_PAGE
+from dataloader.jobs.task_listings import TaskState
+
+_TASKS: Final = (
+    Column("TASK", least=12),
+    Column("WAITING", rank=1),
+    Column("RUNNING", rank=1),
+    Column("STATE"),
+    Column("OPENS", rank=2),
+    Column("LEFT", rank=3),
+    Column("LIMITS", least=20, rank=4),
+)
+_LIMITS: Final = [field.name for field in attrs.fields(TaskLimits)]
+NAME: Final = click.argument("name")
+SAYS_JOBS: Final = click.Choice(get_args(OpenJobs))
+
+
+@click.group(cls=Group)
+def task() -> None:
+    """List, show, limit, pause, resume and remove tasks."""
+
+
+@task.command("list")
+@asks_queue
+def list_tasks(target: AskedQueue, *, as_json: bool) -> None:
+    """List the tasks, with how many jobs wait for their limits, and whether they may start now."""
+    found = target.ask_limits(_all)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+@task.command()
+@NAME
+@asks_queue
+def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
+    """Show the task NAME: its limits, and if no job of it may start, why and until when."""
+    found = target.ask_limits(lambda limits: limits.task(name))
+    if as_json:
+        print_json(found)
+        return
+    fields: dict[str, object] = {"task": found.task}
+    fields |= {key: value for key in ("description", "queue", "priority") if (value := getattr(found, key)) is not None}
+    fields |= {"state": state_of(found), "opens": found.opens_at, "left": found.left}
+    fields |= {"waiting": found.waiting, "running": found.running}
+    fields |= {key: dict(getattr(found, key)) or None for key in ("declared", "override")}
+    fields |= {"declared by": found.declared_by}
+    print_fields({key: value for key, value in fields.items() if value is not None})
+
+
+@task.command("set")
+@NAME
+@click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
+@click.option("--zone", help="The time zone of --work-periods.")
+@click.option("--max-running", type=int, metavar="NUMBER", help="How many run at once, over all processes.")
+@click.option("--batch-size", type=int, metavar="NUMBER", help="They start in batches of so many.")
+@click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="Between two batches.")
+@click.option("--supplier", help="The supplier whose budgets and periods hold, too.")
+@click.option("--cost", type=int, metavar="NUMBER", help="Units of its budgets that a start takes.")
+@click.option("--retry-priority", type=int, metavar="NUMBER", help="A job's priority when a run has failed.")
+@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="The program's again; may be repeated.")
+@asks_queue
+def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
+    changes = changes_of(options, unset)
+    [found] = target.ask_limits(lambda limits: limits.set_tasks({name: changes}))
+    _say(found, as_json=as_json)
+
+
+@task.command()
+@click.argument("file", type=click.File(encoding="utf-8"))
+@asks_queue
+def apply(target: AskedQueue, *, file: TextIO, as_json: bool) -> None:
+    """Override limits of many tasks by FILE, all or none; - for stdin.
+
+    It has a JSON list with an entry for each task, whose limits become overrides. docs/limits.md has the names.
+    """
+    changes = read_limits(file.read())
+    found = target.ask_limits(lambda limits: limits.set_tasks(changes))
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _changes(what: str, change: Callable[[Limits, str], Any]) -> click.Command:
+    """A command that does one thing to one task; `what` is its help."""
+
+    @click.command(help=what)
+    @NAME
+    @asks_queue
+    def command(target: AskedQueue, *, name: str, as_json: bool) -> None:
+        _say(target.ask_limits(lambda limits: change(limits, name)), as_json=as_json)
+
+    return command
+
+
+task.add_command(
+    _changes(
+        "Pause the task NAME: none of its jobs starts; what runs goes on.", lambda one, name: one.pause_task(name)
+    ),
+    "pause",
+)
+task.add_command(
+    _changes("Resume the task NAME: end its pause.", lambda limits, name: limits.resume_task(name)), "resume"
+)
+
+
+@task.command()
+@NAME
+@click.option("--jobs", type=SAYS_JOBS, help="Of those that have not ended: keep them waiting, or cancel them.")
+@asks_queue
+def remove(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
+    """Forget the task NAME until a process declares it again; running processes start no jobs of it."""
+    found = target.ask_limits(lambda limits: limits.remove_task(name, jobs=jobs))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{cell(found.task)}  removed")
+
+
+def changes_of(options: dict[str, Any], unset: tuple[str, ...]) -> dict[str, Any]:
+    """What a `set` command changes: the options that were given, and None for what is unset."""
+    given = {key: value for key, value in options.items() if value is not None and value != ()}
+    for key in unset:
+        if key in given:
+            raise BadRequest(key, "must be either set or unset, not both")
+    if not given and not unset:
+        raise click.UsageError("give at least one limit to set, or --unset")
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()} | dict.fromkeys(
+        unset
+    )
+
+
+def state_of(one: TaskState) -> str:
+    """Whether jobs of a task may start, in words."""
+    return "open" if one.closed is None else f"closed: {one.closed.replace('_', ' ')}"
+
+
+async def _all(limits: Limits) -> list[TaskState]:
+    found: list[TaskState] = []
+    after = None
+    while True:
+        page = await limits.tasks(limit=MAX_PAGE, after=after)
+        found += page.tasks
+        after = page.next
+        if after is None:
+            return found
+
+
+def _print(found: list[TaskState]) -> None:
+    print_table(
+        _TASKS,
+        (
+            (one.task, one.waiting, one.running, state_of(one), one.opens_at, one.left, dict(one.limits))
+            for one in found
+        ),
+        nothing="no tasks",
+    )
+
+
+def _say(one: TaskState, *, as_json: bool) -> None:
+    if as_json:
+        print_json(one)
+    else:
+        click.echo(f"{cell(one.task)}  {cell(state_of(one))}  {cell(dict(one.limits))}".rstrip())

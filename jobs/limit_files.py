@@ -1,0 +1,71 @@
+"""Files with the limits of many tasks: a JSON list, with our names or those of other schedulers' settings (S1)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.limits import TaskLimits
+from dataloader.jobs.model import MAX_NAME, check_name
+
+_NAMES: Final = {
+    "task_type": "task",
+    "object_type": "task",
+    "task_max_batch_size": "batch_size",
+    "next_task_batch_delay_ms": "batch_delay_s",
+    "next_try_priority": "retry_priority",
+}
+_PROGRAMS: Final = {"max_try_count": "max_attempts", "next_try_delay_ms": "retry"}
+_OURS: Final = ("task", *(field.name for field in attrs.fields(TaskLimits)))
+
+
+def read_limits(text: str) -> dict[str, dict[str, Any]]:
+    """The overrides of each task in a file; null: the program's again.
+
+    Raises `BadRequest` with the place of what is not allowed, such as `[3].cost`.
+    """
+    try:
+        entries = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise BadRequest("file", f"must be a JSON list of objects: {error}") from error
+    found: dict[str, dict[str, Any]] = {}
+    for number, entry in enumerate(entries):
+        try:
+            task, limits = _read(entry)
+        except BadRequest as error:
+            raise BadRequest(f"[{number}].{error.field}", error.message) from error
+        if task in found:
+            raise BadRequest(f"[{number}].task", f"must be another one than those before, not {task!r}")
+        found[task] = limits
+    return found
+
+
+def _read(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    values: dict[str, Any] = {}
+    for name, value in entry.items():
+        ours = _NAMES.get(name, name)
+        if name in _PROGRAMS:
+            raise BadRequest(name, f"is what the program declares ({_PROGRAMS[name]}=), and can't be set by a file")
+        if ours not in _OURS:
+            raise BadRequest(name, f"is no limit of a task; there are {', '.join((*_OURS, *_NAMES))}")
+        if ours in values:
+            raise BadRequest(name, f"must be given once; {ours} is the same")
+        values[ours] = _seconds(name, value) if name.endswith("_ms") else value
+    task = values.pop("task", None)
+    if not isinstance(task, str):
+        raise BadRequest("task", f"must be the name of a task, not {task!r:.60}")
+    check_name("task", task, MAX_NAME)
+    try:
+        TaskLimits.of_spec(values)
+    except (TypeError, AttributeError) as error:
+        raise BadRequest("limits", f"must be texts and numbers: {error}") from error
+    return task, values
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(name, f"must be a number of milliseconds, not {value!r:.60}")
+    return value / 1_000
