@@ -144,7 +144,10 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
 
     job_id = done("trigger", "a/b ü", "t", "--args", '{"password": "x", "n": 1}', "--available-at", "1h")["job_id"]
     other = done("trigger", "q", "t", "--idempotency-key", "k", "--lock-key", "l")
-    assert done("trigger", "q", "t", "--idempotency-key", "k", "--lock-key", "l") == other | {"created": False}
+    assert done("trigger", "q", "t", "--idempotency-key", "k", "--lock-key", "l") == other | {
+        "created": False,
+        "did": "again",
+    }
     refused = dataloader("trigger", "q", "u", "--idempotency-key", "k", "--url", url, DL_TOKEN="sixteen-characters")
     assert (refused.returncode, "idempotency_key 'k' belongs to" in refused.stderr) == (1, True)
     twice = [done("trigger", "q", "t", "--idempotency-key", "without-lock")["job_id"] for _ in range(2)]

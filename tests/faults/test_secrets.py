@@ -121,13 +121,38 @@ async def fail_to_load(raw, ids):
         )
 
 
-async def crawl(client, ids):
+async def fail_to_plan(raw):
+    """A schedule with secrets, and what is on record about it, as somebody may have written them; its error group."""
+    told = f"password={CANARY} refused by https://u:{CANARY}@h/"
+    spec = {"task": "spill", "every_s": 3_600, "args": canaries("schedule"), "job": {"queue": "q"}}
+    await raw.execute(
+        "INSERT INTO dl_schedules (name, spec, task, origin, stored_by, next_at, paused, paused_why)"
+        " VALUES ('spill', $1, 'spill', 'operator', $2, now() + interval '1 h', true, $2)",
+        json.dumps(spec),
+        told,
+    )
+    await raw.execute(
+        "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ('spill', 'paused', $1)", json.dumps({"why": told})
+    )
+    await raw.execute(
+        "INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('spill', 1, $1) ON CONFLICT DO NOTHING", told
+    )
+    await raw.execute("INSERT INTO dl_sources (source) VALUES ('spill')")
+    return await raw.fetchval("SELECT error_group FROM dl_jobs WHERE error_group IS NOT NULL LIMIT 1")
+
+
+async def crawl(client, ids, group):
     """Every page that can be read, by its address, with its headers."""
+    parts = {"load": "spill", "run_id": "{job_id}", "kind": "draining", "group": group} | dict.fromkeys(
+        ("name", "task", "supplier"), "spill"
+    )
     paths = (await client.get("/openapi.json")).json()["paths"]
     addresses = ["/openapi.json", "/docs"]
     for path, methods in paths.items():
         if "get" in methods:
-            page = path.replace("{load}", "spill").replace("{run_id}", "{job_id}").replace("{kind}", "draining")
+            page = path
+            for part, value in parts.items():
+                page = page.replace(f"{{{part}}}", value)
             addresses += [page.replace("{job_id}", job_id) for job_id in ids] if "{job_id}" in page else [page]
     assert not [address for address in addresses if "{" in address]
     pages = {}
@@ -184,7 +209,8 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_comes_out_anywher
             await client.post("/api/v1/jobs/cancel", json=by_key, headers=bearer("admin"))
             await client.post(f"/api/v1/queues/password={CANARY}-queue/pause", headers=bearer("operate"))
             await fail_to_load(raw, ids.values())
-            said |= await crawl(client, ids.values())
+            group = f"{await fail_to_plan(raw) % 2**64:016x}"
+            said |= await crawl(client, ids.values(), group)
             shown = (await client.get(f"/api/v1/jobs/{ids['return']}", headers=bearer("read"))).json()
         process = Path("/proc", str(service.process.pid))
         said["the list of processes"] = process.joinpath("cmdline").read_text()

@@ -133,7 +133,9 @@ BEGIN
       IF v_running = 0 THEN
         -- Nothing is in work: the batch is over, whether its places were taken or not.
         v_lane.idle_since := coalesce(v_lane.idle_since, v_now);
-        wait_s := extract(epoch FROM v_lane.idle_since - v_now) + coalesce(v_task.batch_delay_s, 0);
+        -- A new lane was never in work. (Infinite intervals are known from PostgreSQL 17 on.)
+        wait_s := CASE WHEN isfinite(v_lane.idle_since)
+                       THEN extract(epoch FROM v_lane.idle_since - v_now) + coalesce(v_task.batch_delay_s, 0) ELSE 0 END;
         v_begins := wait_s <= 0;
         wait_s := CASE WHEN NOT v_begins THEN least(wait_s, v_task.batch_delay_s) END;
         v_lane.batch_left := 0;

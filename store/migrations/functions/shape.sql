@@ -40,7 +40,8 @@ BEGIN
     NEW.available_at := 'infinity';
     NEW.waits_for := 'after';
   ELSIF NEW.status = 'running' AND OLD.status IS DISTINCT FROM 'running' AND NEW.token = coalesce(OLD.token, 0) THEN
-    -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before.
+    -- A claim that brought no token of its own is a foreign one: fence whoever ran the job before. It knows no limits, but it counts.
+    NEW.lane := coalesce(NEW.lane, (SELECT t.task FROM {schema}.dl_tasks t WHERE t.task = NEW.task AND t.limited));
     NEW.token := nextval('{schema}.dl_token_seq');
     NEW.claimed_by := NULL;
     NEW.waits_for := NULL;

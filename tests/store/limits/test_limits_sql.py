@@ -14,7 +14,7 @@ from odd_clocks import ODD_ZONES
 from dataloader import Budget, NewJob, Supplier, Tasks
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.store.etl.suppliers import aio_return_slot, aio_take_slot
-from dataloader.store.limits.limit_rows import _ranges, aio_declare_limits, aio_lanes
+from dataloader.store.limits.limit_rows import _ranges, aio_declare_limits, aio_known
 from dataloader.store.queue import enqueue
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.task_rows import aio_declare
@@ -66,7 +66,7 @@ async def claims(store):
     async def claim(*names):
         session = LockSession(store, f"worker {len(sessions)}", lost=lambda _tokens: None)
         sessions.append(session)
-        lanes = await store.run(aio_lanes, names)
+        _, lanes = await store.run(aio_known, names)
         claim = await session.claim("q", 100, names, 30, limited=lanes, lanes=lanes)
         return claim.jobs, {lane: (why, wait_s) for lane, why, wait_s in claim.lanes}
 
@@ -224,3 +224,35 @@ async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait
     await raw.execute("UPDATE dl_sources SET last_n = 20000, last_at = now() WHERE source = 's'")
     assert await read(CLAIM, ["closed", "open"]) < 100
     assert await read(TAKE) < 20
+
+
+@pytest.mark.requirement("S1")
+async def test_a_claim_of_another_service_knows_no_limit_and_counts(limited, claims, raw):
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 't', 'k' || i"
+        " FROM generate_series(1, 4) AS i"
+    )
+    tasks = Tasks()
+    tasks.task("t", queue="q", max_running=3)(noop)
+    await limited(tasks)
+    await raw.execute(
+        "UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'"
+        " WHERE job_id IN (SELECT job_id FROM dl_jobs LIMIT 2)"
+    )
+    await claims("t")  # puts those that are ready into the lane
+    assert len((await claims("t"))[0]) == 1
+
+
+@pytest.mark.requirement("S1")
+async def test_the_first_batch_begins_at_once_and_the_next_after_its_end_and_the_pause(limited, claims, raw):
+    tasks = Tasks()
+    tasks.task("t", queue="q", batch_size=2, batch_delay_s=60)(noop)
+    await limited(tasks, [NewJob(task="t") for _ in range(5)])
+    assert len((await claims("t"))[0]) == 2
+    assert await claims("t") == ([], {"t": ("batch", None)})
+    await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE status = 'running'")
+    jobs, lanes = await claims("t")
+    assert (jobs, lanes["t"][0]) == ([], "batch")
+    assert 59 < lanes["t"][1] <= 60
+    await raw.execute("UPDATE dl_lanes SET idle_since = idle_since - interval '60 s'")
+    assert len((await claims("t"))[0]) == 2
