@@ -99,6 +99,11 @@ bench-loads *args: _bench-tools
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench-loads
     {{ bin }}/python -m benchmarks.loads "$@"
 
+# what schedules and limits promise while processes are killed, and what they cost; one table (see docs/performance.md)
+[positional-arguments]
+bench-scheduling *args: _bench-tools
+    {{ bin }}/python -m benchmarks.scheduling "$@"
+
 # an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
 [positional-arguments]
 soak *args: _bench-tools

@@ -29,8 +29,9 @@ START_S: Final = 60
 class Service:
     """One of them, in one process after the other; what it logs goes to a file."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, tasks: str = "benchmarks.soak.tasks:tasks") -> None:
         self._environment = environment
+        self._tasks = tasks
         self._log = log
         self.start()
 
@@ -39,7 +40,7 @@ class Service:
         self.url: str | None = None
         self.expected: int | None = None
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dataloader", "serve", "--tasks", "benchmarks.soak.tasks:tasks", "--port", "0"],
+            [sys.executable, "-m", "dataloader", "serve", "--tasks", self._tasks, "--port", "0"],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

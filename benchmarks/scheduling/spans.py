@@ -1,0 +1,38 @@
+"""How many units lie within a span of time, and how much of what the budgets allow they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dataloader.jobs.limits import Supplier
+
+Calls = Sequence[tuple[float, int]]
+"""When, in seconds of the machine's monotonic clock, and how many units."""
+
+
+def most_within(calls: Iterable[tuple[float, int]], span_s: float) -> int:
+    """The most units that lie within any span of `span_s` seconds, its end exclusive."""
+    ordered = sorted(calls)
+    most = units = first = 0
+    for at, taken in ordered:
+        units += taken
+        while ordered[first][0] <= at - span_s:
+            units -= ordered[first][1]
+            first += 1
+        most = max(most, units)
+    return most
+
+
+def allowed_per_s(supplier: Supplier) -> float:
+    """The units a second that its budgets leave in the long run, each span lengthened by the margin."""
+    return min(budget.requests / (budget.per_s + supplier.margin) for budget in supplier.budgets)
+
+
+def share_used(calls: Calls, supplier: Supplier, until: float) -> float:
+    """The share of what the lengthened budgets allow that was taken until then.
+
+    It counts from the end of the longest span after the first call on: before, a fresh budget allows more.
+    """
+    begin = min(at for at, _ in calls) + max(budget.per_s for budget in supplier.budgets) + supplier.margin
+    taken = sum(units for at, units in calls if begin <= at < until)
+    return taken / (allowed_per_s(supplier) * (until - begin))
