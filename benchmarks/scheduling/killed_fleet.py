@@ -17,17 +17,27 @@ from benchmarks.soak.fleet import END_S, SETTINGS, START_S, Service
 
 BLOWS_S: Final = (2.0, 8.0)
 """The least and the most between two of them: a process lives for some of them."""
-LEASE_S: Final = 5
+KILLED: Final = SETTINGS | {"DL_DEFAULT_LEASE_TTL_SEC": "5"}
+"""So that a killed one's jobs are run again soon. All else is as it comes."""
 
 
 class KilledFleet:
     """`number` services of a module's tasks. Leaving the block ends them; `kills` counts the blows."""
 
-    def __init__(self, dsn: str, module: str, number: int, slots: Mapping[str, int], folder: Path) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        module: str,
+        number: int,
+        slots: Mapping[str, int],
+        *,
+        folder: Path,
+        settings: Mapping[str, str] = KILLED,
+    ) -> None:
         self.kills = 0
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
-        environment = inherited | SETTINGS | {"DL_DB_DSN": dsn, "DL_LOG_FORMAT": "json", "DL_MIGRATE": "false"}
-        environment |= {"DL_DEFAULT_LEASE_TTL_SEC": str(LEASE_S), "SCHEDULING_FOLDER": str(folder)}
+        environment = inherited | dict(settings) | {"DL_DB_DSN": dsn, "DL_LOG_FORMAT": "json", "DL_MIGRATE": "false"}
+        environment |= {"SCHEDULING_FOLDER": str(folder)}
         environment["WORKERS_JSON"] = json.dumps([{"queue": name, "concurrency": most} for name, most in slots.items()])
         self.services = [Service(environment, folder / f"service-{one}.log", module) for one in range(number)]
 

@@ -69,7 +69,9 @@ def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int | 
     notes = folder / f"limited-{how}"
     notes.mkdir()
     try:
-        with KilledFleet(dsn, "benchmarks.scheduling.limited_tasks:tasks", PROCESSES, {QUEUE: SLOTS}, notes) as fleet:
+        with KilledFleet(
+            dsn, "benchmarks.scheduling.limited_tasks:tasks", PROCESSES, {QUEUE: SLOTS}, folder=notes
+        ) as fleet:
             fleet.wait()
             fleet.run(seconds, None if seed is None else random.Random(seed))
             until = time.monotonic()

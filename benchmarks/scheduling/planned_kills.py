@@ -87,7 +87,9 @@ def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int) -
         paused = [name for (name,) in connection.execute("SELECT name FROM dl_schedules WHERE paused ORDER BY name")]
         firsts = dict(connection.execute("SELECT name, next_at FROM dl_schedules").fetchall())
         begins = {one.name: (firsts[one.name], timedelta(seconds=one.every_s or 0)) for one in schedules()}
-        with KilledFleet(dsn, "benchmarks.scheduling.planned_tasks:tasks", PROCESSES, {QUEUE: SLOTS}, notes) as fleet:
+        with KilledFleet(
+            dsn, "benchmarks.scheduling.planned_tasks:tasks", PROCESSES, {QUEUE: SLOTS}, folder=notes
+        ) as fleet:
             fleet.wait()
             chance = random.Random(seed)
             fleet.run(seconds / 3, chance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,7 @@ from dataloader.store.schedules.tick import tick
 SCHEDULES: Final = 1_000
 MANY_CALLS: Final = 100_000
 SETTLE_S: Final = 8
+_STATEMENT: Final = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)")
 BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -163,14 +165,16 @@ async def _declare_suppliers(dsn: str, suppliers: list[Supplier]) -> None:
 
 
 def idle(server: EmbeddedPostgres, dsn: str, folder: Path, seconds: float) -> list[Reached]:
-    """A service with nothing to do: its statements are counted in the server's log."""
+    """A service with its default settings and nothing to do: its statements are counted in the server's log."""
     say("idle")
     notes = folder / "idle"
     notes.mkdir()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("DELETE FROM dl_jobs WHERE status = 'queued'")
         connection.execute("ALTER DATABASE beside SET log_statement = 'all'")
-    with KilledFleet(dsn, "benchmarks.scheduling.measured_tasks:tasks", 1, {QUEUE: 200}, notes) as fleet:
+    with KilledFleet(
+        dsn, "benchmarks.scheduling.measured_tasks:tasks", 1, {QUEUE: 200}, folder=notes, settings={}
+    ) as fleet:
         fleet.wait()
         time.sleep(SETTLE_S)
         before = _statements(server)
@@ -182,5 +186,6 @@ def idle(server: EmbeddedPostgres, dsn: str, folder: Path, seconds: float) -> li
 
 
 def _statements(server: EmbeddedPostgres) -> list[str]:
-    lines = server.log_path.read_text(errors="replace").splitlines()
-    return [line for line in lines if "LOG:  statement:" in line or "LOG:  execute " in line]
+    """Those that the server's log has, on a line each."""
+    text = server.log_path.read_text(errors="replace")
+    return [" ".join(found.split()) for found in _STATEMENT.findall(text)]

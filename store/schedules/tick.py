@@ -6,6 +6,7 @@ same transaction; the others pass it over. A planned time can't have two jobs, b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
@@ -115,6 +116,10 @@ async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
 
 
 async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
+    # A process with nothing to do asks this alone.
+    next_in_s = await connection.fetchval(_NEXT, [])
+    if next_in_s is None or next_in_s > 0:
+        return Ticked(0, next_in_s)
     due: list[_Due] = []
     unread: list[str] = []
     async with connection.transaction():
@@ -133,6 +138,8 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
             found = plan(schedule, schedule.times(record["stored_at"]), record["next_at"], record["now"])
             due.append(_Due(schedule, found, record["next_at"], record["last_job_id"]))
             planned += len(found.due)
+            # Missed times are looked at one by one.
+            await asyncio.sleep(0)
         if due:
             await _aio_pause_after_failures(connection, due)
             await _aio_choose(connection, [one for one in due if one.paused_why is None])

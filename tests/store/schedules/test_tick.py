@@ -260,3 +260,17 @@ async def test_a_planned_time_for_which_a_job_of_a_unique_task_waits_is_on_recor
     assert sorted(map(len, [await planned(), await planned("other")])) == [0, 1]
     assert [*await events(), *await events("other")] == [("left_out", "unique", 1)]
     assert await raw.fetchval("SELECT lock_key FROM dl_jobs") == "report:{}"
+
+
+@pytest.mark.requirement("R7")
+async def test_while_none_is_due_a_tick_is_one_statement(store, put):
+    await put(late=-HOUR)
+    seen = []
+
+    async def note(connection):
+        connection.add_query_logger(lambda query: seen.append(query.query))
+
+    await store.write(note)
+    ticked = await tick(store)
+    assert (ticked.added, len(seen)) == (0, 1), seen
+    assert 0 < ticked.next_in_s <= 3_600
