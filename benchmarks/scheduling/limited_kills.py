@@ -28,6 +28,7 @@ PROCESSES: Final = 4
 SLOTS: Final = 20
 ANSWER_S: Final = 0.03
 TRIES: Final = 1_000
+LEASE_S: Final = 5
 
 
 class ItemSource(BaseHTTPRequestHandler):
@@ -59,8 +60,16 @@ def measure(server: EmbeddedPostgres, folder: Path, seconds: float, seed: int | 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE fetched (day date PRIMARY KEY, note text)")
     each = round(allowed_per_s(PARTNER) * (seconds + 60) / sum(COSTS.values()) * 2)
-    jobs = [NewJob(task=task, queue=QUEUE, max_attempts=TRIES) for _ in range(each) for task in COSTS]
-    load = NewJob(task="fetch", queue=QUEUE, max_attempts=TRIES, args={"from": "1900-01-01", "to": "1950-01-01"})
+    jobs = [
+        NewJob(task=task, queue=QUEUE, max_attempts=TRIES, lease_ttl_sec=LEASE_S) for _ in range(each) for task in COSTS
+    ]
+    load = NewJob(
+        task="fetch",
+        queue=QUEUE,
+        max_attempts=TRIES,
+        lease_ttl_sec=LEASE_S,
+        args={"from": "1900-01-01", "to": "1950-01-01"},
+    )
     enqueued(dsn, [load, *jobs])
     ItemSource.asked = []
     source = ThreadingHTTPServer(("127.0.0.1", 0), ItemSource)
