@@ -10,6 +10,7 @@ from databases import raw_connection
 
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.schedules import tick as ticks
 from dataloader.store.schedules.rows import spec_text
 from dataloader.store.schedules.tick import LOCKED_S, tick
 
@@ -274,3 +275,29 @@ async def test_while_none_is_due_a_tick_is_one_statement(store, put):
     ticked = await tick(store)
     assert (ticked.added, len(seen)) == (0, 1), seen
     assert 0 < ticked.next_in_s <= 3_600
+
+
+@pytest.mark.requirement("R7")
+async def test_other_tasks_have_their_turns_while_many_schedules_are_planned(store, put, monkeypatch):
+    for number in range(60):
+        await put(f"s{number}", overlap="parallel")
+    plan, turns, seen = ticks.plan, 0, []
+
+    def seen_plan(*args):
+        seen.append(turns)
+        return plan(*args)
+
+    async def count(task_status):
+        nonlocal turns
+        task_status.started()
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(ticks, "plan", seen_plan)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(count)
+        ticked = await tick(store)
+        nursery.cancel_scope.cancel()
+    assert ticked.added == len(seen) == 60
+    assert seen[-1] > seen[0]
