@@ -51,15 +51,15 @@ class Drain:
         self.cpu_us = (time.process_time() - self.cpu_began) / number * 1e6
 
 
-def measure(alone: str, beside: str, closed: int, *, quick: bool) -> list[Reached]:
-    """Drains in turns, then the opening of the lane with `closed` jobs."""
-    number, pairs = (5_000, 2) if quick else (20_000, 5)
+def measure(alone: str, limits: str, beside: str, closed: int, *, quick: bool) -> list[Reached]:
+    """Drains without any limits, beside them and within one, in turns; then the opening of the lane."""
+    number, pairs = (5_000, 2) if quick else (20_000, 3)
     drains: dict[str, list[Drain]] = {"alone": [], "beside": [], "limited": []}
     for pair in range(pairs):
         say(f"drains, {pair + 1} of {pairs}")
-        turns = [("alone", alone, "free"), ("beside", beside, "free"), ("limited", alone, "limited")]
+        turns = [("alone", alone, "free"), ("beside", beside, "free"), ("limited", limits, "limited")]
         for name, dsn, task in turns if pair % 2 else reversed(turns):
-            drains[name].append(_drained(dsn, task, number))
+            drains[name].append(_drained(dsn, task, number, with_limits=name != "alone"))
     say("the lane opens")
     opened, first_start_s, written = trio.run(partial(_opened, beside, closed))
     limited_s = statistics.median(one.per_s for one in drains["limited"])
@@ -90,17 +90,19 @@ def _ratio(text: str, some: Sequence[Drain], others: Sequence[Drain], least: flo
     return Reached(text, rates, least=least, note=note)
 
 
-def _drained(dsn: str, task: str, number: int) -> Drain:
+def _drained(dsn: str, task: str, number: int, *, with_limits: bool) -> Drain:
     enqueued(dsn, [NewJob(task=task) for _ in range(number)])
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
-    return trio.run(partial(_drain, dsn, number))
+    return trio.run(partial(_drain, dsn, number, with_limits=with_limits))
 
 
-async def _drain(dsn: str, number: int) -> Drain:
+async def _drain(dsn: str, number: int, *, with_limits: bool) -> Drain:
     drain = Drain(number)
-    async with open_supervisor(_settings(dsn), tasks_that(drain.called), with_web=False) as supervisor:
+    async with open_supervisor(
+        _settings(dsn), tasks_that(drain.called, with_limits=with_limits), with_web=False
+    ) as supervisor:
         await drain.ended(supervisor, number)
     return drain
 

@@ -14,19 +14,20 @@ UNUSED: Final = 8
 """Tasks that only have limits, and no jobs."""
 
 
-def tasks_that(called: Callable[[], None]) -> Tasks:
-    """All of them; each of their runs calls `called`."""
+def tasks_that(called: Callable[[], None], *, with_limits: bool = True) -> Tasks:
+    """All of them, or only those without limits; each of their runs calls `called`."""
     tasks = Tasks()
 
     async def work(_job: Job) -> None:
         called()
 
     tasks.task("free", queue=QUEUE)(work)
-    tasks.task("limited", queue=QUEUE, max_running=1_000_000)(work)
-    tasks.task("closed", queue=QUEUE, work_periods=_far_period())(work)
     tasks.task("keyed", queue=QUEUE, unique=True)(work)
-    for number in range(UNUSED):
-        tasks.task(f"unused-{number}", queue=QUEUE, max_running=number + 1)(work)
+    if with_limits:
+        tasks.task("limited", queue=QUEUE, max_running=1_000_000)(work)
+        tasks.task("closed", queue=QUEUE, work_periods=_far_period())(work)
+        for number in range(UNUSED):
+            tasks.task(f"unused-{number}", queue=QUEUE, max_running=number + 1)(work)
     return tasks
 
 

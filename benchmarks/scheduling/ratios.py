@@ -18,7 +18,7 @@ from benchmarks.peers.progress import say
 from benchmarks.scheduling import lane_drains
 from benchmarks.scheduling.databases import enqueued, migrated
 from benchmarks.scheduling.killed_fleet import KilledFleet
-from benchmarks.scheduling.measured_tasks import QUEUE, UNUSED, tasks
+from benchmarks.scheduling.measured_tasks import QUEUE, UNUSED, tasks_that
 from benchmarks.scheduling.planned_kills import aio_put_all
 from benchmarks.scheduling.reached import Reached
 from dataloader import Budget, NewJob, Supplier
@@ -39,13 +39,13 @@ BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reached]:
     """All of them."""
-    alone, beside = migrated(server, "alone"), migrated(server, "beside")
+    alone, limits, beside = (migrated(server, name) for name in ("alone", "limits", "beside"))
     closed = 10_000 if quick else 100_000
-    for dsn, number in ((alone, 0), (beside, SCHEDULES)):
+    for dsn, number in ((alone, None), (limits, 0), (beside, SCHEDULES)):
         trio.run(_declare, dsn, number)
     say(f"{closed:,} jobs into a closed lane")
     enqueued(beside, [NewJob(task="closed") for _ in range(closed)])
-    lines = lane_drains.measure(alone, beside, closed, quick=quick)
+    lines = lane_drains.measure(alone, limits, beside, closed, quick=quick)
     due = migrated(server, "due")
     trio.run(_declare, due, 0)
     lines += trio.run(partial(_enqueues, due, rounds=2 if quick else 7))
@@ -54,9 +54,10 @@ def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reac
     return lines
 
 
-async def _declare(dsn: str, schedules: int) -> None:
-    """The tasks, and schedules that are not due before long."""
-    some = [Schedule(name=f"s{n}", task="free", cron="0 4 1 1 *", job={"queue": QUEUE}) for n in range(schedules)]
+async def _declare(dsn: str, schedules: int | None) -> None:
+    """The tasks, and schedules that are not due before long; None: only tasks without limits."""
+    some = [Schedule(name=f"s{n}", task="free", cron="0 4 1 1 *", job={"queue": QUEUE}) for n in range(schedules or 0)]
+    tasks = tasks_that(lambda: None, with_limits=schedules is not None)
     async with open_database(DatabaseOptions(dsn=dsn)) as database:
         await database.write(aio_declare, tasks.values(), "bench")
         await database.write(aio_declare_limits, tasks.values(), tasks.suppliers)
