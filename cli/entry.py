@@ -1,8 +1,8 @@
 """The way in: the group of all commands, and what the process says and returns when one of them fails.
 
 Exit codes: 0 done; 1 failed; 2 a wrong argument or setting, one line each on stderr; 3 `--wait` saw the job end
-otherwise than succeeded; 4 no such job, run or load; 130 interrupted. What fails for a known reason gets one line and
-no traceback.
+otherwise than succeeded; 4 nothing has this id or name; 130 interrupted. What fails for a known reason gets one line
+and no traceback.
 """
 
 from __future__ import annotations

@@ -13,15 +13,18 @@ from dataloader.cli.arguments import instant_after_now
 from dataloader.cli.entry import Group
 from dataloader.cli.output import Column, first_line, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.contract import Jobs
+from dataloader.jobs.errors import NotFound
 from dataloader.jobs.failures import FailureState
+from dataloader.jobs.listings import JobFilter
 
 _GROUPS: Final = (
     Column("GROUP"),
     Column("JOBS"),
-    Column("WAITING", rank=1),
-    Column("TASK", least=10),
-    Column("NEWEST", rank=2),
-    Column("ERROR", least=30),
+    Column("WAITING"),
+    Column("TASK", least=24),
+    Column("NEWEST", rank=1),
+    Column("ERROR", least=20),
 )
 _LOG: Final = (
     Column("ENTRY", rank=3),
@@ -100,7 +103,14 @@ def retry(
         if not sys.stdin.isatty():
             raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
         click.confirm(f"retry all jobs of the group {group}?", abort=True, err=True)
-    count = target.ask(lambda jobs: jobs.retry_group(group, at=at, spread_s=spread_s, state=state))
+
+    async def question(jobs: Jobs) -> int:
+        count = await jobs.retry_group(group, at=at, spread_s=spread_s, state=state)
+        if not count and not (await jobs.find(JobFilter(error_group=group), limit=1)).jobs:
+            raise NotFound(f"no job of the group {group!r} failed or waits for a retry")
+        return count
+
+    count = target.ask(question)
     if as_json:
         print_json({"changed": count})
     else:

@@ -12,7 +12,7 @@ import click
 
 from dataloader.cli.arguments import finds_jobs, row_number
 from dataloader.cli.entry import report
-from dataloader.cli.output import Column, cell, print_json, print_table, state_of
+from dataloader.cli.output import Column, cell, print_json, print_table, state_of, why_waits
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import Conflict, DataloaderError, JobNotFound
@@ -27,6 +27,8 @@ class _Change:
     to_one: Callable[[Jobs, UUID], Awaitable[JobRecord]]
     to_all: Callable[[Jobs, JobFilter], Awaitable[int]]
     question: str
+    said: Callable[[JobRecord], str] = state_of
+    """How one job stands then."""
 
 
 def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,9 +79,15 @@ def retry(target: AskedQueue, *, force: bool, everything: bool, **chosen: Any) -
 def run_now(target: AskedQueue, **chosen: Any) -> int:
     """Make delayed jobs due now.
 
-    Either by their ids, or with --all and a filter. A job whose lock_key is held still waits for the key.
+    Either by their ids, or with --all and a filter. A job whose lock_key is held, or whose limits are reached, still
+    waits for these.
     """
-    change = _Change(lambda jobs, job_id: jobs.run_now(job_id), lambda jobs, wanted: jobs.run_now(wanted), "run {} now")
+    change = _Change(
+        lambda jobs, job_id: jobs.run_now(job_id),
+        lambda jobs, wanted: jobs.run_now(wanted),
+        "run {} now",
+        _what_is_left,
+    )
     return _change(target, change, **chosen)
 
 
@@ -144,8 +152,14 @@ def _change_each(target: AskedQueue, change: _Change, job_ids: tuple[UUID, ...],
         print_json(changed)
     else:
         for job in changed:
-            click.echo(f"{job.job_id}  {state_of(job)}")
+            click.echo(f"{job.job_id}  {change.said(job)}")
     return max((report(error) for error in refused), default=0)
+
+
+def _what_is_left(job: JobRecord) -> str:
+    """A job's status, and what keeps it although it is due; whether its queue is served is said elsewhere."""
+    why = why_waits(attrs.evolve(job, queue_state=None))
+    return f"{state_of(job)}: {why}" if why else state_of(job)
 
 
 def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:

@@ -7,6 +7,7 @@ are masked and what can't be seen is escaped, so that they can't write on the re
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import textwrap
@@ -147,7 +148,7 @@ def unknown_task(queue: str, task: str) -> str:
 _FOR_OTHERS: Final = {
     WaitsFor.LOCK: "another job with its lock_key runs",
     WaitsFor.AFTER: "a job that it runs after has not ended",
-    WaitsFor.LIMIT: "the limits of its task or its supplier are reached; `dataloader task show` tells more",
+    WaitsFor.LIMIT: "the limits of its task or its supplier are reached; `dataloader task show {task}` tells more",
 }
 
 
@@ -165,7 +166,7 @@ def why_waits(job: JobRecord) -> str:
             due = f"attempt {job.attempt + 1} of {job.max_attempts} is due at {cell(job.available_at)}"
             return f"{due}, after: {first_line(job.error)}" if job.error else due
         case WaitsFor.LOCK | WaitsFor.AFTER | WaitsFor.LIMIT:
-            return _FOR_OTHERS[job.waits_for]
+            return _FOR_OTHERS[job.waits_for].format(task=shlex.quote(cell(job.task)))
         case WaitsFor.TASK:
             return unknown_task(job.queue, job.task)
         case None:
@@ -215,7 +216,9 @@ def print_job(job: JobRecord, *, all_fields: bool) -> None:
         fields |= {"created_at": job.created_at} | ({"moves": job.moves} if job.moves else {})
         if job.queue_state is not None:
             fields["queue_state"] = f"{job.queue_state}: {why_not_taken(job.queue, job.task, job.queue_state)}"
-        if job.waits_for in {WaitsFor.LOCK, WaitsFor.TASK} and (why := why_waits(attrs.evolve(job, queue_state=None))):
+        if job.waits_for in {WaitsFor.LOCK, WaitsFor.LIMIT, WaitsFor.TASK} and (
+            why := why_waits(attrs.evolve(job, queue_state=None))
+        ):
             fields["waits_for"] = f"{job.waits_for}: {why}"
         if job.waits_for is WaitsFor.TIME:
             fields["available_at"] = job.available_at

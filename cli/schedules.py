@@ -20,8 +20,8 @@ _SCHEDULES: Final = (
     Column("TASK", least=10, rank=1),
     Column("TIMES"),
     Column("NEXT"),
-    Column("LAST", rank=3),
-    Column("STATE", rank=2),
+    Column("LAST", rank=2),
+    Column("STATE"),
 )
 _MISSED: Final = click.Choice([str(one) for one in Missed])
 _OVERLAP: Final = click.Choice([str(one) for one in Overlap])
@@ -43,7 +43,7 @@ def list_schedules(target: AskedQueue, *, as_json: bool) -> None:
         return
     print_table(
         _SCHEDULES,
-        ((one.name, one.task, _times(one), one.next_at, one.last_at, _state(one)) for one in found),
+        ((one.name, one.task, _times(one), one.next_at, one.last_at, _state_word(one)) for one in found),
         nothing="no schedules",
     )
 
@@ -132,9 +132,18 @@ schedule.add_command(
     ),
     "resume",
 )
-schedule.add_command(
-    _changes("Remove the schedule NAME; its jobs stay.", lambda schedules, name: schedules.delete(name)), "remove"
-)
+
+
+@schedule.command()
+@click.argument("name")
+@asks_queue
+def remove(target: AskedQueue, *, name: str, as_json: bool) -> None:
+    """Remove the schedule NAME; its jobs stay. One that a program declares comes back at its next start."""
+    removed = target.ask_schedules(lambda schedules: schedules.delete(name))
+    if as_json:
+        print_json(removed)
+    else:
+        click.echo(f"{cell(removed.name)}  removed")
 
 
 @schedule.command()
@@ -202,12 +211,17 @@ def _times(one: ScheduleRecord) -> str:
     return f"every {spec['every_s']:g} s" if "every_s" in spec else f"{spec['cron']} {spec.get('zone', 'UTC')}"
 
 
-def _state(one: ScheduleRecord) -> str:
+def _state_word(one: ScheduleRecord) -> str:
     if one.retired_at is not None:
         return "retired"
     if one.paused:
-        return f"paused: {one.paused_why}"
+        return "paused"
     return "on" if one.next_at is not None else "over"
+
+
+def _state(one: ScheduleRecord) -> str:
+    word = _state_word(one)
+    return f"{word}: {one.paused_why}" if word == "paused" else word
 
 
 def _say(one: ScheduleRecord, *, as_json: bool) -> None:

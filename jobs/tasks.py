@@ -349,16 +349,21 @@ class Tasks(Mapping[str, Task[Any]]):
 
         Processes store it when they start, the last one wins; one that is not declared any more is retired.
 
-        Raises `ValueError` for a name that is taken, and `BadRequest` for what `Schedule` refuses.
+        Raises `ValueError` for a name that is taken, and `BadRequest`, which names the schedule, for what `Schedule`
+        refuses.
         """
         if name in self._schedules:
             raise ValueError(f"schedule {name!r} is declared twice")
         known = self._tasks.get(task) if isinstance(task, str) else task
         args = fields.pop("args", None)
-        if known is not None and known.args is not None:
-            args = known.args.encode({} if args is None else args)
         task_name = task if isinstance(task, str) else task.name
-        schedule = self._schedules[name] = Schedule(name=name, task=task_name, args=dict(args or {}), **fields)
+        try:
+            if known is not None and known.args is not None:
+                args = known.args.encode({} if args is None else args)
+            schedule = Schedule.of_spec(name, {**fields, "task": task_name, "args": dict(args or {})})
+        except BadRequest as error:
+            raise BadRequest(f"schedule {name!r}: {error.field}", error.message) from None
+        self._schedules[name] = schedule
         return schedule
 
     @property

@@ -91,7 +91,8 @@ PLACE_IS_FREE: Final = """
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
 _RUN_NOW: Final = """
-UPDATE dl_jobs SET available_at = least(available_at, now()), waits_for = CASE waits_for WHEN 'lock' THEN 'lock' END
+UPDATE dl_jobs SET available_at = least(available_at, now()),
+                   waits_for = CASE WHEN waits_for IN ('lock', 'limit') THEN waits_for END
 WHERE job_id = ANY ($1::uuid[])
 """
 
@@ -174,7 +175,7 @@ async def set_priority(database: Database, job_id: UUID, priority: int, operator
 
 
 async def run_now(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
-    """Make a queued job due at once. One that waits for its lock_key goes on waiting for that.
+    """Make a queued job due at once. One that waits for its lock_key or its limits goes on waiting for them.
 
     Raises `Conflict` for a job that is not queued, `JobNotFound`.
     """

@@ -96,6 +96,17 @@ def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_fil
     assert (refused.returncode, "range" in refused.stderr) == (2, True)
 
 
+def test_a_job_that_is_run_now_says_what_it_still_waits_for(on_database, add, database):
+    locked, limited = add("q", "t"), add("q", "a task")
+    database.psql("update dl_jobs set waits_for = 'lock', lock_key = 'k', keyed = true where task = 't'")
+    database.psql("update dl_jobs set waits_for = 'limit', lane = task where task = 'a task'")
+    first, second = on_database("run-now", locked, limited).stdout.splitlines()
+    assert first == f"{locked}  queued (waits for lock): another job with its lock_key runs"
+    why = "the limits of its task or its supplier are reached; `dataloader task show 'a task'` tells more"
+    assert second == f"{limited}  queued (waits for limit): {why}"
+    assert f"limit: {why}\n" in on_database("status", limited).stdout
+
+
 @pytest.mark.requirement("R2", "S6")
 def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, add, database):
     ids = [add("q", "t") for _ in range(3)]
@@ -116,9 +127,13 @@ def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, 
     assert len(json.loads(errors("log", "--group", group["group"], "--json"))["errors"]) == 3
     unsure = on_database("errors", "retry", group["group"])
     assert (unsure.returncode, "add --yes" in unsure.stderr) == (2, True)
+    assert errors("retry", group["group"], "--state", "waiting", "--yes") == "0 jobs\n"
     assert errors("retry", group["group"], "--at", "1h", "--spread", "60", "--yes") == "3 jobs\n"
     assert database.psql("select count(*) from dl_jobs where available_at > now() + interval '50 min'") == "3"
     assert on_database("errors", "list").stderr == "no errors\n"
+    unknown = on_database("errors", "retry", "00c8f1de4a91b37e", "--yes")
+    none_failed = "no job of the group '00c8f1de4a91b37e' failed or waits for a retry\n"
+    assert (unknown.returncode, unknown.stdout, unknown.stderr) == (4, "", none_failed)
 
 
 def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database):

@@ -22,6 +22,8 @@ def test_a_schedule_from_its_set_to_its_removal(on_database, database):
     assert said.startswith("nightly  on  next ")
     assert "0 6 * * * Europe/Moscow" in schedule("list")
     assert schedule("pause", "nightly").startswith("nightly  paused: by ")
+    assert schedule("list").splitlines()[1].endswith("  paused")
+    assert "state      paused: by " in schedule("show", "nightly")
     assert schedule("resume", "nightly").startswith("nightly  on")
     assert len(schedule("next", "nightly", "--number", "3").splitlines()) == 3
     assert schedule("run", "nightly").endswith("  queued\n")
@@ -35,7 +37,7 @@ def test_a_schedule_from_its_set_to_its_removal(on_database, database):
     assert "backfilled" in shown
     [one] = json.loads(schedule("list", "--json"))
     assert (one["name"], one["spec"]["cron"]) == ("nightly", "0 6 * * *")
-    assert schedule("remove", "nightly").startswith("nightly")
+    assert schedule("remove", "nightly") == "nightly  removed\n"
     assert on_database("schedule", "show", "nightly").returncode == 4
 
 

@@ -137,3 +137,16 @@ def test_what_has_no_room_is_named_and_a_wider_terminal_has_it(on_terminal, data
 def test_a_terminal_that_is_too_narrow_for_an_id_cuts_none(on_terminal, database):
     database.psql(ROWS)
     assert sum(bool(ID.match(line)) for line in on_terminal(30, "jobs")) == 5
+
+
+def test_a_pause_and_a_number_of_jobs_stay_on_a_terminal_of_80_columns(on_terminal, on_database, database):
+    database.psql(ROWS)
+    timing = ("--cron", "0 6 * * MON-FRI", "--zone", "Europe/Berlin")
+    on_database("schedule", "set", "rates-of-the-central-bank", "--task", "load.rates.of.a.year", *timing)
+    on_database("schedule", "pause", "rates-of-the-central-bank")
+    header, row, *_ = on_terminal(80, "schedule", "list")
+    assert header.split()[-1] == "STATE"
+    assert row.endswith("  paused")
+    header, row, *_ = on_terminal(80, "errors", "list")
+    assert "WAITING" in header
+    assert "load.rates.of.a.year" in row

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataloader import Tasks
 from dataloader.jobs.cron import Cron
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.schedules import COUNTED, Every, Missed, Schedule, plan
@@ -143,3 +144,18 @@ def test_what_means_nothing_is_refused_by_the_name_of_its_field(more, says):
     with pytest.raises(BadRequest) as refused:
         nightly(**more)
     assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "schedule 'nightly': every_s: give either cron or every_s"),
+        ({"every_s": 60, "queue": "q"}, "schedule 'nightly': queue: is no field of a schedule; there are args, cron, "),
+    ],
+)
+def test_a_declaration_that_is_refused_names_its_schedule(fields, says):
+    tasks = Tasks()
+    with pytest.raises(BadRequest) as refused:
+        tasks.schedule("nightly", task="report", **fields)
+    assert str(refused.value).startswith(says)
+    assert tasks.schedules == ()
