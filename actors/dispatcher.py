@@ -29,7 +29,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.limits.limit_rows import aio_known
+from dataloader.store.limits.limit_rows import aio_count_ours, aio_known
 from dataloader.store.queue.lock_session import Claim, LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 
@@ -161,6 +161,9 @@ class Dispatcher:
                 self.outage.failed(self._part, error, again_in_s=round(pause_s, 1))
                 await trio.sleep(pause_s)
                 continue
+            except BaseException:
+                self.lanes.failed(lanes)
+                raise
             self.outage.worked(self._part)
             cursor.answered(ask, claim, trio.current_time())
             self.lanes.answered(claim, trio.current_time())
@@ -191,6 +194,8 @@ class Dispatcher:
         self.lanes.stale = False
         try:
             self._names, lanes = await self.database.run(aio_known, list(self.tasks))
+            if lanes:
+                await self.database.write(aio_count_ours, lanes, self.locks.worker)
             self.lanes.learned(lanes)
         except BaseException:
             self.lanes.stale = True

@@ -19,8 +19,11 @@ from dataloader.jobs.zones import zone_named
 WEEK_S: Final = 604_800
 MAX_DELAY_S: Final = 86_400
 MAX_BUDGETS: Final = 10
+MAX_COST: Final = 1_000_000
 MARGIN_S: Final = 1.0
 """How long after its claim a body may begin, unless the shortest span is below ten seconds: then a tenth of that."""
+LEAST_MARGIN_S: Final = 0.1
+"""Of shorter margins a loaded process would give back most of its jobs."""
 
 
 @attrs.frozen
@@ -101,7 +104,7 @@ class Supplier:
         """`margin_s`, or what follows from the budgets."""
         if self.margin_s is not None:
             return self.margin_s
-        return min([MARGIN_S, *(budget.per_s / 10 for budget in self.budgets)])
+        return max(min([MARGIN_S, *(budget.per_s / 10 for budget in self.budgets)]), LEAST_MARGIN_S)
 
     @property
     def periods(self) -> WorkPeriods | None:
@@ -140,11 +143,11 @@ class TaskLimits:
         for name, value, low in (
             ("max_running", self.max_running, 1),
             ("batch_size", self.batch_size, 1),
-            ("cost", self.cost, 0),
             ("retry_priority", self.retry_priority, 0),
         ):
             if value is not None:
                 check_between(name, value, low, MAX_INT)
+        check_between("cost", self.cost, 0, MAX_COST)
         if self.batch_delay_s is not None:
             if self.batch_size is None:
                 raise BadRequest("batch_delay_s", "must not be given without batch_size")

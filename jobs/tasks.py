@@ -298,7 +298,8 @@ class Tasks(Mapping[str, Task[Any]]):
             self._tasks[whole.task_of(short)] = attrs.evolve(self._tasks[whole.task_of(short)], stages=whole)
         first = self._tasks[whole.first_task]
         self.task(name)(first.handler)
-        self._tasks[name] = attrs.evolve(first, name=name)
+        # Its jobs are the first stage's, and wait in that one's lane.
+        self._tasks[name] = attrs.evolve(first, name=name, limits=TaskLimits())
         return self._tasks[name]
 
     def _check_stage(self, whole: str, task: Task[Any], *, first: Task[Any], names: list[str]) -> None:

@@ -187,7 +187,8 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 await parts.locks.ping(parts.runs.shortest_lease_s())
                 _check_capacity(parts)
                 await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
-                await parts.database.write(aio_declare_limits, parts.tasks.values(), parts.tasks.suppliers)
+                for told in await parts.database.write(aio_declare_limits, parts.tasks.values(), parts.tasks.suppliers):
+                    log.warning(told)
                 await _declare_schedules(parts)
                 # Before the first claim, so that no reader is told that these queues have no worker.
                 await parts.database.write(aio_show, parts.worker)

@@ -30,6 +30,10 @@ _LIMITED: Final = "UPDATE dl_tasks SET limited = true WHERE task = $1 AND NOT li
 _LANE: Final = "INSERT INTO dl_lanes (lane) VALUES ($1) ON CONFLICT DO NOTHING"
 # What runs already counts from now on. What is ready is put into its lane by the claim that meets it.
 _COUNT: Final = "UPDATE dl_jobs SET lane = task WHERE status = 'running' AND task = $1 AND lane IS NULL"
+_COUNT_OURS: Final = """
+UPDATE dl_jobs SET lane = task
+WHERE status = 'running' AND claimed_by = $2 AND lane IS NULL AND task = ANY ($1::text[])
+"""
 _SUPPLIERS: Final = """
 SELECT source, coalesce(limits, '{}')::text AS limits, coalesce(override, '{}')::text AS override
 FROM dl_sources WHERE source = ANY ($1::text[]) ORDER BY source FOR NO KEY UPDATE
@@ -50,16 +54,24 @@ WHERE t.task = ANY ($1::text[]) ORDER BY t.task
 """
 
 
+async def aio_count_ours(connection: Any, lanes: Sequence[str], worker: str) -> None:
+    """Count what runs here in its lane (asyncio-flavoured): it may have started while its task had none yet."""
+    await connection.execute(_COUNT_OURS, list(lanes), worker)
+
+
 async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those of `tasks` that nobody has removed since they were declared, and those of them that have a lane."""
     records = await connection.fetch(_KNOWN, list(tasks))
     return [record["task"] for record in records], [record["lane"] for record in records if record["lane"] is not None]
 
 
-async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> None:
+async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> list[str]:
     """Write what a program declares (asyncio-flavoured), after its tasks; what is so already is not written.
 
-    Raises `BadRequest` for limits that do not go with an operator's, such as a cost above his budget.
+    What the operators should know comes back: limits that stay as they were since an override does not go with the new
+    ones, and suppliers that a task names and nobody has declared.
+
+    Raises `BadRequest` for limits that do not go together, such as a cost above a budget.
     """
     declared = {task.name: task.limits.spec() for task in tasks}
     named = {supplier.name: supplier.spec() for supplier in suppliers}
@@ -67,27 +79,46 @@ async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppli
         spec["supplier"]: {} for spec in declared.values() if "supplier" in spec and spec["supplier"] not in named
     }
     async with connection.transaction():
-        changed = await _aio_declare_suppliers(connection, named)
+        changed, told = await _aio_declare_suppliers(connection, named)
         for record in await connection.fetch(_TASKS, sorted(declared)):
             name = record["task"]
             if msgspec.json.decode(record["limits"]) != declared[name]:
                 override = msgspec.json.decode(record["override"])
-                changed |= await aio_limit_task(connection, name, declared[name], override, limited=record["limited"])
+                try:
+                    limited = record["limited"]
+                    changed |= await aio_limit_task(connection, name, declared[name], override, limited=limited)
+                except BadRequest as error:
+                    if not override:
+                        raise BadRequest(f"task {name!r}", str(error)) from error
+                    told.append(
+                        f"the limits of the task {name!r} stay as they were, its override does not fit: {error}"
+                    )
         if changed:
             await connection.execute(TELL)
+    return told
 
 
-async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping[str, Any]]) -> bool:
-    changed = False
+async def _aio_declare_suppliers(connection: Any, declared: Mapping[str, Mapping[str, Any]]) -> tuple[bool, list[str]]:
+    changed, told = False, []
     for name in sorted(declared):
         await connection.execute(_SUPPLIER, name)
     for record in await connection.fetch(_SUPPLIERS, sorted(declared)):
         name, spec = record["source"], declared[record["source"]]
         # A program that only names a supplier leaves it as another declares it.
         if spec and msgspec.json.decode(record["limits"]) != spec:
-            await aio_limit_supplier(connection, name, spec, msgspec.json.decode(record["override"]))
-            changed = True
-    return changed
+            override = msgspec.json.decode(record["override"])
+            try:
+                await aio_limit_supplier(connection, name, spec, override)
+                changed = True
+            except BadRequest as error:
+                if not override:
+                    raise BadRequest(f"supplier {name!r}", str(error)) from error
+                told.append(
+                    f"the limits of the supplier {name!r} stay as they were, its override does not fit: {error}"
+                )
+        elif not spec and record["limits"] == record["override"] == "{}":
+            told.append(f"nobody declares the supplier {name!r}, so it has no limits: is its name right?")
+    return changed, told
 
 
 async def aio_limit_task(

@@ -40,7 +40,9 @@ async def take(database: Database, supplier: str, units: int, max_wait_s: float)
         if answer["wait_s"] <= 0:
             if trio.current_time() - asked_at <= SHARE * answer["margin_s"]:
                 return
-            continue  # the answer came so late that the request would not be where it was counted
+            # The answer came so late that the request would not be where it was counted.
+            await trio.sleep(jittered(answer["margin_s"]))
+            continue
         if trio.current_time() + answer["wait_s"] > until:
             raise LimitReached(supplier, answer["why"], answer["wait_s"])
         await trio.sleep(min(jittered(answer["wait_s"]), LOOK_S))

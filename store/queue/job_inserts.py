@@ -59,7 +59,9 @@ WITH added AS (
          r.partition_key, coalesce(r.priority, t.priority, {priority}), {available_at},
          coalesce(r.max_attempts, t.max_attempts, {max_attempts}),
          coalesce(r.lease_ttl_sec, t.lease_ttl_sec, r.lease_s), r.producer, r.consumer_group, r.request_hash,
-         CASE WHEN t.limited THEN r.task END{values}
+         CASE WHEN t.first_stage IS NOT NULL
+              THEN (SELECT s.task FROM dl_tasks s WHERE s.task = t.first_stage AND s.limited)
+              WHEN t.limited THEN r.task END{values}
   FROM {rows} LEFT JOIN dl_tasks t ON t.task = r.task {join} WHERE t.uniqueness IS NULL {where} {order}
   ON CONFLICT DO NOTHING
   RETURNING job_id, queue{returning}
@@ -135,6 +137,7 @@ _STARTS: Final = """
 LEFT JOIN LATERAL (
   SELECT now() AS at, nextval('dl_token_seq') AS token
   WHERE r.slot = coalesce(r.queue, t.queue) AND t.lock_key IS NULL AND t.limited IS NOT TRUE
+    AND NOT EXISTS (SELECT FROM dl_tasks s WHERE s.task = t.first_stage AND s.limited)
     AND NOT EXISTS (SELECT FROM dl_queues q WHERE q.queue = r.slot AND q.paused)
 ) AS started ON true
 """

@@ -51,7 +51,10 @@ _EVENTS: Final = """
 SELECT event_id, at, kind, payload::text AS payload FROM dl_schedule_events
 WHERE name = $1 AND event_id < $2 ORDER BY event_id DESC LIMIT $3
 """
-_PAUSE: Final = "UPDATE dl_schedules SET paused = $2, paused_why = $3 WHERE name = $1"
+# Resumed it does not look again at the job whose failure has paused it.
+_PAUSE: Final = """
+UPDATE dl_schedules SET paused = $2, paused_why = $3, last_job_id = CASE WHEN $2 THEN last_job_id END WHERE name = $1
+"""
 _EVENT: Final = "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ($1, $2, $3::text::jsonb)"
 _HAVE_JOBS: Final = (
     "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"

@@ -51,7 +51,7 @@ WHERE job_id = ANY ($1::uuid[]) AND status IN ('failed', 'lost')
 """
 # A job that waits for a retry has begun.
 _OPEN: Final = """
-SELECT schedule, bool_or(status = 'queued' AND attempt = 0) AS waits FROM dl_jobs
+SELECT schedule, bool_or(status = 'queued' AND started_at IS NULL) AS waits FROM dl_jobs
 WHERE schedule = ANY ($1::text[]) AND backfill IS NULL AND status IN ('queued', 'running') GROUP BY schedule
 """
 _CANCEL: Final = """
@@ -145,6 +145,9 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
             await _aio_choose(connection, [one for one in due if one.paused_why is None])
             due = [one for one in due if not one.is_left]
             await _aio_add(connection, [one for one in due if one.jobs], default_lease_s)
+            for one in due:
+                if one.paused_why is not None:
+                    log.warning("a schedule was paused", schedule=one.schedule.name, why=one.paused_why)
             if due:
                 await _aio_write(connection, due)
     next_in_s = await connection.fetchval(_NEXT, unread)

@@ -9,7 +9,7 @@ import pytest
 import trio
 from conditions import until
 
-from dataloader import Budget, NewJob, RetryPolicy, Supplier, Tasks
+from dataloader import Budget, NewJob, Next, RetryPolicy, Supplier, Tasks
 from dataloader.actors.dispatcher import Dispatcher
 
 
@@ -250,3 +250,68 @@ async def test_a_body_that_would_begin_later_than_it_was_counted_goes_back(open_
     assert (ended.status, ran, ended.attempt) == ("succeeded", [1], 1)
     kinds = [row["kind"] for row in await raw.fetch("SELECT kind FROM dl_job_events ORDER BY event_id")]
     assert kinds == ["queued", "picked", "requeue", "picked", "done"]
+
+
+@pytest.mark.requirement("S1")
+async def test_a_running_job_that_is_deleted_makes_room_in_its_lane(open_worker, raw):
+    tasks, ran = Tasks(), []
+
+    @tasks.task("narrow", queue="q", max_running=1)
+    async def narrow(job):
+        ran.append(job.job_id)
+        if len(ran) == 1:
+            await trio.sleep_forever()
+
+    async def begun():
+        return len(ran)
+
+    async with open_worker(tasks, heartbeat_s=0.5) as service:
+        await service.jobs.enqueue_many([NewJob(task="narrow") for _ in range(2)])
+        await until(begun, lambda number: number == 1)
+        await raw.execute("DELETE FROM dl_jobs WHERE status = 'running'")
+        await until(begun, lambda number: number == 2)
+
+
+@pytest.mark.requirement("S1", "R6")
+async def test_the_jobs_of_a_flow_of_stages_wait_in_the_lane_of_its_first_stage(open_worker, raw):
+    tasks, most, now = Tasks(), 0, 0
+
+    @tasks.task("doc.fetch", queue="q", max_running=1)
+    async def fetch(job):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await trio.sleep(0.01)
+        now -= 1
+
+    @tasks.task("doc.index", queue="q")
+    async def index(job):
+        return Next(to="fetch") if next(back, False) else None
+
+    back = iter([True] * 3)
+    tasks.stages("doc", fetch, index)
+    async with open_worker(tasks, {"q": 10}) as service:
+        await service.jobs.enqueue_many([NewJob(task="doc") for _ in range(6)])
+
+        async def ended():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
+
+        await until(ended, lambda number: number == 6)
+    assert most == 1
+    assert await raw.fetch("SELECT lane FROM dl_lanes") == [("doc.fetch",)]
+
+
+@pytest.mark.requirement("S5")
+async def test_an_override_that_no_longer_fits_keeps_no_program_from_starting(open_worker, raw):
+    former, tasks = Tasks(), Tasks()
+
+    @former.task("t", queue="q", batch_size=3)
+    async def first(job): ...
+
+    @tasks.task("t", queue="q", max_running=2)
+    async def second(job): ...
+
+    async with open_worker(former) as service:
+        await service.limits.set_tasks({"t": {"batch_delay_s": 5}})
+    async with open_worker(tasks):
+        assert await raw.fetchval("SELECT batch_size FROM dl_tasks WHERE task = 't'") == 3

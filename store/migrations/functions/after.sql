@@ -181,6 +181,9 @@ BEGIN
     WHERE status = 'queued' AND waits_for = 'after' AND waits_on = OLD.job_id;
     PERFORM pg_notify('dl_after', '');
   END IF;
+  IF OLD.lane IS NOT NULL AND OLD.status = 'running' THEN
+    PERFORM pg_notify('dl_lane', left(OLD.lane, 1000));
+  END IF;
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_jobs_deleted() FROM PUBLIC;

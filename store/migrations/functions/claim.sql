@@ -74,10 +74,10 @@ BEGIN
 
   -- First snapshot: candidates, then locks. The lock is tried only on rows that are already picked and ranked: beside ORDER BY
   -- and LIMIT it would lock more than it returns.
-  IF cardinality(p_limited) = 0 THEN
+  IF cardinality(p_lanes) = 0 THEN
     WITH picked AS MATERIALIZED (
       SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, j.task = ANY (p_tasks) AS known,
-             j.cancel_requested AS stop, j.priority, j.created_at
+             j.cancel_requested AS stop, j.priority, j.created_at, j.task = ANY (p_limited) AS files
       FROM {schema}.dl_jobs j
       WHERE j.queue = p_queue AND j.status = 'queued' AND j.waits_for IS NULL
         AND (j.priority, j.created_at, j.job_id)
@@ -87,15 +87,16 @@ BEGIN
       FOR NO KEY UPDATE SKIP LOCKED
     ), placed AS MATERIALIZED (
       SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
-             OR row_number() OVER (PARTITION BY h, known AND NOT stop ORDER BY priority, created_at, job_id) > 1) AS held
+             OR row_number() OVER (PARTITION BY h, known AND NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
       FROM picked p
     ), ranked AS MATERIALIZED (
-      SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held ORDER BY priority, created_at, job_id) AS rank
+      SELECT p.*, row_number() OVER (PARTITION BY stop OR NOT known OR held OR files ORDER BY priority, created_at, job_id) AS rank
       FROM placed p
     ), judged AS MATERIALIZED (
       SELECT r.job_id, r.h,
              CASE WHEN stop THEN 'canceled'
                   WHEN NOT known THEN 'task'
+                  WHEN files THEN 'limit'
                   WHEN held THEN 'held'
                   WHEN rank > p_slots THEN 'later'
                   WHEN h IS NULL THEN 'run'
@@ -193,7 +194,12 @@ BEGIN
   IF v_lane <> '{}' THEN
     -- One from which as many came as may start is worth a look at once.
     RETURN QUERY
-    SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE WHEN p.picked >= least(o.allowed, p_limit) THEN 0 END::float8, NULL::jsonb
+    SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE WHEN p.picked >= least(o.allowed, p_limit) THEN 0 ELSE (
+             -- Of more than came somebody has the rows locked: nobody notifies when a lock goes.
+             SELECT 0.05 FROM {schema}.dl_jobs j
+             WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
+               AND j.status = 'queued' AND j.waits_for = 'limit'
+             ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id OFFSET p.picked LIMIT 1) END::float8, NULL::jsonb
     FROM unnest(v_lane, v_allowed) AS o (lane, allowed)
     CROSS JOIN LATERAL (SELECT count(*) AS picked FROM unnest(v_job_lanes) AS j (lane) WHERE j.lane = o.lane) AS p;
   END IF;

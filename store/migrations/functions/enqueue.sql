@@ -144,7 +144,10 @@ BEGIN
              coalesce(dl_enqueue_job.lease_ttl_sec, t.lease_ttl_sec, 60), dl_enqueue_job.producer, dl_enqueue_job.consumer_group, v_hash,
              coalesce((SELECT p.root_id FROM {schema}.dl_jobs p WHERE p.job_id = dl_enqueue_job.root), dl_enqueue_job.root), CASE WHEN v_waits THEN coalesce(dl_enqueue_job.when_failed, 'cancel') END, CASE WHEN v_waits THEN 'after' END,
              CASE WHEN v_waits THEN '00000000-0000-0000-0000-000000000000'::uuid END,
-             CASE WHEN v_waits THEN dl_enqueue_job.available_at END, CASE WHEN t.limited THEN r.task END
+             CASE WHEN v_waits THEN dl_enqueue_job.available_at END,
+             CASE WHEN t.first_stage IS NOT NULL
+              THEN (SELECT s.task FROM {schema}.dl_tasks s WHERE s.task = t.first_stage AND s.limited)
+              WHEN t.limited THEN r.task END
       FROM (VALUES (dl_enqueue_job.task, dl_enqueue_job.args, dl_enqueue_job.queue, dl_enqueue_job.lock_key, dl_enqueue_job.idempotency_key))
         AS r (task, args, queue, lock_key, idempotency_key)
       LEFT JOIN {schema}.dl_tasks t ON t.task = r.task

@@ -31,7 +31,8 @@ END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_opens_in(int4multirange, text, timestamptz, float8) FROM PUBLIC;
 
 -- How many units of a supplier may be taken at p_now: NULL if there is no bound. In how many seconds p_cost of them may be: 0 now.
--- The caller has its row locked. A load's request under way, whose moment nobody knows, counts as one unit.
+-- The caller has its row locked. A load's request under way, whose moment nobody knows, counts as one unit; that of a load which died
+-- counts until a span after the end of its slot, or until a load asks again.
 CREATE OR REPLACE FUNCTION {schema}.dl_units_left(
   p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_cost int, p_now timestamptz, OUT units bigint, OUT wait_s float8
 ) LANGUAGE plpgsql
@@ -40,12 +41,14 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 SET enable_sort = off SET jit = off
 AS $$
 DECLARE
-  v_under_way int := CASE WHEN p_source.holder IS NOT NULL AND p_source.held_until > p_now THEN 1 ELSE 0 END;
+  v_under_way int;
   v_left bigint;
   v_at timestamptz;
 BEGIN
   wait_s := 0;
   FOR i IN 1 .. cardinality(p_units) LOOP
+    v_under_way := CASE WHEN p_source.holder IS NOT NULL
+      AND p_source.held_until > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s) THEN 1 ELSE 0 END;
     v_left := p_units[i] - v_under_way - coalesce(p_source.last_n - (
       SELECT c.n - c.cost FROM {schema}.dl_source_calls c
       WHERE c.source BETWEEN p_source.source AND p_source.source AND c.at > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s)
@@ -55,7 +58,12 @@ BEGIN
       SELECT c.at INTO v_at FROM {schema}.dl_source_calls c
       WHERE c.source BETWEEN p_source.source AND p_source.source AND c.n >= p_source.last_n + v_under_way + p_cost - p_units[i]
       ORDER BY c.source, c.n LIMIT 1;
-      wait_s := greatest(wait_s, 0.001, extract(epoch FROM v_at - p_now) + p_spans_s[i] + p_source.margin_s);
+      wait_s := greatest(wait_s, CASE
+        WHEN p_cost > p_units[i] THEN 600
+        WHEN v_at IS NOT NULL THEN greatest(extract(epoch FROM v_at - p_now) + p_spans_s[i] + p_source.margin_s, 0.001)
+        -- What is under way is all that is taken: it may end at any moment.
+        WHEN p_source.held_until > p_now THEN greatest(least(extract(epoch FROM p_source.held_until - p_now), 1), 0.05)
+        ELSE greatest(extract(epoch FROM p_source.held_until - p_now) + p_spans_s[i] + p_source.margin_s, 0.05) END);
     END IF;
   END LOOP;
 END $$;
@@ -185,7 +193,7 @@ BEGIN
       wait_s := NULL;
       supplier := v_source.source;
       cost := v_task.cost;
-      margin_s := v_source.margin_s;
+      margin_s := least(margin_s, v_source.margin_s);
       IF cost > 0 THEN
         allowed := least(allowed, left_units / cost);
       END IF;

@@ -48,7 +48,7 @@ BEGIN
   ELSIF NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued' THEN
     PERFORM pg_notify('dl_after', '');
   END IF;
-  IF (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit'))
+  IF (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit' OR NEW.queue <> OLD.queue))
      OR (OLD.lane IS NOT NULL AND OLD.status = 'running' AND NEW.status <> 'running') THEN
     PERFORM pg_notify('dl_lane', left(coalesce(OLD.lane, NEW.lane), 1000));
   END IF;

@@ -19,7 +19,7 @@ BEGIN
     INSERT INTO {schema}.dl_sources (source) VALUES (p_source) ON CONFLICT DO NOTHING;
     SELECT * INTO v_source FROM {schema}.dl_sources WHERE source = p_source FOR UPDATE;
   END IF;
-  IF v_source.holder IS NOT NULL AND v_source.holder <> p_holder AND v_source.held_until <= clock_timestamp() THEN
+  IF v_source.holder IS NOT NULL AND v_source.held_until <= clock_timestamp() THEN
     PERFORM {schema}.dl_take_units(p_source, 1, 0);
     UPDATE {schema}.dl_sources SET holder = NULL, held_until = NULL WHERE source = p_source RETURNING * INTO v_source;
   END IF;

@@ -73,7 +73,7 @@ BEGIN
            OR (NEW.status = 'running' AND NEW.cancel_requested AND NOT OLD.cancel_requested)
            OR (OLD.awaited AND NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running'))
            OR (NEW.status = 'queued' AND NEW.waits_for = 'after' AND OLD.status <> 'queued')
-           OR (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit'))
+           OR (NEW.status = 'queued' AND NEW.waits_for = 'limit' AND (OLD.status <> 'queued' OR OLD.waits_for IS DISTINCT FROM 'limit' OR NEW.queue <> OLD.queue))
            OR (OLD.lane IS NOT NULL AND OLD.status = 'running' AND NEW.status <> 'running')
            OR (OLD.watched AND (NEW.status <> OLD.status OR NEW.progress IS DISTINCT FROM OLD.progress)))
         EXECUTE FUNCTION {schema}.dl_jobs_changed()$sql$),

@@ -256,3 +256,31 @@ async def test_the_first_batch_begins_at_once_and_the_next_after_its_end_and_the
     assert 59 < lanes["t"][1] <= 60
     await raw.execute("UPDATE dl_lanes SET idle_since = idle_since - interval '60 s'")
     assert len((await claims("t"))[0]) == 2
+
+
+@pytest.mark.requirement("S4")
+async def test_the_request_of_a_load_that_died_counts_until_a_span_after_its_slot(limited, claims, store, raw):
+    await limited(supplied([Budget(1, per_s=3_600)], "t"), [NewJob(task="t")])
+    assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for is None
+    await raw.execute("UPDATE dl_sources SET held_until = clock_timestamp() - interval '1 ms'")
+    jobs, lanes = await claims("t")
+    assert (jobs, lanes["t"][0]) == ([], "budget")
+    assert 3_590 < lanes["t"][1] < 3_601
+    taken = await raw.fetchrow("SELECT why, wait_s FROM dl_supplier_take('s', 1)")
+    assert (taken["why"], taken["wait_s"] > 3_590) == ("budget", True)
+    assert (await store.write(aio_take_slot, "s", 1, 60)).waits_for == "budget", "not even the same run"
+    await raw.execute("UPDATE dl_sources SET holder = NULL, held_until = NULL, last_n = 0; DELETE FROM dl_source_calls")
+    assert len((await claims("t"))[0]) == 1
+
+
+@pytest.mark.requirement("S4")
+async def test_an_open_lane_whose_jobs_another_claim_has_locked_is_worth_a_look_soon(limited, claims, raw):
+    tasks = Tasks()
+    for name in ("a", "b"):
+        tasks.task(name, queue="q", work_periods="DAILY 00:00-24:00")(noop)
+    await limited(tasks, [NewJob(task=name) for name in ("a", "a", "b", "b")])
+    await raw.execute("BEGIN")
+    await raw.fetch(CLAIM.replace("10, 10", "2, 2"), ["a", "b"])
+    assert await claims("a", "b") == ([], {"a": (None, 0.05), "b": (None, 0.05)})
+    await raw.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+    assert len((await claims("a", "b"))[0]) == 4

@@ -149,12 +149,12 @@ async def look(connection, measuring):
     """The SELECT of dl_claim_runs that picks the candidates, by itself."""
     source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'dl_claim_runs'")
     [candidates] = re.findall(r"picked AS MATERIALIZED \((.*?)\n    \), placed AS", source, re.DOTALL)
-    for place, parameter in enumerate(("p_queue", "p_limit", "p_tasks"), 1):
+    for place, parameter in enumerate(("p_queue", "p_limited", "p_limit", "p_tasks"), 1):
         candidates = candidates.replace(parameter, f"${place}")
     for variable, kind in (("v_priority", "int"), ("v_created_at", "timestamptz"), ("p_after", "uuid")):
         candidates = candidates.replace(variable, f"NULL::{kind}")
     await connection.execute("SET LOCAL enable_bitmapscan = off")
-    await measuring.fetch(candidates, "q", 50, ["t"])
+    await measuring.fetch(candidates, "q", [], 50, ["t"])
 
 
 async def claim(connection, measuring, jobs=10, after=None):

@@ -158,7 +158,9 @@ async def test_one_that_is_due_while_another_has_not_ended(
         case "running":
             await raw.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'")
         case "waits for a retry":
-            await raw.execute("UPDATE dl_jobs SET attempt = 1, available_at = now() + interval '1 h'")
+            await raw.execute(
+                "UPDATE dl_jobs SET attempt = 1, started_at = now(), available_at = now() + interval '1 h'"
+            )
         case "succeeded":
             await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
     assert (await tick(store)).added == added
