@@ -91,8 +91,7 @@ PLACE_IS_FREE: Final = """
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
 _RUN_NOW: Final = """
-UPDATE dl_jobs SET available_at = least(available_at, now()),
-                   waits_for = CASE WHEN waits_for IN ('lock', 'limit') THEN waits_for END
+UPDATE dl_jobs SET available_at = least(available_at, now()), waits_for = CASE waits_for WHEN 'lock' THEN 'lock' END
 WHERE job_id = ANY ($1::uuid[])
 """
 
