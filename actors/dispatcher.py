@@ -193,9 +193,10 @@ class Dispatcher:
     async def _learn_lanes(self) -> None:
         self.lanes.stale = False
         try:
-            self._names, lanes = await self.database.run(aio_known, list(self.tasks))
+            # On the claims' own session: they go on when the pool has no answer.
+            self._names, lanes = await self.locks.ask(aio_known, list(self.tasks))
             if lanes:
-                await self.database.write(aio_count_ours, lanes, self.locks.worker)
+                await self.locks.ask(aio_count_ours, lanes, self.locks.worker)
             self.lanes.learned(lanes)
         except BaseException:
             self.lanes.stale = True

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -35,6 +35,7 @@ from dataloader.store.queue.finish import MAX_REFUNDS
 from dataloader.store.queue.leases import aio_revive
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 IDLE_SHARE: Final = 0.8
 """The server ends a session silent for this share of the shortest lease, so that a ghost frees its keys in time."""
@@ -254,6 +255,10 @@ class LockSession:
                         to_test.add(record["lock_hash"])
         full = candidates >= max(slots, look)
         return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked)
+
+    async def ask(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an operation (asyncio-flavoured) that claims depend on, on their session, shielded with a deadline."""
+        return await self._session.write(operation, *args)
 
     def forget(self, token: int) -> None:
         """The job's run has ended and is recorded (or is somebody else's now).

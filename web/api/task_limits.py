@@ -75,7 +75,9 @@ class ManyTaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
 
     EXAMPLE: ClassVar[Any] = {"tasks": [NamedTaskChanges.EXAMPLE]}
 
-    tasks: Annotated[list[NamedTaskChanges], Meta(min_length=1, max_length=MAX_PAGE)]
+    tasks: Annotated[
+        list[NamedTaskChanges], Meta(min_length=1, max_length=MAX_PAGE, description="The tasks, each once.")
+    ]
 
 
 class ChangedTasks(Struct, frozen=True):
