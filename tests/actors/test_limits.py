@@ -19,17 +19,26 @@ def most_within(instants, span_s):
     return max(sum(1 for at in ordered if first <= at < first + span_s) for first in ordered)
 
 
+class Crowd:
+    """Counts who is within, and the most that ever were at once."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    async def stay(self, seconds):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await trio.sleep(seconds)
+        self.now -= 1
+
+
 @pytest.mark.requirement("S1")
 async def test_no_more_jobs_of_a_task_run_at_once_than_it_allows_over_all_processes(open_worker, raw):
-    tasks, most, now = Tasks(), 0, 0
+    tasks, crowd = Tasks(), Crowd()
 
     @tasks.task("narrow", queue="q", max_running=3)
     async def narrow(job):
-        nonlocal most, now
-        now += 1
-        most = max(most, now)
-        await trio.sleep(0.02)
-        now -= 1
+        await crowd.stay(0.02)
 
     @tasks.task("wide", queue="q")
     async def wide(job): ...
@@ -43,7 +52,7 @@ async def test_no_more_jobs_of_a_task_run_at_once_than_it_allows_over_all_proces
             return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'") == 31
 
         await until(ended)
-    assert most == 3
+    assert crowd.most == 3
 
 
 @pytest.mark.requirement("S1")
@@ -200,7 +209,7 @@ async def test_outside_its_period_a_task_starts_nothing_and_when_it_opens_all_of
 
 @pytest.mark.requirement("S1")
 async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(open_worker, raw):
-    tasks, most, now = Tasks(), 0, 0
+    tasks, crowd = Tasks(), Crowd()
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 'narrow', 'k' || i"
         " FROM generate_series(1, 10) AS i"
@@ -208,11 +217,7 @@ async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(op
 
     @tasks.task("narrow", queue="q", max_running=1)
     async def narrow(job):
-        nonlocal most, now
-        now += 1
-        most = max(most, now)
-        await trio.sleep(0.01)
-        now -= 1
+        await crowd.stay(0.01)
 
     async with open_worker(tasks):
 
@@ -220,7 +225,7 @@ async def test_what_was_ready_before_its_task_had_limits_is_put_into_the_lane(op
             return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded' AND lane = 'narrow'")
 
         await until(ended, lambda number: number == 10)
-    assert most == 1
+    assert crowd.most == 1
 
 
 @pytest.mark.requirement("S4")
@@ -274,15 +279,11 @@ async def test_a_running_job_that_is_deleted_makes_room_in_its_lane(open_worker,
 
 @pytest.mark.requirement("S1", "R6")
 async def test_the_jobs_of_a_flow_of_stages_wait_in_the_lane_of_its_first_stage(open_worker, raw):
-    tasks, most, now = Tasks(), 0, 0
+    tasks, crowd = Tasks(), Crowd()
 
     @tasks.task("doc.fetch", queue="q", max_running=1)
     async def fetch(job):
-        nonlocal most, now
-        now += 1
-        most = max(most, now)
-        await trio.sleep(0.01)
-        now -= 1
+        await crowd.stay(0.01)
 
     @tasks.task("doc.index", queue="q")
     async def index(job):
@@ -297,7 +298,7 @@ async def test_the_jobs_of_a_flow_of_stages_wait_in_the_lane_of_its_first_stage(
             return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
 
         await until(ended, lambda number: number == 6)
-    assert most == 1
+    assert crowd.most == 1
     assert await raw.fetch("SELECT lane FROM dl_lanes") == [("doc.fetch",)]
 
 
