@@ -24,23 +24,46 @@ setup extra="dev":
         test "$done" -nt pyproject.toml && test "$done" -nt constraints.txt \
         || { {{ bin }}/pip install --quiet --constraint constraints.txt --editable '.[{{ extra }}]' && touch "$done"; }
 
-# Half of the time tests wait, so there are more of them at once than cores.
-
 # what every commit passes, in less than two minutes
 [parallel]
-check: lint types imports
-    {{ bin }}/pytest -n 3 --dist worksteal -m "not slow and not packaging"
+check: lint types imports quick
+
+# Half of the time tests wait, so there are more of them at once than cores.
+
+# the tests that take less than some seconds
+quick *args:
+    {{ bin }}/pytest -n 4 --dist worksteal -m "not slow and not full and not packaging" {{ args }}
 
 # all tests but the longest faults, those of the SQL on each PostgreSQL that is supported: two are in the embedded package
 test *args: _servers
-    {{ bin }}/pytest -n 3 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
+    {{ bin }}/pytest -n 4 --dist worksteal -m "not full" --pg {{ versions }} {{ args }}
 
-# The oldest PostgreSQL that is supported, and PgBouncer, are Debian's. Without them the tests say what they leave out; in
-# CI they fail.
+# The oldest PostgreSQL that is supported, PgBouncer, Chromium and RabbitMQ are Debian's. Without them the tests say what
+# they leave out; in CI they fail.
 _servers:
     @test -x /usr/lib/postgresql/15/bin/initdb && test -x /usr/sbin/pgbouncer && exit; \
         test "$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --no-install-recommends postgresql-15 pgbouncer \
         || echo "PostgreSQL 15 or PgBouncer is not at hand: apt-get install postgresql-15 pgbouncer" >&2
+    @which chromium >/dev/null && exit; \
+        test "$(id -u)" = 0 && apt-get update -qq && apt-get install -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
+        || echo "Chromium is not at hand: apt-get install chromium" >&2
+    @test -e {{ bin }}/../rabbitmq || {{ bin }}/just rabbitmq || echo "RabbitMQ is not at hand: run just rabbitmq" >&2
+
+# No service is installed or started: tests start nodes of their own. It takes five seconds and 60 MB.
+
+# Debian's RabbitMQ, unpacked into the environment, for the tests of AMQP
+rabbitmq:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    to=$(realpath {{ bin }}/..)/rabbitmq
+    test ! -e "$to" || exit 0
+    work=$(mktemp -d); trap 'rm -rf "$work"' EXIT; cd "$work"
+    what_is_missing() { apt-get install --simulate --no-install-recommends rabbitmq-server | awk '/^Inst/ {print $2}'; }
+    packages=$(what_is_missing 2>/dev/null) || { apt-get update -qq; packages=$(what_is_missing); }
+    apt-get download -qq -o APT::Sandbox::User=root $packages
+    for package in *.deb; do dpkg -x "$package" rabbitmq; done
+    sed -i "s#ROOTDIR=/usr/lib/erlang#ROOTDIR=$to/usr/lib/erlang#" rabbitmq/usr/lib/erlang/bin/erl
+    mv rabbitmq "$to"
 
 # the same, and which lines no test has run; half as slow again
 coverage *args: _servers
@@ -60,6 +83,14 @@ faults *args:
 loads *args: _servers
     {{ bin }}/pytest tests/flows tests/store tests/cli/test_etl.py tests/web/api/test_etl.py tests/examples -k "etl or earth" \
         -n 2 --dist worksteal --pg {{ versions }} {{ args }}
+
+# bodies in child processes while services, guards and bodies are killed and stopped (600: so many seconds)
+child-chaos seconds="600":
+    CHILD_CHAOS_SECONDS={{ seconds }} {{ bin }}/pytest tests/faults/test_children.py -k whoever -o faulthandler_timeout=3600
+
+# what durable processes do beside their model, over many random histories (some minutes)
+process-histories number="2000":
+    PROCESS_HISTORIES={{ number }} {{ bin }}/pytest tests/store/processes/test_process_histories.py
 
 # flake8-async takes half a second a file, so it looks at what changed since it last passed.
 
@@ -104,6 +135,16 @@ bench-loads *args: _bench-tools
 bench-scheduling *args: _bench-tools
     {{ bin }}/python -m benchmarks.scheduling "$@"
 
+# what the admin pages weigh and take, with ten million ended jobs and beside a drain; one table (see docs/performance.md)
+[positional-arguments]
+bench-pages *args: _bench-tools
+    {{ bin }}/python -m benchmarks.pages "$@"
+
+# what durable processes take, beside the queue's own jobs and beside DBOS; one table (see docs/performance.md)
+[positional-arguments]
+bench-processes *args: _bench-tools
+    {{ bin }}/python -m benchmarks.processes "$@"
+
 # an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
 [positional-arguments]
 soak *args: _bench-tools
@@ -117,6 +158,10 @@ attack *args: (setup "embedded")
 _bench-tools: (setup "embedded")
     {{ bin }}/pip install --quiet 'pip>=25.1'
     {{ bin }}/pip install --quiet --constraint constraints.txt --group bench
+
+# the documentation as a site, in build/site; without a network, and every warning is an error
+site: setup
+    {{ bin }}/sphinx-build --quiet --fail-on-warning --keep-going --builder html --conf-dir docs/site --doctree-dir build/site-trees docs build/site
 
 # load the European Central Bank's rates, on an embedded database
 [no-exit-message]

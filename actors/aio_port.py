@@ -49,6 +49,10 @@ class AioRunPort:
         """Keep a line."""
         self._port.log(level, message, fields, load)
 
+    def end_log(self, load: str) -> None:
+        """See `TrioPort.end_log`."""
+        self._port.end_log(load)
+
     async def checkpoint(self) -> None:
         """Let others run. Raises `CancelledError` each time once the run was stopped; asyncio itself raises it once."""
         await asyncio.sleep(0)

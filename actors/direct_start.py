@@ -9,21 +9,22 @@ lock session learns of each such job before the statement is sent, so that no re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import attrs
 
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.jobs.model import ClaimedJob, NewJob
-from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.tasks import Task
 from dataloader.store.queue.lock_session import LockSession
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class DirectStart:
-    """A `Starter` for the queues of this process."""
+    """A `Starter` for the queues of this process from which it takes jobs of all its tasks."""
 
-    tasks: Tasks
+    tasks: Mapping[str, Task[Any]]
     dispatchers: Mapping[str, Dispatcher]
     locks: LockSession
 

@@ -7,18 +7,21 @@ import traceback
 from types import TracebackType
 from typing import Final
 
+from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import MAX_MASKED, storable_text
 
 MAX_SUMMARY: Final = 2_100
 _CALLER: Final = re.compile(
-    r"dataloader\.actors\.(?:runner|handler_call|aio_loop)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
+    r"dataloader\.actors\.(?:runner|handler_call|aio_loop|children\.body)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
 )
 """The modules that stand between the runner and a handler, in its task or in a thread."""
 
 
 def error_text(error: BaseException) -> str:
     """An exception as the job's error: its last line first, then the traceback; masked and bounded."""
+    if isinstance(error, BodyFailed):
+        return error.text
     summary = _summary(error)
     try:
         frames = _users_frames(error.__traceback__)

@@ -1,14 +1,12 @@
 """Calls a handler in its flavour, with the handle of that flavour.
 
 Trio handlers run in the runner's task, asyncio handlers in a task of the process's asyncio loop, plain functions in a
-thread.
+thread, those of tasks with `process=True` in a child process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,10 +14,13 @@ import outcome
 import trio
 
 from dataloader.actors.aio_port import AioRunPort
+from dataloader.actors.children.child_call import call_in_child
+from dataloader.actors.handles import fields_of
 from dataloader.actors.job_runs import Run
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.thread_port import ThreadRunPort
 from dataloader.actors.trio_port import TrioPort
+from dataloader.actors.wrapping import inside
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
@@ -34,7 +35,6 @@ log = get_logger(__name__)
 ASYNCIO_IN_TRIO: Final = (
     "an asyncio function can't run in a Trio handler: declare the task with asyncio=True, or call Trio's own function"
 )
-SWALLOWED: Final = "a wrapper of @tasks.around has swallowed the error of another one"
 _SIGNS_OF_ASYNCIO: Final = ("no running event loop", "no current event loop", "received unrecognized yield message")
 
 
@@ -43,6 +43,9 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
     port = TrioPort(run, services, task)
     if run.job.args is None:
         return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
+    if task.process:
+        assert services.children is not None, "a process with such tasks has children"  # noqa: S101
+        return await call_in_child(task, run, services.children, port, services.max_lines)
     try:
         args = read_json(run.job.args) if task.args is None else task.args.decode(run.job.args)
     except BadRequest as misfit:
@@ -79,52 +82,14 @@ async def _call_asyncio(task: Task, run: Run, args: Any, services: RunServices, 
 async def _awaited(handler: Callable[..., Awaitable[object]], around: tuple[Around, ...], job: AnyJob) -> object:
     if not around:
         return await handler(job)
-    with _inside(around, job):
+    with inside(around, job):
         return await handler(job)
 
 
 def _called(handler: Callable[..., object], around: tuple[Around, ...], job: AnyJob) -> object:
-    with _inside(around, job):
+    with inside(around, job):
         return handler(job)
 
 
-@contextmanager
-def _inside(around: tuple[Around, ...], job: AnyJob) -> Iterator[None]:
-    """Enter the wrappers. If one swallows the handler's error, it is raised again: the job would count as succeeded."""
-    raised: BaseException = RuntimeError(SWALLOWED)
-    with ExitStack() as stack:
-        for wrap in around:
-            stack.enter_context(wrap(job))
-        try:
-            yield
-        except BaseException as error:
-            raised = error
-            raise
-        return
-    raise raised
-
-
 def _handle(make: Callable[..., Any], run: Run, args: Any, port: object) -> Any:
-    claimed = run.job
-    return make(
-        job_id=claimed.job_id,
-        queue=claimed.queue,
-        task=claimed.task,
-        args=args,
-        lock_key=claimed.lock_key,
-        partition_key=claimed.partition_key,
-        attempt=claimed.attempt,
-        max_attempts=claimed.max_attempts,
-        port=port,
-        **({} if claimed.more is None else _more(claimed.more)),
-    )
-
-
-def _more(more: Mapping[str, Any]) -> dict[str, Any]:
-    """What only some jobs have, as the handle's fields."""
-    planned_at = more.get("planned_at")
-    return {
-        "previous": more.get("previous"),
-        "schedule": more.get("schedule"),
-        "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
-    }
+    return make(args=args, port=port, **fields_of(run.job))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from dataloader.jobs.outcomes import StopReason
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
-from dataloader.store.queue.worker_rows import SHOW_EVERY_S, WorkerRow, aio_show
+from dataloader.store.queue.worker_rows import SHOW_EVERY_S, ClockReading, WorkerRow, aio_show
 
 log = get_logger(__name__)
 
@@ -35,7 +36,7 @@ MIN_TIMEOUT_S: Final = 1.0
 
 @attrs.define(eq=False, kw_only=True)
 class Heartbeat:
-    """Beats for all runs of this process."""
+    """Beats for all runs of this process. `clock_read` is told what the database's clock shows at each sign of life."""
 
     session: Session
     locks: LockSession
@@ -44,6 +45,7 @@ class Heartbeat:
     runs: Runs
     outage: Outage
     period_s: float
+    clock_read: Callable[[ClockReading], None] = lambda _reading: None
     wake: Wake = attrs.field(factory=Wake)
     _journalled_at: dict[int, float] = attrs.field(factory=dict, init=False)
 
@@ -146,7 +148,7 @@ class Heartbeat:
         """Show the worker as alive; a write of its own, which may fail or wait without costing a lease."""
         while True:
             try:
-                await self.database.write(aio_show, self.worker)
+                self.clock_read(await self.database.write(aio_show, self.worker))
                 self.outage.worked("sign of life")
             except StoreError as error:
                 self.outage.failed("sign of life", error)

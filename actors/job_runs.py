@@ -1,8 +1,8 @@
 """The runs of this process: which jobs are ours now, until when, and why each was stopped.
 
-The deadline of a run's cancel scope comes from its `Lease`: the earliest of its task's timeout, its lease and the time
-until which its key is safe, less a margin in which the body can clean up. A run is here from its claim until its end is
-recorded, and gets heartbeats all that time.
+The deadline of a run's cancel scope comes from its `Lease`: the earliest of its task's timeout, the end of its work
+period, its lease and the time until which its key is safe, less a margin in which the body can clean up. A run is here
+from its claim until its end is recorded, and gets heartbeats all that time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ from dataloader.jobs.states import Step
 REMEMBERED_CANCELS: Final = 1_000
 
 
+class BeginsTooLate(Exception):  # noqa: N818 - a state of the world
+    """A body would begin later than its supplier's budget counts it: the job goes back."""
+
+
 @attrs.define(eq=False, kw_only=True)
 class Run:
     """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
 
     After `begin_by` its body may not begin: a supplier's budget counts it up to then.
+
+    A body in a process of its own sets `on_move`, which is called when the run's lease or key is safe for longer.
 
     `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
     result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
@@ -50,6 +56,7 @@ class Run:
     run_s: float = attrs.field(default=0.0, init=False)
     kept: str | None = attrs.field(default=None, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
+    on_move: Callable[[], None] | None = attrs.field(default=None, init=False)
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -60,6 +67,12 @@ class Run:
         """Set the end of its task's timeout, at which it is stopped even if its lease and key are safe for longer."""
         self.lease.timeout_at = timeout_at
         if timeout_at < self.scope.deadline:
+            self._move_deadline()
+
+    def period_ends_at(self, at: float) -> None:
+        """Set when its work period closes, by what is known now. A run that was stopped keeps its reason."""
+        if at != self.lease.period_ends_at and not self.scope.cancel_called:
+            self.lease.period_ends_at = at
             self._move_deadline()
 
     def stop(self, reason: StopReason) -> None:
@@ -121,13 +134,20 @@ class Run:
         self._move_deadline()
 
     def _move_deadline(self) -> None:
-        self.scope.deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
+        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
+        if deadline != self.scope.deadline:
+            self.scope.deadline = deadline
         if self._commit is not None:
             self._commit.deadline = self.lease.commit_ends()
+        if self.on_move is not None:
+            self.on_move()
 
 
 class Runs:
-    """All runs of this process."""
+    """All runs of this process.
+
+    `period_end` tells when the work period of a task closes; None while no task has its runs stopped then.
+    """
 
     def __init__(self, default_lease_s: float = 60.0) -> None:
         """There are none yet. `default_lease_s`, in seconds, is the shortest lease to plan for while none runs."""
@@ -140,6 +160,7 @@ class Runs:
         self.key_safe_until = math.inf
         self.closed = False
         self.attend: Callable[[], None] = lambda: None
+        self.period_end: Callable[[str], float] | None = None
         self._default_lease_s = self._planned_for_s = default_lease_s
 
     def __len__(self) -> int:
@@ -161,6 +182,8 @@ class Runs:
             self._added = None
         if run.job.lock_hash is not None:
             run.lease.key_safe_until = self.key_safe_until
+        if self.period_end is not None:
+            run.lease.period_ends_at = self.period_end(run.job.task)
         run.open_scope()
         if self.closed:
             run.stop(StopReason.DRAIN)

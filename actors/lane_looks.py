@@ -21,13 +21,14 @@ MAX_LOCKED_S: Final = 1.0
 class LaneLooks:
     """The lanes of one queue. Times are seconds of any monotonic clock. `stale`: which there are must be read again.
 
-    Every `poll_s` seconds each is worth a look, since notifications may have been lost.
+    Notifications may have been lost: if nothing has told of all of them for `poll_s` seconds, each is worth a look.
     """
 
     poll_s: float = math.inf
     stale: bool = True
     _look_at: dict[str, float] = attrs.field(factory=dict)
     _locked: dict[str, int] = attrs.field(factory=dict)
+    _unanswered: set[str] = attrs.field(factory=set)
     _all_at: float = -math.inf
 
     @property
@@ -46,6 +47,16 @@ class LaneLooks:
             self._look_at[lane] = -math.inf
         return known
 
+    def polled(self, lanes: Iterable[str], at: float) -> bool:
+        """Of all lanes something waited in these at that time; whether one of them is known here."""
+        self._all_at = max(self._all_at, at)
+        return sum(self.told(lane) for lane in lanes) > 0
+
+    def queue_told(self) -> None:
+        """Something was told of the queue: it may have been paused when lanes were asked for, and not be so now."""
+        for lane in self._unanswered:
+            self.told(lane)
+
     def wait_s(self, now: float) -> float:
         """How long until one is worth a look; 0: one is."""
         return max(min([self._all_at + self.poll_s, *self._look_at.values()]) - now, 0) if self._look_at else math.inf
@@ -60,8 +71,9 @@ class LaneLooks:
             self._look_at[lane] = math.inf
         return due
 
-    def answered(self, claim: Claim, now: float) -> None:
-        """What a claim has found of those that were due."""
+    def answered(self, claim: Claim, now: float, asked: Iterable[str] = ()) -> None:
+        """What a claim has found of those that were due, for which it `asked`."""
+        self._unanswered = self._unanswered.union(asked).difference(lane for lane, *_ in claim.lanes)
         for lane, why, wait_s in claim.lanes:
             # If slots were lacking, jobs of an open lane may be among those that were left.
             again_s = 0 if why is None and claim.more else wait_s

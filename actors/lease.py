@@ -1,26 +1,30 @@
-"""Until when a run's body may go on, and what ends it then: decided from the lease, the key and the timeout.
+"""Until when a run's body may go on, and what ends it then: the lease, the key, the timeout or the work period.
 
-Each of the three has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key
-is safe, the runner sets the timeout. Uses neither a clock nor a cancel scope.
+Each of the four has one writer: the heartbeat renews the lease, the keeper of the lock session says until when the key
+is safe, the runner sets the timeout, `PeriodEnds` the close of the period. Uses neither a clock nor a cancel scope.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import attrs
 
 from dataloader.jobs.outcomes import StopReason
 
+MIN_MARGIN_S: Final = 0.5
+"""The margin of the shortest lease, in seconds; that of keys is no less."""
+
 
 def margin_s(lease_s: float) -> float:
     """How long before its lease ends a body is stopped: a tenth of the lease, from half a second to five."""
-    return min(max(lease_s / 10, 0.5), 5.0)
+    return min(max(lease_s / 10, MIN_MARGIN_S), 5.0)
 
 
 @attrs.define(eq=False)
 class Lease:
-    """The lease of one run, which lasts `seconds` from each renewal, with the bounds of its key and its timeout.
+    """The lease of one run, which lasts `seconds` from each renewal; with the bounds of its key, timeout and period.
 
     Times are Trio's clock. `key_safe_until` is infinite for a job that has no key.
     """
@@ -29,6 +33,7 @@ class Lease:
     until: float
     key_safe_until: float = math.inf
     timeout_at: float = math.inf
+    period_ends_at: float = math.inf
 
     def renewed(self, sent_at: float) -> None:
         """A heartbeat that was sent at `sent_at` has renewed it."""
@@ -40,11 +45,24 @@ class Lease:
         A body that has `committed` needs only its key: nobody will run its job again.
         """
         until, reason = self.timeout_at, StopReason.TIMEOUT
+        if self.period_ends_at < until:
+            until, reason = self.period_ends_at, StopReason.PERIOD_END
         if not committed and self.until - margin_s(self.seconds) < until:
             until, reason = self.until - margin_s(self.seconds), StopReason.LEASE_ENDED
         if self.key_safe_until < until:
             until, reason = self.key_safe_until, StopReason.KEY_LOST
         return until, reason
+
+    def body_is_killed(self) -> tuple[float, float]:
+        """When a body in a process of its own is killed, whatever it does: before its job, or key, can be another's.
+
+        A quarter of the margin after it was told to stop; and when the kernel does it, if nobody has: at its half.
+        """
+        margin = margin_s(self.seconds)
+        return (
+            min(self.until - margin * 3 / 4, self.key_safe_until + MIN_MARGIN_S / 4),
+            min(self.until - margin / 2, self.key_safe_until + MIN_MARGIN_S / 2),
+        )
 
     def commit_ends(self) -> float:
         """The last moment for a commit's reply: from then on another worker may have the job, or its key."""

@@ -9,7 +9,7 @@ meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -21,18 +21,22 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import NotificationFlood, StoreError, StoreUnavailable
 from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.answers import Answers
 from dataloader.store.queue.notifications import (
     CHANNELS,
     OF_RUNNING,
+    BulkBegun,
     CancelRequested,
     JobChanged,
     JobDue,
     JobToJudge,
     LaneTold,
+    Listening,
     Notification,
     QueueReady,
     SchedulesChanged,
     SomethingFailed,
+    TaskAnswered,
     open_listener,
 )
 from dataloader.store.queue.waits import Waits
@@ -50,18 +54,21 @@ class Listener:
     """Listens for this process: `queues` by name, the helpers' and the heartbeat's flags, the runs, those who wait."""
 
     database: Database
-    queues: Mapping[str, Wake]
+    queues: Mapping[str, Sequence[Wake]]
     stager: Wake
     added: Wake
     scheduler: Wake
     notifier: Wake
+    bulk: Wake
     heartbeat: Wake
     runs: Runs
     outage: Outage
     waits: Waits
+    answers: Answers
     lane_told: Callable[[str], None]
     connected: bool = False
 
+    _listening: Listening | None = attrs.field(default=None, init=False)
     _rest_s: float = attrs.field(default=FIRST_REST_S, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -80,13 +87,13 @@ class Listener:
 
     async def _listen(self) -> None:
         try:
-            channels = CHANNELS if self.queues else CHANNELS - OF_RUNNING
-            async with open_listener(self.database, self._deliver, channels) as listening:
-                self.connected = True
+            async with open_listener(self.database, self._deliver, self._channels) as listening:
+                self.connected, self._listening = True, listening
                 if self._rest_s == FIRST_REST_S:  # after a flood it may go on
                     self.outage.worked("listener")
                 self._wake_all()
                 while True:
+                    await listening.listen(self._channels)
                     await listening.ping(PING_TIMEOUT_S)
                     with trio.move_on_after(PING_EVERY_S):
                         await listening.lost.wait()
@@ -94,19 +101,31 @@ class Listener:
                     self._rest_s = FIRST_REST_S
                     self.outage.worked("listener")
         finally:
-            self.connected = False
+            self.connected, self._listening = False, None
+
+    @property
+    def _channels(self) -> frozenset[str]:
+        """A process that serves no queue does not hear what concerns those alone that do."""
+        return CHANNELS if self.queues else CHANNELS - OF_RUNNING
+
+    async def listen_to_queues(self) -> None:
+        """Hear at once what concerns the queues that there are now. Raises `StoreUnavailable`."""
+        if self._listening is not None:
+            await self._listening.listen(self._channels)
 
     def _wake_all(self) -> None:
-        for wake in (*self.queues.values(), self.added, self.stager, self.scheduler, self.notifier, self.heartbeat):
+        of_queues = (wake for wakes in self.queues.values() for wake in wakes)
+        helpers = self.added, self.stager, self.scheduler, self.notifier, self.bulk, self.heartbeat
+        for wake in (*of_queues, *helpers):
             wake.set()
         self.lane_told("")
         self.waits.all_changed()
+        self.answers.all_told()
 
     def _deliver(self, notification: Notification) -> None:  # noqa: C901 - one case for each
         match notification:
             case QueueReady(queue):
-                wake = self.queues.get(queue)
-                if wake is not None:
+                for wake in self.queues.get(queue, ()):
                     wake.set()
             case LaneTold(lane):
                 self.lane_told(lane)
@@ -122,5 +141,9 @@ class Listener:
                 self.scheduler.set()
             case SomethingFailed():
                 self.notifier.set()
+            case BulkBegun():
+                self.bulk.set()
             case JobChanged(job_id):
                 self.waits.changed(job_id)
+            case TaskAnswered(task_id):
+                self.answers.told(task_id)

@@ -22,6 +22,11 @@ class Outbox:
     _counts: dict[str | None, int] = attrs.field(factory=dict)
 
     @property
+    def is_of_loads(self) -> bool:
+        """Whether one of the job's loads has logged anything."""
+        return any(load is not None for load in self._counts)
+
+    @property
     def has_lines(self) -> bool:
         """Whether there are log lines to be written."""
         return bool(self._lines)
@@ -48,6 +53,10 @@ class Outbox:
         """Count a line, and return its number among the lines of `load`, or of the job itself if that is None."""
         count = self._counts[load] = self._counts.get(load, 0) + 1
         return count
+
+    def lines_of(self, load: str) -> int:
+        """How many lines of `load` were counted."""
+        return self._counts.get(load, 0)
 
     def put_line(self, at: datetime, line: str) -> None:
         """Keep a line, JSON text, that was logged at `at`."""

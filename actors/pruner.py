@@ -1,7 +1,8 @@
 """Deletes what is too old to keep, in small batches: ended jobs with their journals, and rows of our other tables.
 
-It also folds the statistics of runs by hour, which processes append to, and cancels duplicates of waiting jobs where
-that is set. Jobs are kept for ever by default.
+It also folds the statistics of runs by hour, which processes append to, cancels duplicates of waiting jobs where that
+is set, and walks over the durable processes, which it gives the wake-up jobs that they miss. Jobs are kept for ever by
+default.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.upkeep import mend_ended, tend
 from dataloader.store.queue.duplicates import cancel_duplicates
 from dataloader.store.queue.retention import prune
 from dataloader.store.queue.run_stats import FOLDED, fold_run_stats
@@ -29,13 +31,16 @@ FOLD_EVERY_S: Final = 60.0
 """How often statistics are folded: what was appended since is read anew by each who asks for them."""
 BETWEEN_BATCHES_S: Final = 0.1
 """The pause between batches, in which claims and finishes get their turn."""
+PAGES: Final = 100
+"""Pages of a thousand processes that are walked over each time: each takes some milliseconds of the server."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Pruner:
     """Keeps finished jobs for `days` by status, and rows of other tables for `table_days`; 0 keeps them for ever.
 
-    Of waiting jobs of the tasks `duplicates_of` that are the same it keeps the best.
+    Of waiting jobs of the tasks `duplicates_of` that are the same it keeps the best. A process keeps its newest
+    `keep_process_events` events (0: all), and its ended tasks for `process_task_days` (0: for ever).
     """
 
     database: Database
@@ -43,6 +48,10 @@ class Pruner:
     days: Mapping[Status, int]
     table_days: Mapping[str, int] = attrs.field(factory=dict)
     duplicates_of: Sequence[str] = ()
+    default_lease_s: int = 60
+    keep_process_events: int = 0
+    process_task_days: int = 0
+    _walked_to: int = attrs.field(default=0, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Prune until cancelled."""
@@ -52,6 +61,7 @@ class Pruner:
             try:
                 await self._fold()
                 await self._cancel_duplicates()
+                await self._tend_processes()
                 if trio.current_time() >= prune_at:
                     prune_at = trio.current_time() + EVERY_S
                     await self._prune()
@@ -70,6 +80,25 @@ class Pruner:
         ):
             log.info("duplicates of waiting jobs were canceled", jobs=canceled)
             await trio.sleep(BETWEEN_BATCHES_S)
+
+    async def _tend_processes(self) -> None:
+        mended, deleted = await mend_ended(self.database, self.default_lease_s), 0
+        for _ in range(PAGES):
+            tended = await tend(
+                self.database,
+                self._walked_to,
+                lease_s=self.default_lease_s,
+                keep_events=self.keep_process_events,
+                task_days=self.process_task_days,
+            )
+            mended, deleted, self._walked_to = mended + tended.mended, deleted + tended.deleted, tended.after
+            if not self._walked_to:
+                break
+            await trio.sleep(BETWEEN_BATCHES_S)
+        if mended:
+            log.warning("processes had lost their wake-up jobs, and have new ones", processes=mended)
+        if deleted:
+            log.info("old rows of processes were deleted", rows=deleted)
 
     async def _prune(self) -> None:
         while deleted := await prune(self.database, self.days):

@@ -19,9 +19,11 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.states import Status
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.leases import find_endless, reap
+from dataloader.store.processes.upkeep import mend_ended
+from dataloader.store.queue.leases import Reaped, reap
 
 log = get_logger(__name__)
 
@@ -31,8 +33,6 @@ MAX_BATCHES: Final = 4
 JUMP_S: Final = 2.0
 MAX_PAUSE_S: Final = 10.0
 """The longest pause between sweeps while the database can't be used: a sweep may be the first to notice its return."""
-MAX_ENDLESS: Final = 100
-"""The most jobs with an endless lease that one look returns, of each kind."""
 SAY_ENDLESS_EVERY_S: Final = 60.0
 
 
@@ -45,6 +45,7 @@ class Reaper:
     telemetry: Telemetry
     period_s: float
     jumped: Wake
+    default_lease_s: int
     _said: frozenset[UUID] = attrs.field(init=False, default=frozenset())
     _say_again_at: float = attrs.field(init=False, default=-math.inf)
 
@@ -55,7 +56,6 @@ class Reaper:
         while True:
             try:
                 ahead_s = await self._sweep(ahead_s)
-                await self._look_for_endless()
                 self.outage.worked("reaper")
             except StoreError as error:
                 self.outage.failed("reaper", error)
@@ -81,12 +81,18 @@ class Reaper:
             if reaped.became:
                 log.warning("jobs were taken back: their leases had ended", jobs=len(reaped.became))
                 self.telemetry.taken_back(reaped.became)
+                await self._mend_processes(reaped)
             if len(reaped.became) < BATCH or batches == MAX_BATCHES:
+                self._tell_of_endless(frozenset(reaped.endless))
                 return reaped.ahead_s if reaped.took_s < JUMP_S else ahead_s
 
-    async def _look_for_endless(self) -> None:
+    async def _mend_processes(self, reaped: Reaped) -> None:
+        """A process needs another wake-up job whose own was to stop its step, and ended with its worker."""
+        if any(queue.startswith("process.") and status != Status.QUEUED for queue, status in reaped.became):
+            await mend_ended(self.database, self.default_lease_s)
+
+    def _tell_of_endless(self, found: frozenset[UUID]) -> None:
         """Warn of running jobs that no sweep will ever take back: when there are new ones, at most once a minute."""
-        found = frozenset(await find_endless(self.database, MAX_ENDLESS))
         self.telemetry.found_endless(len(found))
         now = trio.current_time()
         if found - self._said and now >= self._say_again_at:

@@ -53,7 +53,7 @@ MAX_LOCKED_PAUSE_S: Final = 0.5
 class Recorder:
     """The one writer of outcomes.
 
-    `freed` is called with the queue and the number of slots that came free; `released` is set when keys can be
+    `freed` is called with the queue and the task of each run whose slot came free; `released` is set when keys can be
     released. `sums` are the statistics; `tally` counts what was written since the start, by step. `insisting` becomes
     false when a drain has reached its bound: outcomes that can't be written from then on are left to the end of their
     leases.
@@ -64,7 +64,7 @@ class Recorder:
     runs: Runs
     outage: Outage
     telemetry: Telemetry
-    freed: Callable[[str, int], None]
+    freed: Callable[[Sequence[tuple[str, str]]], None]
     released: Wake
     sums: RunSums
     tally: Counter[Step] = attrs.field(factory=Counter)
@@ -145,18 +145,15 @@ class Recorder:
         if finished.void:
             self.telemetry.fenced(len(finished.void))
             log.warning("late outcomes changed nothing: the jobs belong to another worker now", jobs=len(finished.void))
-        slots: dict[str, int] = {}
         for message in batch:
             job = message.run.job
             self._count(message, finished)
             self._to_show.pop(job.token, None)
             self.runs.remove(message.run)
             self.locks.forget(job.token)
-            slots[job.queue] = slots.get(job.queue, 0) + 1
         if not self._to_show:
             self._show_at = math.inf  # nothing is left to show: no need to wake for it
-        for queue, number in slots.items():
-            self.freed(queue, number)
+        self.freed([(message.run.job.queue, message.run.job.task) for message in batch])
         self.released.set()
 
     def _count(self, message: Ended, finished: Finished) -> None:
@@ -273,7 +270,8 @@ class Recorder:
         if not texts:
             return set()
         try:
-            locked = await self.session.write(aio_keep_lines, texts)
+            of_loads = any(run.outbox.is_of_loads for run in lines)
+            locked = await self.session.write(partial(aio_keep_lines, of_loads=of_loads), texts)
         except StoreError as error:
             # Not kept for later: they are many, and the process's own log has room for them.
             if not self.outage.lasts:
@@ -288,6 +286,6 @@ class Recorder:
 UNSTORABLE: Final = "what the handler returned or raised could not be stored"
 
 
-def open_channel(slots: int) -> tuple[trio.MemorySendChannel[ToRecord], trio.MemoryReceiveChannel[ToRecord]]:
-    """The recorder's channel: a run has at most one `Shown` and one `Ended` under way, so sending never blocks."""
-    return trio.open_memory_channel[Ended | Shown](2 * slots + 1)
+def open_channel() -> tuple[trio.MemorySendChannel[ToRecord], trio.MemoryReceiveChannel[ToRecord]]:
+    """The recorder's channel, without a bound: a run has at most one `Shown` and one `Ended` under way."""
+    return trio.open_memory_channel[Ended | Shown](math.inf)

@@ -11,9 +11,9 @@ from functools import partial
 import attrs
 
 from dataloader.actors.failure_text import error_text
-from dataloader.actors.job_runs import Run
+from dataloader.actors.job_runs import BeginsTooLate, Run
 from dataloader.actors.success import success_of
-from dataloader.jobs.errors import LimitReached
+from dataloader.jobs.errors import BodyFailed, LimitReached
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Canceled, GiveUp, Outcome, Retry, Snooze, StopReason
 from dataloader.jobs.secrets.masking import mask_text
@@ -41,17 +41,22 @@ def outcome_of(
         )
 
 
-def _outcome(  # noqa: PLR0911 - one for each way to end
+def _outcome(  # noqa: C901, PLR0911 - one for each way to end
     run: Run, task: Task, value: object, error: BaseException | None, stopped: StopReason | None
 ) -> Outcome | None:
     end = partial(Outcome, run.job.job_id, run.job.token)
     if stopped is not None:
         return _outcome_when_stopped(end, run, task, error, stopped)
+    if isinstance(error, BeginsTooLate):
+        return end(Step.RETURN)
     if isinstance(error, LimitReached):
         return end(Step.SNOOZE, error=storable_text(str(error)), delay_s=error.for_s)
+    if isinstance(error, BodyFailed) and error.for_s is not None:
+        return end(Step.SNOOZE, error=error.text, delay_s=error.for_s)
     if error is not None:
         text = error_text(error)
-        if isinstance(error, MoveRefused) or task.retry.is_final(error):
+        is_final = error.is_final if isinstance(error, BodyFailed) else task.retry.is_final(error)
+        if isinstance(error, MoveRefused) or is_final:
             return end(Step.FAIL, error=text)
         return _again(end, run, text, task.retry.delay_s(run.job.attempt))
     match value:
@@ -86,6 +91,8 @@ def _outcome_when_stopped(
             return _again(end, run, text, 0.0)
         case StopReason.DRAIN | StopReason.KEY_LOST:
             return end(Step.RETURN, error=text)
+        case StopReason.PERIOD_END:
+            return end(Step.CLOSE, error=text)
         case StopReason.TIMEOUT:
             text = f"timeout: the run took longer than {task.timeout_s:g} s" + (f"\n{text}" if text else "")
             return _again(end, run, text, task.retry.delay_s(run.job.attempt))

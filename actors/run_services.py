@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -15,6 +16,7 @@ from dataloader.store.queue.transaction import Transactions
 
 if TYPE_CHECKING:
     from dataloader.actors.aio_loop import AioLoop
+    from dataloader.actors.children.pool import Children
 
 LogLevel = Literal["info", "warning", "error", "off"]
 
@@ -25,8 +27,9 @@ class RunServices:
 
     `resources` has the value for each key of `job.resource()`: a declaration of `@tasks.resource`, or a type that a
     library on top of the queue needs. `around` wraps every run, the first one outermost. `aio` is the loop of asyncio
-    handlers, None if no task needs one. Lines of `job.log` at level `logged_from` or above also go to the process's
-    log; `max_lines` of each run are kept with the job.
+    handlers, None if no task needs one; `children` run tasks with `process=True`. `retry_delays`, in seconds by task,
+    hold in place of its policy. Lines of `job.log` at level `logged_from` or above also go to the process's log;
+    `max_lines` of each run are kept with the job.
     """
 
     to_recorder: trio.MemorySendChannel[ToRecord]
@@ -35,6 +38,8 @@ class RunServices:
     telemetry: Telemetry
     max_lines: int
     logged_from: LogLevel = "off"
+    retry_delays: Mapping[str, float] = attrs.field(factory=dict)
     resources: dict[object, Any] = attrs.field(factory=dict)
     around: tuple[Around, ...] = ()
     aio: AioLoop | None = None
+    children: Children | None = None

@@ -7,16 +7,17 @@ handler that returned before it noticed a stop has succeeded. The runner itself 
 
 from __future__ import annotations
 
+import attrs
 import structlog
 import trio
 
 from dataloader.actors.failure_text import MAX_SUMMARY, error_text
 from dataloader.actors.handler_call import call_handler
-from dataloader.actors.job_runs import Run
+from dataloader.actors.job_runs import BeginsTooLate, Run
 from dataloader.actors.recorder_messages import Ended
 from dataloader.actors.run_outcome import outcome_of
 from dataloader.actors.run_services import RunServices
-from dataloader.jobs.errors import DataloaderError
+from dataloader.jobs.errors import BodyFailed, DataloaderError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import Outcome, StopReason
 from dataloader.jobs.states import Step
@@ -44,6 +45,9 @@ async def run(run: Run, task: Task, services: RunServices, limiter: trio.Capacit
     run.run_s = trio.current_time() - started
     was_stopped = run.scope.cancelled_caught or (error is not None and run.stop_reason is not None)
     stopped = run.stopped_by() if was_stopped else None
+    delay_s = services.retry_delays.get(task.name)
+    if delay_s is not None:
+        task = attrs.evolve(task, retry=task.retry.always(delay_s))
     outcome = None if run.committed else outcome_of(run, task, value, error, stopped)
     _log_end(error, outcome, stopped)
     if stopped in {StopReason.LEASE_LOST, StopReason.LEASE_ENDED, StopReason.KEY_LOST}:
@@ -61,6 +65,8 @@ def _log_end(error: BaseException | None, outcome: Outcome | None, stopped: Stop
         log.info("the job was stopped", why=stopped.value)
     elif stopped is not None:
         log.warning("the job was stopped", why=stopped.value, **_failure(error, outcome))
+    elif isinstance(error, BeginsTooLate):
+        log.info(str(error))
     elif error is not None or step is Step.FAIL:
         log.warning("the job failed", **_failure(error, outcome))
 
@@ -72,7 +78,8 @@ def _failure(error: BaseException | None, outcome: Outcome | None) -> dict[str, 
     said, _, trace = (text, "", "") if error is None else text.partition("\n\n")
     step = None if outcome is None else outcome.step.value
     fields: dict[str, object] = {"error": storable_text(said, MAX_SUMMARY), "next": step}
-    return fields | ({"exception": trace} if trace and not isinstance(error, DataloaderError) else {})
+    is_ours = isinstance(error, DataloaderError) and not isinstance(error, BodyFailed)
+    return fields | ({"exception": trace} if trace and not is_ours else {})
 
 
 async def _run_body(

@@ -1,14 +1,17 @@
 """Makes waiting jobs ready: their time has come, their key is free, their task is known, what they run after has ended.
 
 Sleeps until the next job falls due. Notifications wake it for a job that is due earlier, and for the end of a job that
-others wait for. After such an end it looks only at the jobs that wait for it. It looks at newly added jobs that run
-after others when a notification says that there are some, when no notification has come, and at each sweep. In every
-backoff period it sweeps the parked keys, for wake-ups that were lost. When more jobs have fallen due than one batch
-takes, it pauses between batches, in proportion to the time that they take, so that claims and outcomes go on.
+others wait for; the poller does when they were lost. After such an end it looks only at the jobs that wait for it. It
+looks at newly added jobs that run after others when a notification, a poll or its own look says that there are some. In
+every backoff period it looks for parked jobs, and sweeps their keys, for wake-ups that were lost. When more jobs have
+fallen due than one batch takes, it pauses between batches, in proportion to the time that they take, so that claims and
+outcomes go on.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -18,9 +21,9 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
-from dataloader.store.queue.make_ready import BATCH, ready_after, ready_declared, ready_due, ready_free
+from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_declared, ready_due, ready_free
+from dataloader.store.queue.poll import look_for_parked
 
 log = get_logger(__name__)
 
@@ -35,51 +38,72 @@ MAX_REST_S: Final = 0.2
 
 @attrs.define(eq=False, kw_only=True)
 class Stager:
-    """Stages for all queues. Jobs parked for an unknown task are made ready if this process has queue and task."""
+    """Stages for all queues.
+
+    Jobs parked for an unknown task are made ready if this process takes jobs of the task from the queue: `served` gives
+    queues with the tasks of which it does. After a failure it tries again in `poll_s` seconds at the latest. `due_at`
+    is Trio's time of the next job.
+    """
 
     database: Database
-    queues: list[str]
-    tasks: Tasks
+    served: Callable[[], Sequence[tuple[list[str], list[str]]]]
     outage: Outage
     sweep_s: float
     poll_s: float
     wake: Wake = attrs.field(factory=Wake)
     added: Wake = attrs.field(factory=Wake)
     """Set before `wake` when a job was added that runs after others."""
+    due_at: float = attrs.field(default=-math.inf, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stage until cancelled."""
         task_status.started()
         sweep_at = trio.current_time()
-        added = True
+        added = judging = True
         while True:
             try:
                 if trio.current_time() >= sweep_at:
                     sweep_at = trio.current_time() + self.sweep_s
-                    await ready_declared(self.database, self.queues, list(self.tasks))
-                    await ready_free(self.database)
-                    added = True
+                    if await self._sweep():
+                        added = judging = True
                 if self.added.is_set:
                     self.added.lower()
-                    added = True
+                    added = judging = True
                 began = trio.current_time()
                 staged = await ready_due(self.database)
-                judged = await ready_after(self.database, added=added)
+                self.due_at = trio.current_time() + _due_in_s(staged)
+                judged = await ready_after(self.database, added=added) if judging else Judged(0, more=False)
                 added = added and judged.more
+                judging = judged.more
                 self.outage.worked("stager")
             except StoreError as error:
+                judging = True
                 self.outage.failed("stager", error)
                 await trio.sleep(min(self.poll_s, MAX_PAUSE_S))
                 continue
             if (staged.readied >= BATCH and staged.next_due_s == 0) or (judged.jobs and judged.more):
                 await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
                 continue
-            # A notification wakes it for a job that falls due; `poll_s` is for lost ones.
-            pause_s = min(sweep_at - trio.current_time(), self.poll_s)
-            if staged.next_due_s is not None:
-                # A job that is due and was not made ready has a locked row.
-                pause_s = min(pause_s, staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S)
+            pause_s = min(self.due_at, sweep_at) - trio.current_time()
             if judged.more:
                 pause_s = min(pause_s, LOCKED_S)
-            if not await self.wake.wait(max(pause_s, 0.001)):
-                added = True
+            if await self.wake.wait(max(pause_s, 0.001)):
+                judging = True
+
+    async def _sweep(self) -> bool:
+        """Wake what is parked and should not be; whether jobs that run after others are to be judged."""
+        parked = await look_for_parked(self.database)
+        if parked.for_tasks:
+            for queues, tasks in self.served():
+                await ready_declared(self.database, queues, tasks)
+        if parked.for_keys:
+            await ready_free(self.database)
+        return parked.to_judge
+
+
+def _due_in_s(staged: Staged) -> float:
+    """In how many seconds jobs are to be made ready again."""
+    if staged.next_due_s is None:
+        return math.inf
+    # A job that is due and was not made ready has a locked row.
+    return staged.next_due_s + 0.001 if staged.next_due_s > 0 else LOCKED_S

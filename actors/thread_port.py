@@ -37,6 +37,10 @@ class ThreadRunPort:
         """Keep a line."""
         trio.from_thread.run_sync(self._port.log, level, message, fields, load)
 
+    def end_log(self, load: str) -> None:
+        """See `TrioPort.end_log`."""
+        trio.from_thread.run_sync(self._port.end_log, load)
+
     def checkpoint(self) -> None:
         """Raise `trio.Cancelled` if the run was stopped."""
         trio.from_thread.check_cancelled()

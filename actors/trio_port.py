@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 from uuid import UUID
 
 import attrs
@@ -15,7 +16,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
-from dataloader.jobs.errors import StoreUnavailable
+from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
 from dataloader.jobs.logger import get_logger
@@ -33,6 +34,36 @@ job_log = get_logger("dataloader.job")
 
 MAX_LINE: Final = 8_192
 """Bytes kept of one log line."""
+_BEGINNING: Final = 500
+"""Characters kept of the message of a load's line that is longer."""
+
+
+@attrs.define(eq=False)
+class RunEnd:
+    """The block in which a library writes the end of a run itself, or that it goes on."""
+
+    _run: Run
+    written: bool = False
+    _scope: trio.CancelScope = attrs.field(init=False)
+
+    async def __aenter__(self) -> Self:
+        """Shield the block."""
+        self._scope = self._run.shield_commit()
+        self._scope.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """The run has ended, or needs its lease again."""
+        try:
+            is_handled = self._scope.__exit__(kind, error, traceback)
+        finally:
+            self._run.commit_ended(well=self.written)
+        if self._scope.cancelled_caught:
+            await trio.lowlevel.checkpoint()  # noqa: ASYNC102 - it is cancelled by now, and shall be
+            raise LeaseLost("the lease ended before the run's end was written")
+        return bool(is_handled)
 
 
 class TrioPort:
@@ -58,14 +89,23 @@ class TrioPort:
             return
         if count > most:
             level, message, fields = "warning", f"more than {most} lines; the rest is not kept", {}
+        self._put_line(level, message, fields, load)
+
+    def end_log(self, load: str) -> None:
+        """A load has ended: the last of its lines says how many were not kept, if any (E11)."""
+        if (lost := self._run.outbox.lines_of(load) - self._services.max_lines) > 0:
+            self._put_line("warning", f"{lost:,} lines were not kept", {"not_kept": lost}, load)
+
+    def _put_line(self, level: Level, message: str, fields: Mapping[str, Any], load: str | None) -> None:
         if load is not None:
             fields = {"load": load, **fields}
-        payload = {
-            "level": level,
-            "message": mask_text(storable_text(str(message), MAX_MASKED)),
-            **({"fields": mask(cut_texts(fields))} if fields else {}),
-        }
+        text = mask_text(storable_text(str(message), MAX_MASKED))
+        payload = {"level": level, "message": text, **({"fields": mask(cut_texts(fields))} if fields else {})}
         line = storable_json(payload, MAX_LINE)
+        if load is not None and line.startswith('{"truncated":'):
+            # It stays one of its load's.
+            payload |= {"message": text[:_BEGINNING], "fields": {"load": load, **read_json(line)}}
+            line = storable_json(payload, MAX_LINE)
         self._run.outbox.put_line(datetime.now(UTC), line)
         self._tell()
         if self._services.logged_from in LEVELS[: LEVELS.index(level) + 1]:
@@ -109,6 +149,13 @@ class TrioPort:
             # If the lease has ended meanwhile, the body gets that cancellation rather than this error.
             await trio.lowlevel.checkpoint()
             raise failure
+
+    def ending(self) -> RunEnd:
+        """Let a library write how the run ended, or that it goes on: no heartbeat looks at the row meanwhile.
+
+        If the moment passes when the body must have ended, the block is left, and so is the body: it is cancelled.
+        """
+        return RunEnd(self._run)
 
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after, read from the database at each call."""

@@ -79,16 +79,25 @@ def day_or_instant(text: str) -> str:
 
 def json_object(text: str) -> dict[str, Any]:
     """The JSON object that is the text itself, in the file behind an `@`, or, for `-`, on standard input."""
+    return _json(text, dict[str, Any], "a JSON object")  # type: ignore[no-any-return]
+
+
+def json_value(text: str) -> Any:
+    """The same for any JSON value."""
+    return _json(text, Any, "JSON")
+
+
+def _json(text: str, kind: Any, said: str) -> Any:
     try:
         if text == "-":
             encoded = sys.stdin.buffer.read()
         else:
             encoded = Path(text[1:]).read_bytes() if text.startswith("@") else text.encode()
-        return msgspec.json.decode(encoded, type=dict[str, Any])
+        return msgspec.json.decode(encoded, type=kind)
     except OSError as error:
         raise click.BadParameter(f"{text[1:]}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise click.BadParameter(f"is not a JSON object: {error}") from error
+        raise click.BadParameter(f"is not {said}: {error}") from error
     except RecursionError as error:
         raise click.BadParameter("is nested too deeply") from error
 
@@ -115,6 +124,8 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         help=f"Only jobs with this status, or several with commas: {', '.join(Status)}.",
     )
     @click.option("--lock-key", help="Only jobs with this key.")
+    @click.option("--worker", help="Only jobs that this process runs.")
+    @click.option("--schedule", help="Only jobs of this schedule.")
     @click.option("--root", type=click.UUID, metavar="JOB_ID", help="Only this job and those that belong to it.")
     @click.option("--error-group", metavar="GROUP", help="Only jobs with an error of this group (see errors).")
     @click.option(
@@ -138,6 +149,8 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
         task: str | None,
         status: tuple[frozenset[Status], ...],
         lock_key: str | None,
+        worker: str | None,
+        schedule: str | None,
         root: UUID | None,
         error_group: str | None,
         since: datetime | None,
@@ -153,6 +166,8 @@ def finds_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
             task=task,
             status=frozenset().union(*status) or None,
             lock_key=lock_key,
+            worker=worker,
+            schedule=schedule,
             created_from=since,
             created_to=until,
             finished_from=ended_since,

@@ -11,6 +11,7 @@ import attrs
 import click
 
 from dataloader.cli.arguments import finds_jobs, row_number
+from dataloader.cli.bulk import tell_what_is_left_out
 from dataloader.cli.entry import report
 from dataloader.cli.output import Column, cell, print_json, print_table, state_of, why_waits
 from dataloader.cli.target import AskedQueue, asks_queue
@@ -29,6 +30,8 @@ class _Change:
     question: str
     said: Callable[[JobRecord], str] = state_of
     """How one job stands then."""
+    leaves_out: bool = False
+    """Jobs that wake durable processes are none of many."""
 
 
 def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,13 +52,13 @@ def _changes_jobs(command: Callable[..., Any]) -> Callable[..., Any]:
 def cancel(target: AskedQueue, **chosen: Any) -> int:
     """Cancel jobs by their ids, or with --all and a filter.
 
-    Queued jobs end at once, running jobs at their next checkpoint. Ended jobs stay as they are.
+    Queued jobs end at once, running jobs at their next checkpoint. Ended jobs stay as they are, and so do, with --all,
+    those that wake durable processes.
     """
-    return _change(
-        target,
-        _Change(lambda jobs, job_id: jobs.cancel(job_id), lambda jobs, wanted: jobs.cancel(wanted), "cancel {}"),
-        **chosen,
+    change = _Change(
+        lambda jobs, job_id: jobs.cancel(job_id), lambda jobs, wanted: jobs.cancel(wanted), "cancel {}", leaves_out=True
     )
+    return _change(target, change, **chosen)
 
 
 @click.command()
@@ -163,9 +166,11 @@ def _what_is_left(job: JobRecord) -> str:
 
 
 def _change_all(target: AskedQueue, change: _Change, wanted: JobFilter, *, yes: bool, as_json: bool) -> int:
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
+    if change.leaves_out:
+        tell_what_is_left_out(target, wanted)
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("--all asks before it acts, and there is no terminal to ask on; add --yes")
         click.confirm(f"{change.question.format(_described(wanted))}?", abort=True, err=True)
     count = target.ask(lambda jobs: change.to_all(jobs, wanted))
     if as_json:

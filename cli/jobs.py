@@ -36,6 +36,7 @@ from dataloader.jobs.listings import LEVELS, MAX_PAGE, JobFilter, Level, LogLine
 from dataloader.jobs.model import Enqueued, JobRecord, NewJob, WhenFailed
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.states import QueueState, Status
+from dataloader.jobs.wait_reasons import WaitReason
 
 _NOTES: Final = {
     "again": "the first job with this idempotency key",
@@ -149,16 +150,18 @@ def status(target: AskedQueue, *, job_id: UUID, all_fields: bool, wait: bool, ti
     """Show a job's status, progress and result."""
     _check_timeout(timeout_s, wait=wait)
 
-    async def question(jobs: Jobs) -> JobRecord:
+    async def question(jobs: Jobs) -> tuple[JobRecord, WaitReason | None]:
         job = await jobs.get(job_id)
-        if not wait:
-            return job
-        return await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=_Changes().show, tell=tell)
+        if wait:
+            return await wait_for_end(jobs, job_id, timeout_s=timeout_s, on_change=_Changes().show, tell=tell), None
+        return job, None if as_json or all_fields or job.status is not Status.QUEUED else await jobs.why(job_id)
 
-    job = target.ask(question)
+    job, why = target.ask(question)
     if wait:
         return _show_end(job, as_json=as_json, all_fields=all_fields)
     _show(job, as_json=as_json, all_fields=all_fields)
+    if why is not None:
+        click.echo(f"waits because: {cell(' '.join([why.text, *why.also]))}")
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 
 from dataloader.cli.arguments import instant_before_now, json_object
 from dataloader.cli.entry import Group
-from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.output import Column, cell, print_json, print_table, tell
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.schedule_contract import MAX_NEXT, ScheduleEvent, ScheduleRecord, Schedules
 from dataloader.jobs.schedules import Missed, Overlap, Schedule
@@ -63,7 +63,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
         return
     for label, value in (
         ("schedule", found.name),
-        ("task", found.task),
+        ("task", f"{found.task} (no process has declared it)" if found.unknown_task else found.task),
         ("times", _times(found)),
         ("next", found.next_at),
         ("last", found.last_at),
@@ -107,7 +107,10 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 def set_schedule(target: AskedQueue, *, name: str, queue: str | None, as_json: bool, **fields: Any) -> None:
     """Store the schedule NAME, in place of one of that name; programs leave it as it is from then on."""
     wanted = Schedule(name=name, job={} if queue is None else {"queue": queue}, **fields)
-    _say(target.ask_schedules(lambda schedules: schedules.put(wanted)), as_json=as_json)
+    stored = target.ask_schedules(lambda schedules: schedules.put(wanted))
+    _say(stored, as_json=as_json)
+    if stored.unknown_task:
+        tell(f"no process has declared the task {stored.task!r}: is its name right?")
 
 
 def _changes(what: str, change: Callable[[Schedules, str], Any]) -> click.Command:

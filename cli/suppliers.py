@@ -12,7 +12,7 @@ from dataloader.cli.entry import Group
 from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.cli.task_limits import NAME, changes_of
-from dataloader.jobs.limit_contract import Limits, SupplierRecord
+from dataloader.jobs.limit_contract import BudgetState, Limits, SupplierRecord
 from dataloader.jobs.limits import Supplier
 from dataloader.jobs.listings import MAX_PAGE
 
@@ -28,17 +28,22 @@ _LIMITS: Final = [field.name for field in attrs.fields(Supplier) if field.name !
 
 
 class _Budget(click.ParamType[Any]):
-    """A budget such as 100/60: at most 100 in 60 seconds."""
+    """A budget such as 100/60: at most 100 in 60 seconds; or 10000/day/Europe/Berlin."""
 
     name = "budget"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As click has it."""
-        number, _, per_s = str(value).partition("/")
+        number, _, span = str(value).partition("/")
+        span, _, zone = span.partition("/")
         try:
-            return [int(number), float(per_s)]
+            if span == "day":
+                return {"requests": int(number), "per": span, "zone": zone or "UTC"}
+            if not zone:
+                return [int(number), float(span)]
         except ValueError:
-            self.fail(f"must be a number and seconds, such as 100/60, not {value!r}", param, ctx)
+            pass
+        return self.fail(f"must be such as 100/60 (seconds) or 10000/day/Europe/Berlin, not {value!r}", param, ctx)
 
 
 @click.group(cls=Group)
@@ -80,7 +85,7 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
     if found.budgets:
         print_table(
             _BUDGETS,
-            ((one.requests, f"{one.per_s:g}", one.used, one.left, one.free_at or "now") for one in found.budgets),
+            ((one.requests, _span(one), one.used, one.left, one.free_at or "now") for one in found.budgets),
             nothing="",
         )
 
@@ -88,7 +93,12 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @supplier.command("set")
 @NAME
 @click.option(
-    "--budget", "budgets", type=_Budget(), multiple=True, metavar="UNITS/SECONDS", help="100/60; may be repeated."
+    "--budget",
+    "budgets",
+    type=_Budget(),
+    multiple=True,
+    metavar="UNITS/SECONDS",
+    help="100/60, or 10000/day/Europe/Berlin; may be repeated.",
 )
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
@@ -152,8 +162,13 @@ def _state(one: SupplierRecord) -> str:
     return "open" if one.closed is None else f"closed: {one.closed}"
 
 
+def _span(one: BudgetState, unit: str = "") -> str:
+    """As `--budget` takes it."""
+    return f"day/{one.zone}" if one.per_s is None else f"{one.per_s:g}{unit}"
+
+
 def _budgets(one: SupplierRecord) -> str:
-    return ", ".join(f"{budget.left} of {budget.requests}/{budget.per_s:g} s" for budget in one.budgets)
+    return ", ".join(f"{budget.left} of {budget.requests}/{_span(budget, ' s')}" for budget in one.budgets)
 
 
 def _say(one: SupplierRecord, *, as_json: bool) -> None:

@@ -17,10 +17,12 @@ import attrs
 import click
 import trio
 
+from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import AccessDenied, ConfigError
 from dataloader.jobs.limit_contract import Limits
+from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.schedule_contract import Schedules
 from dataloader.supervisor.open_jobs import account, client_options
 from dataloader.supervisor.settings import Settings
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from dataloader.cli.load_reads import LoadReads
     from dataloader.store.connection.bridge import DatabaseOptions
     from dataloader.store.embedded.postgres import EmbeddedPostgres
+    from dataloader.web.service_connection import ServiceConnection
 
 Q = TypeVar("Q")
 T = TypeVar("T")
@@ -54,33 +57,87 @@ class AskedQueue:
 
     def ask(self, question: Callable[[Jobs], Awaitable[T]]) -> T:
         """Open the queue, run `question` with it, close it."""
-        if self.url is not None:
-            from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
-
-            return run_trio(_ask_service, open_http_jobs(self.url, self.token), question)
-        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, open_jobs_of(settings), question)
+        return self._ask(_open_http_jobs, open_jobs_of, question)
 
     def ask_loads(self, question: Callable[[LoadReads], Awaitable[T]]) -> T:
         """The same for what is known of loads."""
-        if self.url is not None:
-            return run_trio(_ask_service, _open_http_loads(self.url, self.token), question)
-        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, open_loads_of(settings), question)
+        return self._ask(_open_http_loads, open_loads_of, question)
 
     def ask_schedules(self, question: Callable[[Schedules], Awaitable[T]]) -> T:
         """The same for schedules."""
-        if self.url is not None:
-            return run_trio(_ask_service, _open_http_schedules(self.url, self.token), question)
-        with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, open_schedules_of(settings), question)
+        return self._ask(_open_http_schedules, open_schedules_of, question)
+
+    def ask_bulk(self, question: Callable[[BulkActs], Awaitable[T]]) -> T:
+        """The same for acts on many jobs."""
+        return self._ask(_open_http_bulk, _open_bulk_of, question)
 
     def ask_limits(self, question: Callable[[Limits], Awaitable[T]]) -> T:
         """The same for the limits of tasks and suppliers."""
+        return self._ask(_open_http_limits, open_limits_of, question)
+
+    def ask_processes(self, question: Callable[[ProcessClient], Awaitable[T]]) -> T:
+        """The same for durable processes."""
+        return self._ask(_open_http_processes, open_processes_of, question)
+
+    def _ask(
+        self,
+        of_service: Callable[[str, str | None], AbstractAsyncContextManager[Q]],
+        of_database: Callable[[Settings], AbstractAsyncContextManager[Q]],
+        question: Callable[[Q], Awaitable[T]],
+    ) -> T:
+        """Ask the service that was named, or else the database."""
         if self.url is not None:
-            return run_trio(_ask_service, _open_http_limits(self.url, self.token), question)
+            return run_trio(_ask_service, of_service(self.url, self.token), question)
         with provide_database(load_settings(overrides={"data_dir": self.data_dir}), create=False) as settings:
-            return run_trio(_ask, open_limits_of(settings), question)
+            return run_trio(_ask, of_database(settings), question)
+
+
+@asynccontextmanager
+async def _over_http(client: Callable[[ServiceConnection], Q], url: str, token: str | None) -> AsyncIterator[Q]:
+    """What `client` makes of a connection to a service, for the length of a block."""
+    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - no HTTP client is needed for a database
+
+    async with open_service(url, token) as service:
+        yield client(service)
+
+
+def _open_http_jobs(url: str, token: str | None) -> AbstractAsyncContextManager[Jobs]:
+    from dataloader.web.http_jobs import open_http_jobs  # noqa: PLC0415 - no driver is needed here
+
+    return open_http_jobs(url, token)
+
+
+@asynccontextmanager
+async def _open_bulk_of(settings: Settings) -> AsyncIterator[BulkActs]:
+    from dataloader.store.connection.bridge import open_database  # noqa: PLC0415 - no driver is needed over HTTP
+    from dataloader.store.queue.bulk import DatabaseBulkActs  # noqa: PLC0415 - as above
+
+    async with open_database(command_options(settings)) as database:
+        yield DatabaseBulkActs(database=database, operator=Operator(account()))
+
+
+def _open_http_bulk(url: str, token: str | None) -> AbstractAsyncContextManager[BulkActs]:
+    from dataloader.web.http_bulk import HttpBulkActs  # noqa: PLC0415 - no HTTP client is needed for a database
+
+    return _over_http(HttpBulkActs, url, token)
+
+
+@asynccontextmanager
+async def open_processes_of(settings: Settings) -> AsyncIterator[ProcessClient]:
+    """The durable processes of the settings' database, for the length of a block; the account signs what is done."""
+    from dataloader.supervisor.listening_processes import (  # noqa: PLC0415 - no driver is needed over HTTP
+        open_database_processes,
+    )
+
+    options, operator = command_options(settings), Operator(account())
+    async with open_database_processes(options, operator, default_lease_s=settings.default_lease_s) as processes:
+        yield processes
+
+
+def _open_http_processes(url: str, token: str | None) -> AbstractAsyncContextManager[ProcessClient]:
+    from dataloader.web.http_processes import open_http_processes  # noqa: PLC0415 - no driver is needed here
+
+    return open_http_processes(url, token)
 
 
 @asynccontextmanager
@@ -93,13 +150,10 @@ async def open_limits_of(settings: Settings) -> AsyncIterator[Limits]:
         yield DatabaseLimits(database=database, operator=Operator(account()))
 
 
-@asynccontextmanager
-async def _open_http_limits(url: str, token: str | None) -> AsyncIterator[Limits]:
+def _open_http_limits(url: str, token: str | None) -> AbstractAsyncContextManager[Limits]:
     from dataloader.web.http_limits import HttpLimits  # noqa: PLC0415 - no HTTP client is needed for a database
-    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
 
-    async with open_service(url, token) as service:
-        yield HttpLimits(service)
+    return _over_http(HttpLimits, url, token)
 
 
 @asynccontextmanager
@@ -114,13 +168,10 @@ async def open_schedules_of(settings: Settings) -> AsyncIterator[Schedules]:
         )
 
 
-@asynccontextmanager
-async def _open_http_schedules(url: str, token: str | None) -> AsyncIterator[Schedules]:
+def _open_http_schedules(url: str, token: str | None) -> AbstractAsyncContextManager[Schedules]:
     from dataloader.web.http_schedules import HttpSchedules  # noqa: PLC0415 - no HTTP client is needed for a database
-    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
 
-    async with open_service(url, token) as service:
-        yield HttpSchedules(service)
+    return _over_http(HttpSchedules, url, token)
 
 
 @asynccontextmanager
@@ -143,13 +194,10 @@ async def open_loads_of(settings: Settings) -> AsyncIterator[LoadReads]:
         yield DatabaseLoadReads(database)
 
 
-@asynccontextmanager
-async def _open_http_loads(url: str, token: str | None) -> AsyncIterator[LoadReads]:
-    from dataloader.cli.load_reads import HttpLoadReads  # noqa: PLC0415 - no HTTP client is needed for a database
-    from dataloader.web.service_connection import open_service  # noqa: PLC0415 - as above
+def _open_http_loads(url: str, token: str | None) -> AbstractAsyncContextManager[LoadReads]:
+    from dataloader.cli.load_reads import HttpLoadReads  # noqa: PLC0415 - as above
 
-    async with open_service(url, token) as service:
-        yield HttpLoadReads(service)
+    return _over_http(HttpLoadReads, url, token)
 
 
 def command_options(settings: Settings) -> DatabaseOptions:

@@ -14,7 +14,7 @@ from dataloader.cli.target import AskedQueue, asks_queue
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.limit_contract import Limits, OpenJobs
 from dataloader.jobs.limit_files import read_limits
-from dataloader.jobs.limits import TaskLimits
+from dataloader.jobs.limits import AtPeriodEnd, TaskLimits
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.task_listings import TaskState
 
@@ -70,12 +70,20 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @NAME
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
+@click.option(
+    "--at-period-end", type=click.Choice(get_args(AtPeriodEnd)), help="Of what runs at a close; stop: back to its lane."
+)
 @click.option("--max-running", type=int, metavar="NUMBER", help="How many run at once, over all processes.")
+@click.option("--max-running-per-partition", type=int, metavar="NUMBER", help="And how many of one partition_key.")
 @click.option("--batch-size", type=int, metavar="NUMBER", help="They start in batches of so many.")
 @click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="Between two batches.")
 @click.option("--supplier", help="The supplier whose budgets and periods hold, too.")
 @click.option("--cost", type=int, metavar="NUMBER", help="Units of its budgets that a start takes.")
 @click.option("--retry-priority", type=int, metavar="NUMBER", help="A job's priority when a run has failed.")
+@click.option(
+    "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="Between a run that failed and the next."
+)
+@click.option("--max-attempts", type=int, metavar="NUMBER", help="Runs of a job that is added from now on.")
 @click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="The program's again; may be repeated.")
 @asks_queue
 def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:

@@ -99,8 +99,11 @@ async def served_instead(jobs: Jobs, queue: str) -> list[str] | None:
 
 async def knows_task(jobs: Jobs, queue: str, task: str) -> bool:
     """Whether a worker of the queue may know the task: it does, or does not tell."""
-    known = [worker.tasks for worker in await jobs.workers() if _shows(worker.queues, queue)]
-    return any(tasks is None or _shows(tasks, task) for tasks in known)
+    for worker in await jobs.workers():
+        only = next((names for name, names in (worker.only_tasks or {}).items() if _shows([name], queue)), worker.tasks)
+        if _shows(worker.queues, queue) and (only is None or _shows(only, task)):
+            return True
+    return False
 
 
 def _shows(names: Collection[str], name: str) -> bool:

@@ -13,6 +13,8 @@ import attrs
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.etl.run.load_metrics import LoadMetrics
 from dataloader.jobs.measures import Measure
+from dataloader.jobs.process_outbox import NOBODY, ProcessOutbox, Sink, Sinks
+from dataloader.jobs.process_telemetry import ProcessTelemetry
 
 
 @attrs.frozen
@@ -23,7 +25,16 @@ class Libraries:
     measures: Sequence[Measure]
 
 
-def libraries_of(pipeline: PipelineSettings) -> Libraries:
-    """Those of one process, whose loads run with the settings `pipeline`."""
-    loads = LoadMetrics()
-    return Libraries({LoadMetrics: loads, PipelineSettings: pipeline}, loads.measures)
+def libraries_of(pipeline: PipelineSettings, sinks: Sequence[Sink] = (), outbox: ProcessOutbox = NOBODY) -> Libraries:
+    """Those of one process, whose loads run with the settings `pipeline`, and whose processes tell `sinks`."""
+    loads, processes = LoadMetrics(), ProcessTelemetry()
+    return Libraries(
+        {
+            LoadMetrics: loads,
+            PipelineSettings: pipeline,
+            ProcessTelemetry: processes,
+            ProcessOutbox: outbox,
+            Sinks: Sinks({sink.name: sink for sink in sinks}),
+        },
+        (*loads.measures, *processes.measures),
+    )

@@ -27,6 +27,7 @@ from dataloader.jobs.new_job import new_job
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.tasks import Task
+from dataloader.jobs.wait_reasons import WaitReason
 
 MAX_BULK: Final = 10_000
 """The most jobs that one transaction changes: their rows stay locked until it commits."""
@@ -92,6 +93,10 @@ class Jobs(abc.ABC):
         """Return the job. Raises `JobNotFound`, `BadRequest`."""
 
     @abc.abstractmethod
+    async def why(self, job_id: UUID) -> WaitReason:
+        """Say why the job does not run now, in one sentence. Raises `JobNotFound`, `BadRequest`."""
+
+    @abc.abstractmethod
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
         """A page of at most `limit` (1 to 1,000) jobs, newest first, from `after`, the `next` of the page before.
 
@@ -154,7 +159,8 @@ class Jobs(abc.ABC):
 
         An ended job stays as it is. A filter without a criterion is refused. With a filter, `limit` (1 to
         10,000) jobs at most are canceled, in one transaction; without a limit all of them, in several. Returns how many
-        there were, without jobs that were asked to stop before. Raises `JobNotFound`, `BadRequest`.
+        there were, without jobs that were asked to stop before. Raises `JobNotFound`, `BadRequest`, and `Conflict`
+        for one job that wakes a durable process.
         """
         return await self._do(Change(action="cancel"), which, limit)
 
@@ -248,7 +254,7 @@ class Jobs(abc.ABC):
             state: only those that wait for a retry (`waiting`), or only those that failed for good (`failed`).
             limit: the oldest jobs that are looked at, 1 to 10,000, in one transaction; None: all, in several.
 
-        Raises `BadRequest`.
+        Raises `ErrorGroupNotFound` if the group has no job, and `BadRequest`.
         """
         wanted = GroupRetry(group=group, at=at, spread_s=spread_s, state=state)
         retried = await self.retry_some_of_group(wanted, limit=BATCH if limit is None else limit)
@@ -260,7 +266,10 @@ class Jobs(abc.ABC):
 
     @abc.abstractmethod
     async def retry_some_of_group(self, wanted: GroupRetry, *, limit: int, after: After = None) -> GroupRetried:
-        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`."""
+        """Retry at most `limit` (1 to 10,000) jobs of a group in one transaction, oldest first, from behind `after`.
+
+        Raises `ErrorGroupNotFound` if it has no job at all.
+        """
 
     @abc.abstractmethod
     async def duplicates(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -33,6 +34,8 @@ ALIASES: Final = {
 FIELDS: Final = 5
 HORIZON: Final = 50 * 366 * DAY
 """An expression without a time in so long never has one: 29 February on a given weekday comes within 40 years."""
+PARSED: Final = 500
+"""Expressions that are kept as parsed: many schedules have the same one."""
 _MINUTE: Final = timedelta(minutes=1)
 
 
@@ -56,20 +59,7 @@ class Cron:
 
         Raises `BadRequest` for what is no expression, and for one that never has a time.
         """
-        expression = ALIASES.get(text.strip().lower(), text)
-        parts = expression.split()
-        if len(parts) != FIELDS:
-            raise _refusal(text, f"has {len(parts)} fields" if parts else "is empty")
-        try:
-            found = CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
-        except CronSimError as error:
-            raise _refusal(text, str(error).replace("Bad", "has a bad")) from None
-        minutes = tuple(sorted(hour * 60 + minute for hour in found.hours for minute in found.minutes))
-        is_fixed = not parts[0].startswith("*") and not parts[1].startswith("*")
-        cron = cls(text, zone, minutes, is_fixed, found)
-        if not any(cron._is_on(date(2000, 1, 1) + n * DAY) for n in range(HORIZON // DAY)):
-            raise _refusal(text, "never comes")
-        return cron
+        return _parsed(text, zone)
 
     def after(self, instant: datetime, until: datetime | None = None) -> Iterator[datetime]:
         """The times later than `instant`, ascending; up to and including `until` if that is given."""
@@ -109,7 +99,7 @@ class Cron:
         """The wall times from `begin` to `end` (exclusive) that match, ascending."""
         midnight = datetime.combine(begin.date(), time())
         while midnight < end:
-            if self._is_on(midnight.date()):
+            if self.is_on(midnight.date()):
                 # A begin with seconds: the next whole minute.
                 first = -((midnight - max(begin, midnight)) // _MINUTE)
                 for minute in self.minutes[bisect_left(self.minutes, first) :]:
@@ -119,8 +109,27 @@ class Cron:
                     yield wall
             midnight += DAY
 
-    def _is_on(self, day: date) -> bool:
+    def is_on(self, day: date) -> bool:
+        """Whether it has times on a day."""
         return day.month in self._days.months and self._days.match_day(day)
+
+
+@lru_cache(PARSED)
+def _parsed(text: str, zone: ZoneInfo) -> Cron:
+    expression = ALIASES.get(text.strip().lower(), text)
+    parts = expression.split()
+    if len(parts) != FIELDS:
+        raise _refusal(text, f"has {len(parts)} fields" if parts else "is empty")
+    try:
+        found = CronSim(expression, datetime(2000, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise _refusal(text, str(error).replace("Bad", "has a bad")) from None
+    minutes = tuple(sorted(hour * 60 + minute for hour in found.hours for minute in found.minutes))
+    is_fixed = not parts[0].startswith("*") and not parts[1].startswith("*")
+    cron = Cron(text, zone, minutes, is_fixed, found)
+    if not any(cron.is_on(date(2000, 1, 1) + n * DAY) for n in range(HORIZON // DAY)):
+        raise _refusal(text, "never comes")
+    return cron
 
 
 def shortest_pause(cron: Cron, since: datetime, number: int = 1_000) -> timedelta:

@@ -75,11 +75,13 @@ class JobNotFound(NotFound):
 class IdempotencyConflict(DataloaderError):  # noqa: N818
     """The idempotency key was used before for another request (Q2). Use a new key, or send the first request again."""
 
-    def __init__(self, key: str, job_id: object) -> None:
-        """`key` is the idempotency key, `job_id` the job that has it."""
-        super().__init__(f"idempotency_key {key!r} belongs to job {job_id}, which was requested differently")
+    def __init__(self, key: str, job_id: object = None, *, task_id: int | None = None) -> None:
+        """`key` is the idempotency key; `job_id` the job that has it, or `task_id` the task of a process."""
+        owner = f"job {job_id}" if task_id is None else f"task {task_id} of a process"
+        super().__init__(f"idempotency_key {key!r} belongs to {owner}, which was requested differently")
         self.key = key
         self.job_id = job_id
+        self.task_id = task_id
 
 
 class Conflict(DataloaderError):  # noqa: N818
@@ -102,6 +104,25 @@ class Draining(DataloaderError):  # noqa: N818
 
 class LeaseLost(DataloaderError):  # noqa: N818
     """This worker has lost the job: its lease ended, or another process changed the row. Its writes are void."""
+
+
+class JobStopped(BaseException):
+    """The job was canceled, timed out, lost its lease or is drained. Raised in a task with `process=True`.
+
+    Clean up and let it pass: after a grace the process is killed.
+    """
+
+
+class BodyFailed(DataloaderError):  # noqa: N818 - as LeaseLost
+    """A body that ran in a process of its own has failed. `text` is the job's error, `is_final` that none is to follow.
+
+    `for_s` is set if a supplier's limit was reached: the job goes on in so many seconds.
+    """
+
+    def __init__(self, text: str, *, is_final: bool = False, for_s: float | None = None) -> None:
+        """`text` has the traceback, masked and cut already."""
+        super().__init__(text.partition("\n")[0])
+        self.text, self.is_final, self.for_s = text, is_final, for_s
 
 
 class ActorGaveUp(DataloaderError):  # noqa: N818

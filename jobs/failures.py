@@ -15,7 +15,7 @@ from uuid import UUID
 import attrs
 from msgspec import Meta
 
-from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.errors import BadRequest, NotFound
 from dataloader.jobs.model import Instant, about, check_instant
 from dataloader.jobs.page_cursor import Next
 from dataloader.jobs.states import Status
@@ -33,6 +33,10 @@ MAX_SPREAD_S: Final = 30 * 86_400.0
 _ID: Final = re.compile(r"[0-9a-f]{16}(?:\.[0-9a-f]{16})?")
 
 GroupId = Annotated[str, about("The group's id, which its jobs have as their `error_group`.")]
+
+
+class ErrorGroupNotFound(NotFound):
+    """No job has failed with such an error, as far as the log of errors goes back."""
 
 
 def group_id(group: int, exact: int | None) -> str:

@@ -1,7 +1,8 @@
 """The handles of a job: what a handler can read and do.
 
-`Job` is for Trio's async functions, `AioJob` for asyncio's, `ThreadJob` for plain functions, which run in a thread.
-They have the same names; methods that wait are awaited in the first two. Each calls a port of its flavour,
+`Job` is for Trio's async functions, `AioJob` for asyncio's, `ThreadJob` for plain functions, which run in a thread;
+`ProcessJob` and `AioProcessJob` are for functions that run in a process of their own.
+They have the same names; methods that wait are awaited by async functions. Each calls a port of its flavour,
 which the runner makes; so the domain needs no event loop, and `dataloader.testing` can hand a handler a real job.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, Unpack, overload
 from uuid import UUID
 
 import attrs
@@ -33,6 +34,7 @@ else:
     A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Transaction(Protocol):
@@ -99,6 +101,20 @@ class ThreadTransaction(Protocol):
         """The ids of the jobs that have been enqueued in it, in order; for `after=`."""
 
 
+class Ending(Protocol):
+    """The end of a run that a library writes. `written` says whether that was the end: else the run goes on."""
+
+    written: bool
+
+
+class Declared(Protocol[T_co]):
+    """What `@tasks.resource` makes of the decorated function."""
+
+    @property
+    def function(self) -> Callable[[], AbstractAsyncContextManager[T_co]]:
+        """The decorated function."""
+
+
 class Port(Protocol):
     """What every handle needs of the runner; nothing here waits for anything outside of the process."""
 
@@ -107,6 +123,9 @@ class Port(Protocol):
 
     def log(self, level: str, message: str, fields: Mapping[str, Any], load: str | None = None) -> None:
         """Keep a log line, of one of the job's loads or of the job itself, for the next write."""
+
+    def end_log(self, load: str) -> None:
+        """Keep how many lines of a load that has ended were not kept."""
 
     def deadline(self) -> float:
         """When the run is stopped unless its lease is renewed, by `trio.current_time()`."""
@@ -122,13 +141,10 @@ class Port(Protocol):
 
 
 class AsyncPort(Port, Protocol):
-    """The port of an async handle: Trio-flavoured behind `Job`, asyncio-flavoured behind `AioJob`."""
+    """The port of an async handle: Trio-flavoured behind `Job`, asyncio-flavoured behind the others."""
 
     async def checkpoint(self) -> None:
         """Let others run; raises the flavour's cancellation if the run was stopped."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction that ends with the job's success."""
 
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
@@ -140,14 +156,21 @@ class AsyncPort(Port, Protocol):
         """Add a job."""
 
 
-class ThreadPort(Port, Protocol):
-    """The port of a thread's handle."""
+class AsyncWorkerPort(AsyncPort, Protocol):
+    """The port of an async handle in the worker's own process."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction that ends with the job's success."""
+
+    def ending(self) -> AbstractAsyncContextManager[Ending]:
+        """For a library that writes the run's end itself, in the block: shielded until the body must have ended."""
+
+
+class BlockingPort(Port, Protocol):
+    """The port of a plain function's handle."""
 
     def checkpoint(self) -> None:
-        """Raise `trio.Cancelled` if the run was stopped."""
-
-    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
-        """A transaction that ends with the job's success."""
+        """Raise what ends the function if the run was stopped."""
 
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after."""
@@ -157,6 +180,13 @@ class ThreadPort(Port, Protocol):
 
     def enqueue(self, task: str | Task[B], args: B | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
+
+
+class ThreadPort(BlockingPort, Protocol):
+    """The port of a thread's handle."""
+
+    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
+        """A transaction that ends with the job's success."""
 
 
 @attrs.frozen(eq=False)
@@ -183,7 +213,7 @@ class JobLog:
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Handle(Generic[A]):
-    """What the three handles have in common: the job as it was claimed, and what needs no waiting."""
+    """What all handles have in common: the job as it was claimed, and what needs no waiting."""
 
     job_id: UUID
     """The job's id, the same in each attempt."""
@@ -207,6 +237,8 @@ class _Handle(Generic[A]):
     """The time that its schedule had planned; a run that is late, or made up for, has it too."""
     previous: Any = None
     """What the stage before has returned; None at a job's first stage, and for a task that is no stage."""
+    version: float | None = None
+    """The version of the request that it is made or was updated by, an instant in seconds since 1970; None without."""
     _port: Any
 
     @property
@@ -231,6 +263,10 @@ class _Handle(Generic[A]):
         """The log of one of the job's loads: its lines have the field `load`, and are counted by themselves."""
         return JobLog(partial(self._facts.log, load=load))
 
+    def end_log_of(self, load: str) -> None:
+        """A load has ended: if it has logged more lines than are kept, its last one says how many are not."""
+        self._facts.end_log(load)
+
     def progress_nowait(self, progress: Mapping[str, Any]) -> None:
         """Like `progress`, but without a checkpoint: for the cleanup of a run that was stopped."""
         self._facts.progress(progress)
@@ -239,7 +275,13 @@ class _Handle(Generic[A]):
         """Store `result` as the job's, even if this run fails or is stopped; a returned value replaces it."""
         self._facts.keep(result)
 
-    def resource(self, kind: Callable[..., T]) -> T:
+    @overload
+    def resource(self, kind: Declared[T]) -> T: ...
+
+    @overload
+    def resource(self, kind: Callable[..., T]) -> T: ...
+
+    def resource(self, kind: Any) -> Any:
         """Return the process's resource of this kind.
 
         Args:
@@ -247,8 +289,7 @@ class _Handle(Generic[A]):
 
         Raises `LookupError` if the process has none.
         """
-        resource: T = self._facts.resource(kind)
-        return resource
+        return self._facts.resource(kind)
 
     @property
     def _facts(self) -> Port:
@@ -273,17 +314,6 @@ class _AsyncHandle(_Handle[A]):
     async def checkpoint(self) -> None:
         """Let others run, and stop here if the job was canceled, timed out, lost its lease or is drained."""
         await self._port.checkpoint()
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
-
-        When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
-        handler does later can change that. When it raises, nothing is written, and another may be opened.
-
-        Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its
-        beginning while another one is open, or after one that has committed.
-        """
-        return self._port.transaction()
 
     async def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after (`after=`), by id; each call reads the database.
@@ -321,12 +351,30 @@ class _AsyncHandle(_Handle[A]):
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Job(_AsyncHandle[A]):
+class _AsyncWorkerHandle(_AsyncHandle[A]):
+    """What only a handler in the worker's own process has."""
+
+    _port: AsyncWorkerPort
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction in which the handler's own rows and the job's success commit together (Q12).
+
+        When the block ends without an error the job is `succeeded` with the transaction's `result`, and nothing the
+        handler does later can change that. When it raises, nothing is written, and another may be opened.
+
+        Raises `LeaseLost` at the end of the block if this worker has lost the job, and `RuntimeError` at its
+        beginning while another one is open, or after one that has committed.
+        """
+        return self._port.transaction()
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Job(_AsyncWorkerHandle[A]):
     """The handle of a Trio-flavoured handler. Its async methods raise `trio.Cancelled` when the job was stopped."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class AioJob(_AsyncHandle[A]):
+class AioJob(_AsyncWorkerHandle[A]):
     """The handle of an asyncio-flavoured handler (`asyncio=True`).
 
     Its async methods raise `asyncio.CancelledError` when the job was stopped; they belong to the handler's own tasks.
@@ -334,14 +382,10 @@ class AioJob(_AsyncHandle[A]):
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class ThreadJob(_Handle[A]):
-    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks.
+class _BlockingHandle(_Handle[A]):
+    """What blocks a plain function, in a thread or in a process of its own."""
 
-    Its methods block the thread and raise `trio.Cancelled` when the job was stopped; they belong to the handler's own
-    thread.
-    """
-
-    _port: ThreadPort
+    _port: BlockingPort
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Show `progress`, a JSON object, with the job, and stop here if the job was stopped.
@@ -352,12 +396,8 @@ class ThreadJob(_Handle[A]):
         self._port.checkpoint()
 
     def checkpoint(self) -> None:
-        """Stop here, by `trio.Cancelled`, if the job was canceled, timed out, lost its lease or is drained."""
+        """Stop here if the job was canceled, timed out, lost its lease or is drained."""
         self._port.checkpoint()
-
-    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
-        """Open a transaction in which the handler's own rows and the job's success commit together: see `Job`."""
-        return self._port.transaction()
 
     def after(self) -> dict[UUID, AfterResult]:
         """Return the outcomes of the jobs that this one runs after, by id: see `Job`."""
@@ -374,5 +414,44 @@ class ThreadJob(_Handle[A]):
         return self._port.enqueue(task, args, options)
 
 
-AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any]
+@attrs.frozen(eq=False, kw_only=True)
+class ThreadJob(_BlockingHandle[A]):
+    """The handle of a plain function in a thread, which can't be cancelled: call `checkpoint` between chunks.
+
+    Its methods block the thread and raise `trio.Cancelled` when the job was stopped; they belong to the handler's own
+    thread.
+    """
+
+    _port: ThreadPort
+
+    def transaction(self) -> AbstractContextManager[ThreadTransaction]:
+        """Open a transaction in which the handler's own rows and the job's success commit together: see `Job`."""
+        return self._port.transaction()
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class ProcessJob(_BlockingHandle[A]):
+    """The handle of a plain function in a process of its own (`process=True`).
+
+    When the job is stopped, `JobStopped` is raised wherever the function is, and after a grace the process is killed.
+    `deadline` is by `time.monotonic()`. There is no transaction, and `resource` has nothing: open in the function's
+    module what it needs. Methods that need an answer of the service's raise what they raise of a `Job`.
+    """
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class AioProcessJob(_AsyncHandle[A]):
+    """The handle of an asyncio function in a process of its own (`process=True, asyncio=True`): see `ProcessJob`.
+
+    When the job is stopped, the function's task is cancelled.
+    """
+
+
+AnyJob: TypeAlias = Job[Any] | AioJob[Any] | ThreadJob[Any] | ProcessJob[Any] | AioProcessJob[Any]
 """A job's handle, of whatever flavour: what `@tasks.around` is called with."""
+
+
+def port_of(job: Job[Any]) -> AsyncWorkerPort:
+    """The port of a Trio handler's job, for libraries on top of the queue that write a run's end themselves."""
+    port: AsyncWorkerPort = job._port  # noqa: SLF001
+    return port

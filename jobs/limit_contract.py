@@ -27,7 +27,9 @@ class BudgetState:
     """A budget of a supplier, and what of it is used now."""
 
     requests: Annotated[int, about("At most so many units")]
-    per_s: Annotated[float, about("in any span of so many seconds.")]
+    per_s: Annotated[float | None, about("in any span of so many seconds; null: in each day.")]
+    per: Annotated[Literal["day"] | None, about("`day`: from midnight to midnight.")] = None
+    zone: Annotated[str | None, about("The time zone whose midnight that is.")] = None
     used: Annotated[int, about("Units that count now; a start counts for the margin longer.")]
     left: Annotated[int, about("Units that may be taken now.")]
     free_at: Annotated[Instant | None, about("When the next unit is free; null: now.")]
@@ -69,7 +71,8 @@ class SupplierPage:
 class Limits(abc.ABC):
     """The limits of tasks and suppliers. A supervisor has them as `supervisor.limits`.
 
-    Changes hold from the next claim on, in all processes; what runs goes on. All raise `TaskNotFound` or
+    Changes hold from the next claim on, in all processes; what runs goes on, but at the close of
+    a period for a task that stops it. All raise `TaskNotFound` or
     `SupplierNotFound` for a name that is unknown, `BadRequest` for values that are not allowed, and `StoreUnavailable`
     when no answer came.
     """

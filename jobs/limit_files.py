@@ -17,8 +17,9 @@ _NAMES: Final = {
     "task_max_batch_size": "batch_size",
     "next_task_batch_delay_ms": "batch_delay_s",
     "next_try_priority": "retry_priority",
+    "next_try_delay_ms": "retry_delay_s",
+    "max_try_count": "max_attempts",
 }
-_PROGRAMS: Final = {"max_try_count": "max_attempts", "next_try_delay_ms": "retry"}
 _OURS: Final = ("task", *(field.name for field in attrs.fields(TaskLimits)))
 
 
@@ -47,8 +48,6 @@ def _read(entry: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for name, value in entry.items():
         ours = _NAMES.get(name, name)
-        if name in _PROGRAMS:
-            raise BadRequest(name, f"is what the program declares ({_PROGRAMS[name]}=), and can't be set by a file")
         if ours not in _OURS:
             raise BadRequest(name, f"is no limit of a task; there are {', '.join((*_OURS, *_NAMES))}")
         if ours in values:

@@ -6,45 +6,87 @@ and periods hold for all of them together, over all processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import attrs
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.model import MAX_INT, MAX_NAME, check_between, check_name
+from dataloader.jobs.model import MAX_ATTEMPTS, MAX_INT, MAX_NAME, check_between, check_name
+from dataloader.jobs.retry import MAX_RETRY_DELAY_S
 from dataloader.jobs.work_periods import WorkPeriods
 from dataloader.jobs.zones import zone_named
 
 WEEK_S: Final = 604_800
+LONGEST_DAY_S: Final = 93_600
+"""26 hours: in Antarctica/Troll the clock is put back by two."""
 MAX_DELAY_S: Final = 86_400
 MAX_BUDGETS: Final = 10
 MAX_COST: Final = 1_000_000
 MARGIN_S: Final = 1.0
 """How long after its claim a body may begin, unless the shortest span is below ten seconds: then a tenth of that."""
+AtPeriodEnd = Literal["finish", "stop"]
+"""At the close of a work period what runs goes on, or is stopped and goes back to its lane."""
 LEAST_MARGIN_S: Final = 0.1
 """Of shorter margins a loaded process would give back most of its jobs."""
 
 
 @attrs.frozen
 class Budget:
-    """At most `requests` requests, or starts, in any span of `per_s` seconds, over all processes.
+    """At most `requests` requests, or starts, in any span of `per_s` seconds, or in each day, over all processes.
 
-    Raises `ValueError` for a number that is not at least 1, and a span that is not between 0.001 s and a week.
+    Args:
+        requests: how many, from 1 to 1,000,000.
+        per_s: seconds of the span, from 0.001 to a week.
+        per: "day" in its place: from midnight to midnight, for suppliers that count by the calendar.
+        zone: whose midnight that is; UTC if it is not given.
+
+    Raises `ValueError` for what is out of range, and if there is not exactly one of `per_s` and `per`.
     """
 
     requests: int
-    per_s: float
+    per_s: float | None = None
+    per: Literal["day"] | None = attrs.field(default=None, kw_only=True)
+    zone: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.requests, bool) or not isinstance(self.requests, int) or not 1 <= self.requests <= 1_000_000:
             raise ValueError(f"requests: must be an integer from 1 to 1,000,000, not {self.requests!r}")
-        if not 0.001 <= self.per_s <= WEEK_S:
-            raise ValueError(f"per_s: must be a number of seconds from 0.001 to {WEEK_S:,}, not {self.per_s!r}")
+        if self.per is None:
+            if self.per_s is None or not 0.001 <= self.per_s <= WEEK_S:
+                raise ValueError(f"per_s: must be a number of seconds from 0.001 to {WEEK_S:,}, not {self.per_s!r}")
+            if self.zone is not None:
+                raise ValueError(f"zone: must be given with per='day' only, not with per_s: {self.zone!r:.60}")
+            return
+        if self.per != "day":
+            raise ValueError(f"per: must be 'day', not {self.per!r:.60}")
+        if self.per_s is not None:
+            raise ValueError(f"per_s: must not be given beside per='day', and is {self.per_s!r}")
+        object.__setattr__(self, "zone", zone_named(self.zone or "UTC").key)
+
+    @classmethod
+    def of_spec(cls, spec: Sequence[Any] | Mapping[str, Any]) -> Budget:
+        """The budget that `spec` describes: `[requests, per_s]`, or an object. Raises `TypeError` and `ValueError`."""
+        return cls(**spec) if isinstance(spec, Mapping) else cls(*spec)
+
+    def spec(self) -> list[float] | dict[str, Any]:
+        """What makes it again, for JSON."""
+        if self.per_s is None:
+            return {"requests": self.requests, "per": self.per, "zone": self.zone}
+        return [self.requests, self.per_s]
+
+    @property
+    def kept_s(self) -> float:
+        """How long a request counts at most, in seconds."""
+        return LONGEST_DAY_S if self.per_s is None else self.per_s
 
 
 def _texts(value: Sequence[str] | str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _budgets(value: Iterable[Budget]) -> tuple[Budget, ...]:
+    return tuple(value)  # not `tuple` itself, of which a type checker can't tell of what
 
 
 @attrs.frozen
@@ -62,7 +104,7 @@ class Supplier:
     """
 
     name: str
-    budgets: tuple[Budget, ...] = attrs.field(default=(), converter=tuple)
+    budgets: tuple[Budget, ...] = attrs.field(default=(), converter=_budgets)
     work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts, kw_only=True)
     zone: str = attrs.field(default="UTC", kw_only=True)
     margin_s: float | None = attrs.field(default=None, kw_only=True)
@@ -80,9 +122,11 @@ class Supplier:
         """The supplier that `spec` describes. Raises `BadRequest`."""
         values = {key: value for key, value in spec.items() if value is not None}
         try:
-            values["budgets"] = tuple(Budget(*budget) for budget in values.get("budgets", ()))
+            values["budgets"] = tuple(map(Budget.of_spec, values.get("budgets", ())))
         except (TypeError, ValueError) as error:
-            raise BadRequest("budgets", f"must be a list of [number, seconds]: {error}") from error
+            raise BadRequest(
+                "budgets", f"must be a list of [number, seconds] and of {{requests, per, zone}}: {error}"
+            ) from error
         try:
             return cls(name, **values)
         except BadRequest:
@@ -93,7 +137,7 @@ class Supplier:
     def spec(self) -> dict[str, Any]:
         """What makes it again, for JSON."""
         return {
-            "budgets": [[budget.requests, budget.per_s] for budget in self.budgets],
+            "budgets": [budget.spec() for budget in self.budgets],
             "work_periods": list(self.work_periods),
             "zone": self.zone,
             "margin_s": self.margin_s,
@@ -104,7 +148,7 @@ class Supplier:
         """`margin_s`, or what follows from the budgets."""
         if self.margin_s is not None:
             return self.margin_s
-        return max(min([MARGIN_S, *(budget.per_s / 10 for budget in self.budgets)]), LEAST_MARGIN_S)
+        return max(min([MARGIN_S, *(budget.kept_s / 10 for budget in self.budgets)]), LEAST_MARGIN_S)
 
     @property
     def periods(self) -> WorkPeriods | None:
@@ -119,34 +163,46 @@ class TaskLimits:
     Args:
         work_periods: when they may start, such as `MON-FRI 00:00-06:00`; none: always.
         zone: the time zone of `work_periods`.
+        at_period_end: whether what runs at the close, the task's or its supplier's, may `finish`, or must `stop`.
         max_running: how many may run at once, over all processes.
+        max_running_per_partition: and how many of one `partition_key`; the keys that wait have their turns.
         batch_size: they start in batches of so many: the next begins when none of the last is in work any more.
         batch_delay_s: and so many seconds later.
         supplier: the name of who is asked; its budgets and periods hold, too.
         cost: units of the supplier's budgets that a start takes. 0: only `job.take` and requests of loads do.
         retry_priority: the priority that a job gets when a run has failed, or has lost its worker.
+        retry_delay_s: seconds between a run that failed and the next one, in place of the task's retry policy.
+        max_attempts: runs before a job is failed, for jobs that are added from now on.
 
     Raises `BadRequest` for what is out of range.
     """
 
     work_periods: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     zone: str = "UTC"
+    at_period_end: AtPeriodEnd = "finish"
     max_running: int | None = None
+    max_running_per_partition: int | None = None
     batch_size: int | None = None
     batch_delay_s: float | None = None
     supplier: str | None = None
     cost: int = 1
     retry_priority: int | None = None
+    retry_delay_s: float | None = None
+    max_attempts: int | None = None
 
     def __attrs_post_init__(self) -> None:
         WorkPeriods.parsed(self.work_periods, zone_named(self.zone))
-        for name, value, low in (
-            ("max_running", self.max_running, 1),
-            ("batch_size", self.batch_size, 1),
-            ("retry_priority", self.retry_priority, 0),
+        if self.at_period_end not in get_args(AtPeriodEnd):
+            raise BadRequest("at_period_end", f"must be finish or stop, not {self.at_period_end!r:.60}")
+        for name, value, low, high in (
+            ("max_running", self.max_running, 1, MAX_INT),
+            ("max_running_per_partition", self.max_running_per_partition, 1, MAX_INT),
+            ("batch_size", self.batch_size, 1, MAX_INT),
+            ("retry_priority", self.retry_priority, 0, MAX_INT),
+            ("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS),
         ):
             if value is not None:
-                check_between(name, value, low, MAX_INT)
+                check_between(name, value, low, high)
         check_between("cost", self.cost, 0, MAX_COST)
         if self.batch_delay_s is not None:
             if self.batch_size is None:
@@ -156,6 +212,11 @@ class TaskLimits:
                     "batch_delay_s",
                     f"must be a number of seconds from 0 to {MAX_DELAY_S:,}, not {self.batch_delay_s!r}",
                 )
+        if self.retry_delay_s is not None and not 0 <= self.retry_delay_s <= MAX_RETRY_DELAY_S:
+            raise BadRequest(
+                "retry_delay_s",
+                f"must be a number of seconds from 0 to {MAX_RETRY_DELAY_S:,}, not {self.retry_delay_s!r}",
+            )
         if self.supplier is not None:
             check_name("supplier", self.supplier, MAX_NAME)
 
@@ -178,8 +239,11 @@ class TaskLimits:
 
     @property
     def needs_lane(self) -> bool:
-        """Whether its jobs wait in a lane: for anything but `retry_priority`."""
-        return attrs.evolve(self, retry_priority=None, cost=1) != TaskLimits()
+        """Whether its jobs wait in a lane: if it says when they may start, or how many."""
+        others = attrs.evolve(
+            self, retry_priority=None, retry_delay_s=None, max_attempts=None, cost=1, at_period_end="finish"
+        )
+        return others != TaskLimits()
 
     @property
     def periods(self) -> WorkPeriods | None:
@@ -192,7 +256,9 @@ class LimitOptions(TypedDict, total=False):
 
     work_periods: Sequence[str] | str
     zone: str
+    at_period_end: AtPeriodEnd
     max_running: int | None
+    max_running_per_partition: int | None
     batch_size: int | None
     batch_delay_s: float | None
     supplier: Supplier | str | None

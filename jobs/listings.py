@@ -40,7 +40,7 @@ class JobFilter:
 
     `finished_…` is when a job ended: jobs that have not ended do not match. `root` matches that job and
     all jobs of its group. `error_group` is the id of a group of errors: jobs that failed with one of them, for good or
-    until their next attempt.
+    until their next attempt. `worker` is the process that runs a job: others do not match.
 
     Raises `BadRequest` for a text that PostgreSQL can't store and for an instant without a time zone.
     """
@@ -55,10 +55,12 @@ class JobFilter:
     finished_to: datetime | None = None
     root: UUID | None = None
     error_group: str | None = None
+    worker: str | None = None
+    schedule: str | None = None
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no row can have. Names longer than ours may be: other services' rows can have them."""
-        for name in ("queue", "task", "lock_key"):
+        for name in ("queue", "task", "lock_key", "worker", "schedule"):
             text = getattr(self, name)
             if text is not None:
                 check_text(name, text, MAX_INT, empty=True)

@@ -17,12 +17,12 @@ Enqueue = Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]]
 class MessageSourceState:
     """A source of messages as this process reads it."""
 
-    source: Annotated[str, about("The source's name: the stream and the consumer group.")]
+    source: Annotated[str, about("The source's name: the stream and the consumer group, or the queue.")]
     connected: Annotated[bool, about("Whether this process reads it now.")]
     error: Annotated[str | None, about("Why it does not, or why messages wait; null if all is well.")]
     enqueued: Annotated[int, about("Messages of which this process has made jobs since its start.")]
     failed: Annotated[int, about("Tries of messages that failed in this process.")]
-    dead: Annotated[int, about("Messages that this process has moved to the dead-letter stream.")]
+    dead: Annotated[int, about("Messages that this process has moved to the dead letters.")]
 
 
 class MessageReader(Protocol):

@@ -238,8 +238,8 @@ class ClaimedJob:
 
     `args` is JSON, None where another service wrote more than any job of ours may have. `token` fences every later
     write; `lock_hash` is the advisory lock held for its `lock_key`, None for a job that has none; `lease_s` seconds
-    were granted. `more` is what only some jobs have, None for all others: `schedule` and `planned_at`, and `previous`,
-    what the stage before has returned.
+    were granted. `more` is what only some jobs have, None for all others: `schedule` and `planned_at`, `previous`, what
+    the stage before has returned, and `version`, of the request.
     """
 
     job_id: UUID
@@ -320,7 +320,10 @@ class JobRecord:
     ] = None
     version: Annotated[
         float | None,
-        about("The version that it was requested with, an instant in seconds since 1970; null if its task has none."),
+        about(
+            "The version that it was requested with, an instant in seconds since 1970, or when it was requested without"
+            " one; null if its task has none."
+        ),
     ] = None
     superseded_by: Annotated[
         UUID | None, about("The newer job of its unique key, which waits for its end; this one is not retried.")
@@ -350,7 +353,8 @@ class JobEvent:
 class WorkerRecord:
     """A process that sent a heartbeat lately: `claimed_by` of its jobs is `worker`.
 
-    `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell.
+    `queues` are those that it serves, with their slots; `tasks` those that it knows, None if it does not tell;
+    `only_tasks` those of which alone it takes jobs from a queue.
     """
 
     worker: Annotated[str, about("The process's name: `claimed_by` of the jobs that it runs.")]
@@ -361,6 +365,10 @@ class WorkerRecord:
     seen_at: Annotated[Instant, about("The time of its last heartbeat.")]
     queues: Annotated[dict[str, int], about("The queues that it serves, with their slots.")]
     tasks: Annotated[list[str] | None, about("The tasks that it knows; null if unknown.")] = None
+    only_tasks: Annotated[
+        dict[str, list[str]] | None,
+        about("Of queues from which it takes jobs of some tasks alone, those tasks; null: there are none."),
+    ] = None
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import attrs
 
-NoticeKind = Literal["failed", "lost", "schedule_paused", "left_out"]
+NoticeKind = Literal["failed", "lost", "schedule_paused", "left_out", "process_failed"]
 KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)
 QUEUE: Final = "notifications"
 """The queue of the jobs that tell, which each process with targets serves."""
@@ -67,8 +67,9 @@ class Targets:
 class Notice:
     """What a target is told: how often something failed since it was told last, when, and which jobs.
 
-    `name` is the task of `failed` and `lost` jobs, else the schedule. `error` is the newest one's first line, `group`
-    what all have in common; secrets in them are masked. `job_ids` are some of the jobs, the first ones.
+    `name` is the task of `failed` and `lost` jobs, of processes their type, else the schedule. `error` is the newest
+    one's first line, `group` what all have in common; secrets in them are masked. `job_ids` are some of the jobs, the
+    first ones.
     """
 
     kind: NoticeKind

@@ -79,7 +79,8 @@ class StopReason(enum.StrEnum):
     """Who stopped a run from outside: noted before its scope is cancelled, so that nobody has to guess afterwards.
 
     LEASE_LOST: the database said that the job is somebody else's. LEASE_ENDED: no heartbeat got through in time, so it
-    may be ours still. KEY_LOST: its lock_key went to another, or could have.
+    may be ours still. KEY_LOST: its lock_key went to another, or could have. PERIOD_END: a work period of its task, or
+    of the task's supplier, has closed.
     """
 
     CANCEL = "cancel_requested"
@@ -88,14 +89,15 @@ class StopReason(enum.StrEnum):
     LEASE_ENDED = "lease_ended"
     KEY_LOST = "key_lost"
     DRAIN = "drain"
+    PERIOD_END = "period_end"
 
 
 @attrs.frozen(eq=False)
 class Outcome:
     """What is to be written about one run: the recorder's message, applied only where `token` is still the job's.
 
-    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CANCEL, MOVE; `delay_s` counts from when it is written and
-    matters for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet
+    `step` is one of SUCCEED, FAIL, RETRY, SNOOZE, RETURN, CLOSE, CANCEL, MOVE; `delay_s` counts from when it is written
+    and matters for RETRY and SNOOZE; `result` and `progress` are JSON text, the latter what was shown last and not yet
     written. For MOVE `to` is the task of the next stage and `previous`, JSON text, what that one begins with.
     """
 

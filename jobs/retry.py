@@ -7,10 +7,18 @@ together do not come back together.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from typing import Final
 
 import attrs
 
+MAX_RETRY_DELAY_S: Final = 31_622_400
+"""The longest pause before a retry, in seconds: a year."""
 _GENERATOR = random.Random()  # noqa: S311 - spreads load, guards nothing
+
+
+def _final(value: Iterable[type[BaseException]]) -> tuple[type[BaseException], ...]:
+    return tuple(value)  # not `tuple` itself, of which a type checker can't tell of what
 
 
 @attrs.frozen
@@ -25,14 +33,14 @@ class RetryPolicy:
     factor: float | None = None
     cap_s: float = 21_600.0
     jitter: float = 0.1
-    final: tuple[type[BaseException], ...] = attrs.field(default=(), converter=tuple)
+    final: tuple[type[BaseException], ...] = attrs.field(default=(), converter=_final)
 
     def __attrs_post_init__(self) -> None:
         """Raise `ValueError` for invalid values."""
         for name, value, low, high in (
-            ("base_s", self.base_s, 0, 31_622_400),
+            ("base_s", self.base_s, 0, MAX_RETRY_DELAY_S),
             ("factor", 1.0 if self.factor is None else self.factor, 1, 1_000),
-            ("cap_s", self.cap_s, 0, 31_622_400),
+            ("cap_s", self.cap_s, 0, MAX_RETRY_DELAY_S),
             ("jitter", self.jitter, 0, 1),
         ):
             if not low <= value <= high:
@@ -49,6 +57,10 @@ class RetryPolicy:
         growth = attempt if self.factor is None else self.factor ** min(attempt - 1, 64)
         delay = min(self.base_s * growth, self.cap_s)
         return delay + delay * self.jitter * generator.random()
+
+    def always(self, delay_s: float) -> RetryPolicy:
+        """This policy with one delay for all attempts, to which nothing is added."""
+        return attrs.evolve(self, base_s=delay_s, factor=1.0, cap_s=delay_s, jitter=0.0)
 
     def is_final(self, error: BaseException) -> bool:
         """True when `error`, or every member of an exception group, is of a type that is not worth another run."""

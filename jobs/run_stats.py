@@ -39,6 +39,7 @@ _OF_STEPS: Final = {
     Step.RETRY: RunOutcome.RETRIED,
     Step.SNOOZE: RunOutcome.SNOOZED,
     Step.RETURN: RunOutcome.RETURNED,
+    Step.CLOSE: RunOutcome.RETURNED,
     Step.CANCEL: RunOutcome.CANCELED,
     Step.MOVE: RunOutcome.SUCCEEDED,
 }

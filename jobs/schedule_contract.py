@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -43,11 +44,21 @@ class ScheduleRecord:
     paused: Annotated[bool, about("Whether it is paused: it adds no jobs.")]
     paused_why: Annotated[str | None, about("Why it is paused.")]
     retired_at: Annotated[Instant | None, about("When the programs no longer declared it: it adds no jobs.")]
+    unknown_task: Annotated[bool, about("Whether no process has declared its task: the name may be mistyped.")] = False
+    fault: Annotated[str | None, about("What is wrong with `spec`, if it can't be read: it adds no jobs.")] = None
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule itself."""
+        """The schedule itself. Raises `BadRequest` if it has a `fault`."""
         return Schedule.of_spec(self.name, self.spec)
+
+    def next_times(self, number: int) -> list[datetime]:
+        """Its next planned times, at most `number`, whether it is paused or not."""
+        if self.next_at is None:
+            return []
+        schedule = self.schedule
+        times = schedule.times(self.stored_at).after(self.next_at - timedelta(microseconds=1))
+        return [at for at in islice(times, number) if schedule.end_at is None or at < schedule.end_at]
 
 
 @attrs.frozen
@@ -131,14 +142,25 @@ class Schedules(abc.ABC):
         """End its pause. What was due meanwhile was missed: `missed` decides about it."""
 
     @abc.abstractmethod
-    async def run(self, name: str) -> Enqueued:
-        """Add a job of the schedule now, beside its plan."""
+    async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
+        """Add a job of the schedule now, beside its plan.
+
+        The same `job_id` again adds no second job. Raises `IdempotencyConflict` if it is another job's.
+        """
 
     @abc.abstractmethod
     async def backfill(
-        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+        self,
+        name: str,
+        begin: datetime,
+        end: datetime,
+        *,
+        again: bool = False,
+        dry_run: bool = False,
+        backfill_id: UUID | None = None,
     ) -> Backfilled:
         """Add the jobs of its planned times from `begin` to `end` (exclusive), at most 10,000.
 
-        Times that have a job get none, unless `again`. With `dry_run` nothing is added.
+        Times that have a job get none, unless `again`. With `dry_run` nothing is added. The same `backfill_id` again
+        adds nothing twice.
         """

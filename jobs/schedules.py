@@ -165,12 +165,25 @@ class Schedule:
 
     @classmethod
     def of_spec(cls, name: str, spec: Mapping[str, Any]) -> Schedule:
-        """The schedule that `spec` has made. Raises `BadRequest`, also for fields that there are not."""
+        """The schedule that `spec` has made. Raises `BadRequest`, also for what is nothing like a spec."""
+        if not isinstance(spec, Mapping):
+            raise BadRequest("spec", f"must be an object with a schedule's fields, not {spec!r:.60}")
+        for field in ("args", "job"):
+            if not isinstance(spec.get(field, {}), Mapping):
+                raise BadRequest(field, f"must be an object, not {spec[field]!r:.60}")
+        if "task" not in spec:
+            raise BadRequest("task", "must be given")
         unknown = sorted(spec.keys() - _FIELDS)
         if unknown:
             raise BadRequest(unknown[0], f"is no field of a schedule; there are {', '.join(sorted(_FIELDS))}")
         instants = {field: _instant(field, spec[field]) for field in ("start_at", "end_at") if spec.get(field)}
-        return cls(name=name, **{**spec, **instants})
+        try:
+            return cls(name=name, **{**spec, **instants})
+        except BadRequest:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # A field is missing, or of another type: anybody may have written the row.
+            raise BadRequest("spec", f"is not one of a schedule: {error}") from error
 
     def spec(self) -> dict[str, Any]:
         """What makes it again, as JSON: the fields that are not as they are by default."""
@@ -187,6 +200,11 @@ class Schedule:
     def timing(self) -> tuple[object, ...]:
         """What its times come from: if that changes, it begins anew."""
         return self.cron, self.every_s, self.zone, self.start_at, self.end_at
+
+    @property
+    def planning(self) -> tuple[object, ...]:
+        """What `plan` goes by, besides the instants that it is told."""
+        return self.timing, self.missed, self.grace_s, self.missed_limit, self.missed_within_s
 
     def _shortest_pause_s(self) -> float:
         if self._cron is None:
@@ -210,6 +228,8 @@ class Schedule:
 
     def available_at(self, planned_at: datetime) -> datetime:
         """When the job of a planned time may start: moved by the jitter, alike wherever it is asked."""
+        if not self.jitter_s:
+            return planned_at
         digest = sha256(f"{self.name}\n{planned_at.timestamp():.3f}".encode()).digest()
         share = int.from_bytes(digest[:8]) / 2**64
         return planned_at + timedelta(seconds=share * self.jitter_s)

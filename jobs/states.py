@@ -66,6 +66,7 @@ class Step(enum.StrEnum):
     RETRY = "retry"
     SNOOZE = "snooze"
     RETURN = "return"
+    CLOSE = "period_end"
     CANCEL = "cancel"
     MOVE = "move"
     EXPIRE = "expire"
@@ -85,6 +86,7 @@ TRANSITIONS: Final[dict[tuple[Status, Step], Status]] = {
     (Status.RUNNING, Step.RETRY): Status.QUEUED,
     (Status.RUNNING, Step.SNOOZE): Status.QUEUED,
     (Status.RUNNING, Step.RETURN): Status.QUEUED,
+    (Status.RUNNING, Step.CLOSE): Status.QUEUED,
     (Status.RUNNING, Step.CANCEL): Status.CANCELED,
     (Status.RUNNING, Step.MOVE): Status.QUEUED,
     (Status.RUNNING, Step.EXPIRE): Status.QUEUED,
@@ -104,6 +106,7 @@ BURNS_ATTEMPT: Final[dict[Step, bool]] = {
     Step.CANCEL: True,
     Step.SNOOZE: False,
     Step.RETURN: False,
+    Step.CLOSE: False,
     Step.PARK: False,
 }
 """Whether the run that ends with the step counts: a claim adds one attempt, a step that burns none takes it back."""

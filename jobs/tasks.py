@@ -19,7 +19,7 @@ import attrs
 from dataloader.jobs.args import ArgsType
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.hooks import Around, Resource, around_of, resource_of
-from dataloader.jobs.job import A, AioJob, Job, ThreadJob
+from dataloader.jobs.job import A, AioJob, AioProcessJob, Job, ProcessJob, ThreadJob
 from dataloader.jobs.keys import KeySpec, check_key_spec
 from dataloader.jobs.limits import LimitOptions, Supplier, TaskLimits
 from dataloader.jobs.message_source import MessageSource
@@ -43,6 +43,10 @@ T = TypeVar("T")
 W = TypeVar("W", bound=Around)
 
 DEFAULT_RETRY: Final = RetryPolicy()
+MAX_JOBS_OF_A_CHILD: Final = 1_000
+"""After so many jobs a child process is replaced."""
+MIN_MEMORY_MB: Final = 64
+"""An interpreter with our own modules needs half of it."""
 BUILT_IN: Final = ("process.*", "notify.*", "migrate")
 """Tasks that are our own: nobody else registers them, and `dl_enqueue` refuses them (it has the same list)."""
 
@@ -73,6 +77,9 @@ class Task(Generic[A]):
     Trio's or with `asyncio` asyncio's, from a plain one, which runs in a thread. `args` reads a job's arguments (None:
     they are a dictionary).
 
+    With `process` the function runs in a process of its own, with at most `memory_mb` megabytes of memory; such a
+    process is replaced after `max_jobs` jobs.
+
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
     `"rates:{year}"`, or names of fields, `("source", "year")`. `unique` says which of its jobs are the same, and what
@@ -83,6 +90,9 @@ class Task(Generic[A]):
     handler: Callable[..., Any]
     is_async: bool
     asyncio: bool = False
+    process: bool = False
+    memory_mb: int | None = None
+    max_jobs: int = MAX_JOBS_OF_A_CHILD
     retry: RetryPolicy = DEFAULT_RETRY
     timeout_s: float | None = None
     args: ArgsType[A] | None = attrs.field(default=None, eq=False)
@@ -106,13 +116,24 @@ class Task(Generic[A]):
             ("priority", self.priority, 0, MAX_INT),
             ("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS),
             ("lease_ttl_sec", self.lease_ttl_sec, MIN_LEASE_S, MAX_LEASE_S),
+            ("memory_mb", self.memory_mb, MIN_MEMORY_MB, MAX_INT),
+            ("max_jobs", self.max_jobs, 1, MAX_INT),
         ):
             if value is not None:
                 check_between(name, value, low, high)
+        if not self.process and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
+            raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True")
+        if self.process and self.is_async and not self.asyncio:
+            raise BadRequest("process", "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
         if self.lock_key is not None:
             check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
         if self.unique is not None:
             self.unique.check_fields(None if self.args is None else self.args.fields)
+
+    @property
+    def declared_limits(self) -> TaskLimits:
+        """What operators may override, as the program declares it."""
+        return attrs.evolve(self.limits, max_attempts=self.max_attempts)
 
     def __call__(self, job: Any) -> Any:
         """Call the function as if it were not decorated."""
@@ -130,7 +151,13 @@ class _Typed(Protocol[A]):
     """The decorator for a task with `args=`."""
 
     def __call__(
-        self, handler: Callable[[Job[A]], Any] | Callable[[AioJob[A]], Any] | Callable[[ThreadJob[A]], Any], /
+        self,
+        handler: Callable[[Job[A]], Any]
+        | Callable[[AioJob[A]], Any]
+        | Callable[[ThreadJob[A]], Any]
+        | Callable[[ProcessJob[A]], Any]
+        | Callable[[AioProcessJob[A]], Any],
+        /,
     ) -> Task[A]: ...  # pragma: no cover
 
 
@@ -165,6 +192,9 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = ...,
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
+        process: bool = ...,
+        memory_mb: int | None = ...,
+        max_jobs: int = ...,
         **limits: Unpack[LimitOptions],
     ) -> _Typed[A]: ...
 
@@ -187,6 +217,9 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = ...,
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
+        process: bool = ...,
+        memory_mb: int | None = ...,
+        max_jobs: int = ...,
         **limits: Unpack[LimitOptions],
     ) -> _Typed[dict[str, Any]]: ...
 
@@ -208,14 +241,19 @@ class Tasks(Mapping[str, Task[Any]]):
         when_running: Literal["cancel"] | None = None,
         after_error: Literal["delay"] | None = None,
         asyncio: bool = False,
+        process: bool = False,
+        memory_mb: int | None = None,
+        max_jobs: int = MAX_JOBS_OF_A_CHILD,
         **limits: Unpack[LimitOptions],
     ) -> Callable[[Callable[..., Any]], Task[Any]]:
         """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
         An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
-        one with a `ThreadJob`, in a thread of its own. What the arguments mean is said at `Task`; `args` is a class: an
-        attrs class, a dataclass, a msgspec struct or a TypedDict. `unique` is True (jobs with equal args are the same),
-        names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
+        one with a `ThreadJob`, in a thread of its own. With `process=True` a function runs in a child process: a plain
+        one is called with a `ProcessJob`, an asyncio one with an `AioProcessJob`; both must stand at the top of a
+        module. What the arguments mean is said at `Task`; `args` is a class: an attrs class, a dataclass, a msgspec
+        struct or a TypedDict. `unique` is True (jobs with equal args are the same), names of fields or a template;
+        `duplicates` and the three behind it are those of `Uniqueness`.
         `limits` are those of `TaskLimits`; a `supplier` is a `Supplier`, or the name of one that is declared elsewhere.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
@@ -243,6 +281,9 @@ class Tasks(Mapping[str, Task[Any]]):
                     handler=handler,
                     is_async=inspect.iscoroutinefunction(handler),
                     asyncio=asyncio,
+                    process=process,
+                    memory_mb=memory_mb,
+                    max_jobs=max_jobs,
                     retry=retry,
                     timeout_s=timeout_s,
                     args=None if args is None else ArgsType(args),
@@ -442,6 +483,13 @@ class Tasks(Mapping[str, Task[Any]]):
             if name in self._schedules:
                 raise ValueError(f"schedule {name!r} is declared in both registries")
             self._schedules[name] = schedule
+
+    def built_in(self, own: Iterable[Task[Any]]) -> None:
+        """Register tasks of a library on top of the queue, whose names users can't take."""
+        for task in own:
+            if task.name in self._tasks:
+                raise ValueError(f"task {task.name!r} is registered twice")
+            self._tasks[task.name] = task
 
     def beside(self, own: Iterable[Task[Any]]) -> Tasks:
         """These tasks, and built-in ones that a process has of its own, in another registry."""

@@ -35,6 +35,15 @@ class Telemetry:
         )
         self._endless = Gauge("dataloader_endless_leases", "Running jobs whose lease never ends and is not renewed.")
         self._fenced = Counter("dataloader_writes_fenced", "Outcomes that came too late and changed nothing.")
+        self._children_running = Gauge("dataloader_children_running", "Child processes that run a job.")
+        self._children_idle = Gauge("dataloader_children_idle", "Child processes that wait for a job.")
+        self._child_start_s = Histogram("dataloader_child_start_seconds", "How long child processes took to start.")
+        self._children_ended = Counter(
+            "dataloader_children_ended",
+            "Child processes that were ended, by cause: stop (of a job, by a crash or for processes that it has left),"
+            " max_jobs, idle, died (without a job), drain.",
+            ("cause",),
+        )
         self.measures: tuple[Measure, ...] = (
             self._ended,
             self._run_s,
@@ -46,6 +55,10 @@ class Telemetry:
             self._leases_lost,
             self._endless,
             self._fenced,
+            self._children_running,
+            self._children_idle,
+            self._child_start_s,
+            self._children_ended,
         )
 
     def job_ended(self, queue: str, task: str, outcome: str, run_s: float) -> None:
@@ -82,6 +95,18 @@ class Telemetry:
     def fenced(self, n: int = 1) -> None:
         """`n` outcomes were void: the jobs belonged to somebody else by then."""
         self._fenced.add(number=n)
+
+    def child_started(self, start_s: float) -> None:
+        """A child process took `start_s` seconds until it could run its first job."""
+        self._child_start_s.observe(start_s)
+
+    def child_ended(self, cause: str) -> None:
+        """A child process is ended."""
+        self._children_ended.add(cause)
+
+    def children_now(self, running: int, idle: int) -> None:
+        """So many child processes run a job, and so many wait for one."""
+        self._children_running.value, self._children_idle.value = running, idle
 
     def loop_stalled(self, stall_s: float) -> None:
         """The event loop did not turn for `stall_s` seconds. Called by the watchdog, which may be a thread."""

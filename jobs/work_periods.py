@@ -73,6 +73,23 @@ class WorkPeriods:
                         yield found
 
 
+def closes_at(together: Iterable[tuple[WorkPeriods, float]], instant: datetime) -> datetime | None:
+    """When the first of several periods closes, each by its margin in seconds earlier; None: never.
+
+    It is `instant` itself if one is closed, or closes within its margin. One that opens within its margin counts as
+    open: who starts at the very opening, by another clock, is not stopped for that.
+    """
+    closes: datetime | None = None
+    for periods, margin_s in together:
+        margin = timedelta(seconds=margin_s)
+        if not periods.is_open(instant + margin):
+            return instant
+        change = periods.next_change(instant + margin)
+        if change is not None and (closes is None or change - margin < closes):
+            closes = change - margin
+    return closes
+
+
 def _parsed(text: str) -> Iterator[Range]:
     match = _PERIOD.fullmatch(text.strip().upper())
     if match is None:

@@ -76,6 +76,7 @@ class Drain:
     async def carry_out(self, dispatchers: Sequence[Dispatcher], recorder: Recorder, keeper: Keeper) -> DrainReport:
         """Wait for the request, then end the work of `dispatchers`; return when all is done or the bound is reached."""
         await self.requested.wait()
+        dispatchers = list(dispatchers)
         before = recorder.tally.copy()
         log.info("draining: no new jobs are taken", running=len(self.runs), for_at_most_s=self.timeout_s)
         for dispatcher in dispatchers:
@@ -101,10 +102,11 @@ class Drain:
         elif not keeper.locks.settled:
             log.error("the reply to a claim was lost: what it brought, if anything, is left to its lease")
         tally = recorder.tally - before
+        returned = tally[Step.RETURN] + tally[Step.CLOSE]
         stuck = tuple(str(run.job.job_id) for run in self.runs if not run.body_ended)
         report = DrainReport(
-            finished=tally.total() - tally[Step.RETURN],
-            returned=tally[Step.RETURN],
+            finished=tally.total() - returned,
+            returned=returned,
             stuck=stuck,
             unrecorded=len(self.runs) - len(stuck) + (len(claiming) or not keeper.locks.settled),
         )

@@ -14,11 +14,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
 
+from dataloader.actors.bulk import BulkWorker
+from dataloader.actors.children.pool import Children
 from dataloader.actors.direct_start import DirectStart
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
@@ -27,32 +29,44 @@ from dataloader.actors.listener import Listener
 from dataloader.actors.lock_session_keeper import Keeper
 from dataloader.actors.notifier import Notifier
 from dataloader.actors.outage import Outage
+from dataloader.actors.outbox_poster import OutboxPoster
 from dataloader.actors.overdue import OverdueWatch
+from dataloader.actors.period_ends import PeriodEnds
+from dataloader.actors.poller import Poller
 from dataloader.actors.pruner import Pruner
 from dataloader.actors.reaper import Reaper
 from dataloader.actors.recorder import Recorder, open_channel
 from dataloader.actors.recorder_messages import ToRecord
 from dataloader.actors.releaser import Releaser
+from dataloader.actors.retry_delays import RetryDelays
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.run_sums import RunSums
 from dataloader.actors.scheduler import Scheduler
 from dataloader.actors.stager import Stager
-from dataloader.flows.libraries import libraries_of
+from dataloader.flows.libraries import Libraries, libraries_of
 from dataloader.flows.notify.tasks import TASKS as NOTIFY_TASKS
+from dataloader.flows.processes.deliver import webhook_tasks
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import AddressError, ConfigError
 from dataloader.jobs.measures import Measure
-from dataloader.jobs.message_source import MessageReader
+from dataloader.jobs.message_source import MessageReader, MessageSource
 from dataloader.jobs.notices import QUEUE as NOTIFICATIONS
 from dataloader.jobs.notices import SLOTS as NOTIFICATION_SLOTS
 from dataloader.jobs.notices import Targets
 from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.process_outbox import MESSAGES, ProcessOutbox, sink_task
+from dataloader.jobs.process_outbox import QUEUE as DELIVERIES
+from dataloader.jobs.process_outbox import SLOTS as DELIVERY_SLOTS
+from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.jobs.states import Status
-from dataloader.jobs.tasks import Tasks
+from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, Session, open_database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.processes.answers import Answers
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.leases import aio_rehearse
@@ -64,11 +78,15 @@ from dataloader.store.queue.worker_rows import WorkerRow
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.drain import Drain, DrainReport
 from dataloader.supervisor.embedded_server import keep_server
+from dataloader.supervisor.entries import Entries, check_tasks
+from dataloader.supervisor.resources import Opened
+from dataloader.supervisor.setting_lists import Worker
 from dataloader.supervisor.settings import Settings
 from dataloader.web.app import App, create_app
 from dataloader.web.auth import Token
+from dataloader.web.pages.addresses import PublicAddress
 from dataloader.web.server.listen import open_listening_socket, serve_web
-from dataloader.web.services import ProcessState, QueueLoad, Services, WebSettings
+from dataloader.web.services import ProcessState, Services, WebSettings
 
 CLOSE_S: Final = 7.0
 """The time in which the three sessions are closed, in seconds; each takes two at most."""
@@ -84,7 +102,10 @@ def program_version() -> str:
 
 @attrs.define(eq=False, kw_only=True)
 class Parts:
-    """All parts of one process."""
+    """All parts of one process.
+
+    While the tree runs, `start_helper`, `start_claims`, `start_removal` and `hold_resources` begin what is added to it.
+    """
 
     settings: Settings
     tasks: Tasks
@@ -93,21 +114,31 @@ class Parts:
     jobs: DatabaseJobs
     schedules: DatabaseSchedules
     limits: DatabaseLimits
+    processes: DatabaseProcesses
+    bulk: DatabaseBulkActs
     runs: Runs
     outage: Outage
     locks: LockSession
     telemetry: Telemetry
     services: RunServices
+    retry_delays: RetryDelays
+    period_ends: PeriodEnds
     to_record: trio.MemoryReceiveChannel[ToRecord]
-    dispatchers: list[Dispatcher]
+    entries: Entries
     recorder: Recorder
     heartbeat: Heartbeat
     overdue: OverdueWatch
     keeper: Keeper
     releaser: Releaser
+    children: Children
     helpers: Mapping[str, Callable[[], Awaitable[None]]]
     listener: Listener
-    readers: Sequence[MessageReader]
+    start_helper: Callable[[str, Callable[[], Awaitable[None]]], None] = attrs.field(init=False)
+    start_claims: Callable[[Dispatcher], Awaitable[None]] = attrs.field(init=False)
+    start_removal: Callable[..., None] = attrs.field(init=False)
+    hold_resources: Callable[[Tasks, trio.Event], Awaitable[Opened]] = attrs.field(init=False)
+    readers: list[MessageReader]
+    reader: Callable[[MessageSource], MessageReader]
     drain: Drain
     measures: Sequence[Measure]
     reported: Callable[[DrainReport], None] = lambda _report: None
@@ -128,11 +159,17 @@ class Parts:
             started_at=self.started_at,
             uptime_s=trio.current_time() - self.started,
             draining=self.drain.requested.is_set(),
-            queues={d.queue: QueueLoad(d.concurrency, d.running) for d in self.dispatchers},
+            queues=self.entries.loads(),
             listener_connected=self.listener.connected,
             messages=tuple(reader.state for reader in self.readers),
+            starting=not self.ready,
             store_ready=self.ready and self.locks.connected and self.locks.writable,
         )
+
+    @property
+    def dispatchers(self) -> list[Dispatcher]:
+        """Those of the entries that this process serves now."""
+        return self.entries.dispatchers
 
     async def cut_off(self) -> None:
         """Give up on the database: every call that waits for it, and every later one, raises an error."""
@@ -209,11 +246,9 @@ def _make(
     unstoppable: Callable[[Run], None],
 ) -> Parts:
     name = f"{settings.instance}:{os.getpid()}:{secrets.token_hex(4)}"
-    slots = {worker.queue: worker.concurrency for worker in settings.workers}
-    if settings.notify:
-        tasks = tasks.beside(NOTIFY_TASKS)
-        slots.setdefault(NOTIFICATIONS, NOTIFICATION_SLOTS)
-    worker = WorkerRow(name, socket.gethostname(), os.getpid(), program_version(), slots, tasks)
+    check_tasks(settings.workers, tasks)
+    # A registry of our own: the supervisor may add tasks to it.
+    tasks = tasks.beside([*(NOTIFY_TASKS if settings.notify else ()), *webhook_tasks(settings.sinks)])
     runs = Runs(settings.default_lease_s)
 
     def keys_lost(tokens: list[int]) -> None:
@@ -225,10 +260,13 @@ def _make(
     outage = Outage()
     locks = LockSession(database, name, lost=keys_lost)
     telemetry = Telemetry()
-    libraries = libraries_of(attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once))
-    to_recorder, to_record = open_channel(sum(slots.values()))
+    poster, libraries = _libraries(settings, database, outage)
+    to_recorder, to_record = open_channel()
     transactions = Transactions(database, default_lease_s=settings.default_lease_s)
     enqueuer = Enqueuer(database, default_lease_s=settings.default_lease_s)
+    retry_delays = RetryDelays(database=database, tasks=tasks, outage=outage)
+    answers = Answers(database)
+    children = Children(tasks=tasks, grace_s=settings.child_grace_s, idle_s=settings.child_idle_s, telemetry=telemetry)
     services = RunServices(
         to_recorder=to_recorder,
         transactions=transactions,
@@ -236,32 +274,42 @@ def _make(
         telemetry=telemetry,
         max_lines=settings.log_lines_per_job,
         logged_from=settings.job_log_level,
+        retry_delays=retry_delays.by_task,
         resources={
             Database: database,
             Transactions: transactions,
+            Answers: answers,
             Targets: Targets({target.name: target for target in settings.notify}),
             **libraries.resources,
         },
         around=tasks.wraps,
+        children=children,
     )
     keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
-    dispatchers = {
-        queue: Dispatcher(
-            queue=queue,
-            concurrency=concurrency,
+
+    def dispatcher(entry: Worker, of_entry: Mapping[str, Task[Any]]) -> Dispatcher:
+        return Dispatcher(
+            queue=entry.queue,
+            concurrency=entry.concurrency,
             database=database,
             locks=locks,
             answered=keeper.answered,
             runs=runs,
             outage=outage,
-            tasks=tasks,
+            tasks=of_entry,
             services=services,
             backoff_s=settings.claim_backoff_s,
             poll_s=settings.poll_s,
+            by_lanes=entry.tasks is not None,
         )
-        for queue, concurrency in slots.items()
-    }
-    enqueuer.starter = DirectStart(tasks=tasks, dispatchers=dispatchers, locks=locks)
+
+    entries = Entries(tasks=tasks, make=dispatcher)
+    for entry in _served(settings, tasks):
+        entries.add(entry)
+    worker = WorkerRow(
+        name, socket.gethostname(), os.getpid(), program_version(), entries.slots, tasks, entries.only_tasks
+    )
+    enqueuer.starter = DirectStart(tasks=tasks, dispatchers=entries.direct, locks=locks)
     releaser = Releaser(locks, outage)
     recording = Session(database, "recorder")
     recorder = Recorder(
@@ -270,10 +318,11 @@ def _make(
         runs=runs,
         outage=outage,
         telemetry=telemetry,
-        freed=lambda queue, number: dispatchers[queue].freed(number),
+        freed=entries.freed,
         released=releaser.wake,
         sums=RunSums(recording, outage),
     )
+    period_ends = PeriodEnds(database=database, outage=outage, runs=runs, tasks=tasks)
     heartbeat = Heartbeat(
         session=Session(database, "heartbeat", on_connect=aio_rehearse),
         locks=locks,
@@ -282,6 +331,7 @@ def _make(
         runs=runs,
         outage=outage,
         period_s=settings.heartbeat_s,
+        clock_read=period_ends.clock_read,
     )
     overdue = OverdueWatch(
         runs=runs, look_s=settings.heartbeat_s, cancel_grace_s=settings.cancel_grace_s, unstoppable=unstoppable
@@ -295,8 +345,7 @@ def _make(
     runs.attend = attend
     stager = Stager(
         database=database,
-        queues=list(slots),
-        tasks=tasks,
+        served=entries.groups,
         outage=outage,
         sweep_s=settings.claim_backoff_s,
         poll_s=settings.poll_s,
@@ -307,6 +356,7 @@ def _make(
     notifier = Notifier(
         database=database, outage=outage, targets=settings.notify, default_lease_s=settings.default_lease_s
     )
+    bulk = BulkWorker(database=database, outage=outage)
     waits, drain = Waits(database), Drain(runs, settings.drain_timeout_s)
     jobs = DatabaseJobs(
         database=database,
@@ -316,41 +366,31 @@ def _make(
         waits=waits,
         draining=drain.requested.is_set,
     )
-    readers = [
-        # What is read while the drain begins is still enqueued.
-        source.reader(enqueue=enqueuer.enqueue, consumer=name, draining=drain.requested.is_set)
-        for source in tasks.message_sources
-    ]
+    # What is read while the drain begins is still enqueued.
+    reader = partial(_reader, enqueue=enqueuer.enqueue, consumer=name, draining=drain.requested.is_set)
+    readers = [reader(source) for source in tasks.message_sources]
 
     def lane_told(lane: str) -> None:
-        for dispatcher in dispatchers.values():
-            dispatcher.lane_told(lane)
+        entries.told(lane)
+        if not lane:
+            retry_delays.wake.set()
+            period_ends.wake.set()
 
     listener = Listener(
         database=database,
-        queues={queue: dispatcher.wake for queue, dispatcher in dispatchers.items()},
+        queues=entries.wakes,
         stager=stager.wake,
         added=stager.added,
         scheduler=scheduler.wake,
         notifier=notifier.wake,
+        bulk=bulk.wake,
         heartbeat=heartbeat.wake,
         runs=runs,
         outage=outage,
         waits=waits,
+        answers=answers,
         lane_told=lane_told,
     )
-    days = {
-        Status.SUCCEEDED: settings.retain_succeeded_days,
-        Status.FAILED: settings.retain_failed_days,
-        Status.CANCELED: settings.retain_canceled_days,
-        Status.LOST: settings.retain_lost_days,
-    }
-    table_days = {
-        "dl_audit": settings.retain_audit_days,
-        "dl_errors": settings.retain_errors_days,
-        "dl_schedule_events": settings.retain_schedule_events_days,
-        "dl_run_stats": settings.retain_stats_days,
-    }
     return Parts(
         settings=settings,
         tasks=tasks,
@@ -361,44 +401,124 @@ def _make(
             database=database, operator=Operator(name), default_lease_s=settings.default_lease_s
         ),
         limits=DatabaseLimits(database=database, operator=Operator(name)),
+        processes=DatabaseProcesses(
+            database=database,
+            operator=Operator(name),
+            answers=answers,
+            telemetry=libraries.resources[ProcessTelemetry],
+            default_lease_s=settings.default_lease_s,
+            draining=drain.requested.is_set,
+            acted=poster.wake.set if settings.sinks else None,
+        ),
+        bulk=DatabaseBulkActs(database=database, operator=Operator(name)),
         runs=runs,
         outage=outage,
         locks=locks,
         telemetry=telemetry,
         services=services,
+        retry_delays=retry_delays,
+        period_ends=period_ends,
         to_record=to_record,
-        dispatchers=list(dispatchers.values()),
+        entries=entries,
         recorder=recorder,
         heartbeat=heartbeat,
         overdue=overdue,
         keeper=keeper,
         releaser=releaser,
+        children=children,
         helpers={
             "listener": listener.run,
             "stager": stager.run,
             "scheduler": scheduler.run,
+            "bulk acts": bulk.run,
+            "retry delays": retry_delays.run,
+            "poller": Poller(
+                database=database,
+                outage=outage,
+                poll_s=settings.poll_s,
+                dispatchers=entries.dispatchers,
+                stager=stager,
+                scheduler=scheduler,
+                bulk=bulk.wake,
+            ).run,
+            "period ends": period_ends.run,
             **({"notifier": notifier.run} if settings.notify else {}),
+            **({"outbox": poster.run} if _has_outbox(settings, tasks) else {}),
             "reaper": Reaper(
                 database=database,
                 outage=outage,
                 telemetry=telemetry,
                 period_s=settings.reaper_period_s,
                 jumped=heartbeat.wake,
+                default_lease_s=settings.default_lease_s,
             ).run,
-            "pruner": Pruner(
-                database=database,
-                outage=outage,
-                days=days,
-                table_days=table_days,
-                duplicates_of=settings.cancel_duplicates_of,
-            ).run,
+            "pruner": _pruner(settings, database, outage).run,
             **{f"messages of {reader.state.source}": reader.run for reader in readers},
         },
         listener=listener,
         readers=readers,
+        reader=reader,
         drain=drain,
         measures=(*telemetry.measures, *libraries.measures),
     )
+
+
+def _libraries(settings: Settings, database: Database, outage: Outage) -> tuple[OutboxPoster, Libraries]:
+    """The libraries on top of the queue, and who posts what their durable processes tell."""
+    poster = OutboxPoster(
+        database=database, outage=outage, sinks=settings.sinks, default_lease_s=settings.default_lease_s
+    )
+    return poster, libraries_of(
+        attrs.evolve(settings.pipeline, tables_at_once=settings.tables_at_once),
+        settings.sinks,
+        ProcessOutbox(poster.wake.set, bool(settings.sinks), settings.default_lease_s),
+    )
+
+
+def _pruner(settings: Settings, database: Database, outage: Outage) -> Pruner:
+    """The deletion of what is older than the settings keep it."""
+    days = {
+        Status.SUCCEEDED: settings.retain_succeeded_days,
+        Status.FAILED: settings.retain_failed_days,
+        Status.CANCELED: settings.retain_canceled_days,
+        Status.LOST: settings.retain_lost_days,
+    }
+    table_days = {
+        "dl_audit": settings.retain_audit_days,
+        "dl_bulk": settings.retain_audit_days,
+        "dl_errors": settings.retain_errors_days,
+        "dl_schedule_events": settings.retain_schedule_events_days,
+        "dl_run_stats": settings.retain_stats_days,
+    }
+    return Pruner(
+        database=database,
+        outage=outage,
+        days=days,
+        table_days=table_days,
+        duplicates_of=settings.cancel_duplicates_of,
+        default_lease_s=settings.default_lease_s,
+        keep_process_events=settings.keep_process_events,
+        process_task_days=settings.retain_process_tasks_days,
+    )
+
+
+def _has_outbox(settings: Settings, tasks: Tasks) -> bool:
+    """Whether durable processes may tell something that this process could deliver."""
+    return bool(settings.sinks) or sink_task(MESSAGES) in tasks
+
+
+def _served(settings: Settings, tasks: Tasks) -> list[Worker]:
+    """The entries of the settings, and those for notifications and deliveries."""
+    named = {entry.queue for entry in settings.workers}
+    own = [
+        *([Worker(NOTIFICATIONS, NOTIFICATION_SLOTS)] if settings.notify else []),
+        *([Worker(DELIVERIES, DELIVERY_SLOTS)] if _has_outbox(settings, tasks) else []),
+    ]
+    return [*settings.workers, *(entry for entry in own if entry.queue not in named)]
+
+
+def _reader(source: MessageSource, **services: Any) -> MessageReader:
+    return source.reader(**services)
 
 
 def _app(parts: Parts) -> App:
@@ -408,9 +528,12 @@ def _app(parts: Parts) -> App:
             jobs=parts.jobs,
             schedules=parts.schedules,
             limits=parts.limits,
+            processes=parts.processes,
+            bulk=parts.bulk,
             tasks=parts.tasks,
             settings=WebSettings(
                 tokens=tuple(Token.from_secret(t.name, t.role, t.token) for t in settings.tokens),
+                public=PublicAddress.of(settings.public_url),
                 max_body_bytes=settings.max_body_bytes,
                 max_batch_body_bytes=settings.max_batch_body_bytes,
                 max_connections=settings.max_connections,

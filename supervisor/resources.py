@@ -39,17 +39,20 @@ class Opened:
 
 
 @asynccontextmanager
-async def open_resources(tasks: Tasks, *, until: trio.Event) -> AsyncIterator[Opened]:
-    """The resources of `tasks`, open for the length of a block.
+async def open_resources(tasks: Tasks, *, until: trio.Event, aio: AioLoop | None = None) -> AsyncIterator[Opened]:
+    """The resources of `tasks`, open for the length of a block; `aio` is the loop of asyncio handlers if there is one.
 
     Raises `ConfigError` for a resource that can't be opened, and `Draining` if `until` is set before all are open.
     """
-    needs_loop = any(task.asyncio for task in tasks.values()) or any(r.asyncio for r in tasks.resources)
+    needs_loop = any(task.asyncio and not task.process for task in tasks.values()) or any(
+        r.asyncio for r in tasks.resources
+    )
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
             async with AsyncExitStack() as stack:
-                aio = await stack.enter_async_context(_open_loop(nursery)) if needs_loop else None
+                if aio is None and needs_loop:
+                    aio = await stack.enter_async_context(_open_loop(nursery))
                 resources: dict[object, Any] = {}
                 for resource in tasks.resources:
                     resources[resource] = await stack.enter_async_context(_open(resource, aio, nursery, until))

@@ -26,6 +26,7 @@ from dataloader.jobs.visible import visible
 
 _SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+asyncpg", "postgres+asyncpg"})
 _LONGEST_S: Final = 31_536_000
+_PUBLIC: Final = re.compile(r"https?://[A-Za-z0-9._~:\[\]/%-]+")
 _SHORTEST_S: Final = 0.001
 MOST_OF_POSTGRES_S: Final = 2_147_000
 """The longest timeout that PostgreSQL takes: milliseconds in 31 bits."""
@@ -163,8 +164,24 @@ def _read_dsn(value: object) -> str:
     return dsn
 
 
+def _read_public_url(value: object) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid or "@" in parts.netloc or parts.query or parts.fragment or not _PUBLIC.fullmatch(text):
+        raise Refused(PUBLIC_URL.allowed)
+    return text.rstrip("/")
+
+
 FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
 LINE = Kind("1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)
 HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1", _read_host)
+PUBLIC_URL = Kind(
+    "an http or https URL without user and query, for example https://ops.example.com/dataloader",
+    _read_public_url,
+)
 DSN = Kind("the address of a database, for example postgresql://user:password@host:5432/name", _read_dsn, mask_address)

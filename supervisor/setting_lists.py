@@ -1,7 +1,7 @@
-"""The settings that are JSON lists of objects: queues (WORKERS_JSON), API tokens (DL_TOKENS), targets (DL_NOTIFY)."""
+"""The settings that are JSON lists of objects: WORKERS_JSON, DL_TOKENS, DL_NOTIFY (targets), DL_SINKS."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
@@ -11,6 +11,8 @@ import msgspec
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.model import MAX_NAME, NAME_RULE, check_name
 from dataloader.jobs.notices import KINDS, CommandTarget, Target, WebhookTarget
+from dataloader.jobs.process_outbox import MAX_SINK, MESSAGES, SINK_KINDS, Sink
+from dataloader.jobs.processes import check_type
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor.setting_kinds import LINE, Kind, Missing, Refused, choice, seconds, whole
 
@@ -23,10 +25,14 @@ PLACEHOLDER: Final = "replace-me-by-a-random-one"
 
 @attrs.frozen
 class Worker:
-    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` at once."""
+    """One entry of WORKERS_JSON: this process runs up to `concurrency` jobs of `queue` at once.
+
+    With `tasks`, the names of some, it takes jobs of those alone, and leaves others of the queue to others.
+    """
 
     queue: str
     concurrency: int
+    tasks: tuple[str, ...] | None = None
 
 
 @attrs.frozen
@@ -45,8 +51,11 @@ def _read_list(
     *,
     once: Iterable[str],
     has_secret: bool,
+    together: Callable[[Sequence[Mapping[str, Any]]], Iterable[Refused]] = lambda _entries: (),
 ) -> list[dict[str, Any]]:
     """Return the objects of a JSON list, each with exactly these fields. Values of fields in `once` must differ.
+
+    `together` finds what is wrong with the entries beside each other; fields that are wrong are not in them.
 
     `kinds` may depend on the object.
 
@@ -62,7 +71,7 @@ def _read_list(
     entries: list[dict[str, Any]] = []
     wrong: list[Refused] = []
     for index, item in enumerate(cast("Iterable[object]", value)):
-        given = attrs.asdict(item) if isinstance(item, _ENTRIES) else item
+        given = attrs.asdict(item, filter=_is_given) if isinstance(item, _ENTRIES) else item
         entry = _read_entry(
             given, kinds(given) if callable(kinds) else kinds, f"[{index}]", wrong, has_secret=has_secret
         )
@@ -71,9 +80,14 @@ def _read_list(
                 shown = _shown(name, entry[name], has_secret=has_secret)
                 wrong.append(Refused("different in each entry", f"[{index}].{name}", shown))
         entries.append(entry)
+    wrong += together(entries)
     if wrong:
         raise ExceptionGroup("invalid entries", wrong)
     return entries
+
+
+def _is_given(_field: object, value: object) -> bool:
+    return value is not None
 
 
 def _read_entry(
@@ -107,9 +121,36 @@ def _shown(name: str, value: object, *, has_secret: bool) -> str:
 
 
 def _read_workers(value: object) -> tuple[Worker, ...]:
-    kinds = {"queue": QUEUE, "concurrency": CONCURRENCY}
-    entries = _read_list(value, kinds, WORKERS.allowed, once=("queue",), has_secret=False)
+    entries = _read_list(
+        value, _worker_kinds, WORKERS.allowed, once=(), has_secret=False, together=_do_not_fit_together
+    )
     return tuple(Worker(**entry) for entry in entries)
+
+
+def _do_not_fit_together(entries: Sequence[Mapping[str, Any]]) -> Iterator[Refused]:
+    """What is wrong with several entries of one queue: each must have tasks of its own."""
+    for index, entry in enumerate(entries):
+        same = [other for other in entries[:index] if "queue" in entry and other.get("queue") == entry["queue"]]
+        if same and not any("tasks" in one for one in (entry, *same)):
+            yield Refused("different in each entry", f"[{index}].queue", entry["queue"])
+        elif same and not all("tasks" in one for one in (entry, *same)):
+            yield Refused("different in each entry, or all with it have tasks", f"[{index}].queue", entry["queue"])
+        else:
+            again = [name for other in same for name in other["tasks"] if name in entry["tasks"]]
+            if again:
+                yield Refused("names that no other entry of the queue has", f"[{index}].tasks", again[0])
+
+
+def _worker_kinds(given: object) -> dict[str, Kind]:
+    kinds = {"queue": QUEUE, "concurrency": CONCURRENCY}
+    return kinds | ({"tasks": OWN_TASKS} if isinstance(given, Mapping) and "tasks" in given else {})
+
+
+def _read_own_tasks(value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, (list, tuple)) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise Refused(OWN_TASKS.allowed)
+    return tuple(names)
 
 
 def _read_tokens(value: object) -> tuple[ApiToken, ...]:
@@ -131,6 +172,50 @@ def _target_kinds(given: object) -> dict[str, Kind]:
     else:
         kinds, optional = {"name": LINE, "url": WEBHOOK_URL, "secret": TOKEN}, {"kinds": NOTICE_KINDS}
     return kinds | {name: kind for name, kind in optional.items() if name in named}
+
+
+def _read_sinks(value: object) -> tuple[Sink, ...]:
+    entries = _read_list(value, _sink_kinds, SINKS.allowed, once=("name",), has_secret=True)
+    return tuple(Sink(**entry) for entry in entries)
+
+
+def _sink_kinds(given: object) -> dict[str, Kind]:
+    """The fields of a sink: a webhook has a `url` and a `secret`, a handler has neither."""
+    named = given if isinstance(given, Mapping) else {}
+    kinds = {"name": SINK_NAME}
+    if "url" in named or "secret" in named:
+        kinds |= {"url": WEBHOOK_URL, "secret": TOKEN}
+    optional = {"types": TYPES, "kinds": TOLD_KINDS, "timeout_s": DELIVERY_S, "max_tries": MAX_TRIES}
+    return kinds | {name: kind for name, kind in optional.items() if name in named}
+
+
+def _read_sink_name(value: object) -> str:
+    try:
+        check_name("name", value if isinstance(value, str) else "", MAX_SINK)
+    except BadRequest:
+        raise Refused(SINK_NAME.allowed) from None
+    if value == MESSAGES:
+        raise Refused(SINK_NAME.allowed)
+    return str(value)
+
+
+def _read_types(value: object) -> tuple[str, ...]:
+    given = value if isinstance(value, (list, tuple)) else ()
+    try:
+        for name in given:
+            check_type("types", name if isinstance(name, str) else "")
+    except BadRequest:
+        raise Refused(TYPES.allowed) from None
+    if not given:
+        raise Refused(TYPES.allowed)
+    return tuple(dict.fromkeys(given))
+
+
+def _read_told_kinds(value: object) -> tuple[Any, ...]:
+    given = value if isinstance(value, (list, tuple)) else ()
+    if not given or not all(kind in SINK_KINDS for kind in given):
+        raise Refused(TOLD_KINDS.allowed)
+    return tuple(dict.fromkeys(given))
 
 
 def _read_argv(value: object) -> tuple[str, ...]:
@@ -192,7 +277,7 @@ def _show_tasks(tasks: tuple[str, ...]) -> str:
 
 
 def _show_workers(workers: tuple[Worker, ...]) -> str:
-    return msgspec.json.encode([attrs.asdict(worker) for worker in workers]).decode()
+    return msgspec.json.encode([attrs.asdict(worker, filter=_is_given) for worker in workers]).decode()
 
 
 def _show_tokens(tokens: tuple[ApiToken, ...]) -> str:
@@ -206,8 +291,18 @@ def _show_targets(targets: tuple[Target, ...]) -> str:
     return msgspec.json.encode(shown).decode()
 
 
+def _show_sinks(sinks: tuple[Sink, ...]) -> str:
+    hidden = {"url": MASKED, "secret": MASKED}
+    shown = [
+        {name: hidden.get(name, value) for name, value in attrs.asdict(sink, filter=_is_given).items()}
+        for sink in sinks
+    ]
+    return msgspec.json.encode(shown).decode()
+
+
 QUEUE = Kind(f"1 to {MAX_NAME} characters {NAME_RULE}", _read_queue)
 CONCURRENCY = whole(1, 1000)
+OWN_TASKS = Kind('a list of different names of tasks such as ["employee"]', _read_own_tasks)
 TASKS = Kind('a JSON list of names such as ["load.rates"]', _read_tasks, _show_tasks)
 WORKERS = Kind('a JSON list such as [{"queue":"load.cbr","concurrency":2}]', _read_workers, _show_workers)
 TOKEN = Kind(f"{SHORTEST_TOKEN} to 1000 printable ASCII characters without spaces", _read_token)
@@ -227,4 +322,15 @@ TARGETS = Kind(
     _read_targets,
     _show_targets,
 )
-_ENTRIES: Final = (Worker, ApiToken, WebhookTarget, CommandTarget)
+SINK_NAME = Kind(f"1 to {MAX_SINK} characters {NAME_RULE}, and not {MESSAGES!r}", _read_sink_name)
+TYPES = Kind('a list of names of types of processes such as ["payment"]', _read_types)
+TOLD_KINDS = Kind(f"a list of some of {', '.join(SINK_KINDS)}", _read_told_kinds)
+DELIVERY_S = seconds("15", most=300)
+MAX_TRIES = whole(1, 1000)
+SINKS = Kind(
+    'a JSON list such as [{"name":"books","url":"https://…","secret":"…"},{"name":"ledger"}], secret of 16 or more '
+    "characters",
+    _read_sinks,
+    _show_sinks,
+)
+_ENTRIES: Final = (Worker, ApiToken, WebhookTarget, CommandTarget, Sink)

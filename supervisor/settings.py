@@ -20,10 +20,11 @@ from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineSetting
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.loopback import is_loopback
 from dataloader.jobs.notices import Target
+from dataloader.jobs.process_outbox import Sink
 from dataloader.jobs.secrets.masking import MASKED
 from dataloader.supervisor import setting_kinds as kinds
 from dataloader.supervisor.setting_kinds import Kind, Missing, Refused, quoted
-from dataloader.supervisor.setting_lists import TARGETS, TASKS, TOKENS, WORKERS, ApiToken, Worker
+from dataloader.supervisor.setting_lists import SINKS, TARGETS, TASKS, TOKENS, WORKERS, ApiToken, Worker
 
 __all__ = ["ApiToken", "Settings", "Worker", "settings_table"]
 
@@ -119,6 +120,15 @@ class Settings:
         "After a cancel: the time before a handler that goes on is reported as stuck.",
         10,
     )
+    child_grace_s: float = _setting(
+        "DL_CHILD_GRACE_SEC",
+        kinds.seconds("5", zero=True),
+        "After SIGTERM to a task's child process: the time before it is killed, with all that it has started.",
+        5,
+    )
+    child_idle_s: float = _setting(
+        "DL_CHILD_IDLE_SEC", kinds.seconds("60"), "How long a child process without a job is kept for the next one.", 60
+    )
     host: str = _setting(
         "DL_HOST",
         kinds.HOST,
@@ -129,10 +139,24 @@ class Settings:
     tokens: tuple[ApiToken, ...] = _setting(
         "DL_TOKENS", TOKENS, "Who may use the HTTP API.", (), optional="everybody on this machine", secret=True
     )
+    public_url: str | None = _setting(
+        "DL_PUBLIC_URL",
+        kinds.PUBLIC_URL,
+        "Where browsers find the pages when they come through a proxy; its path may be stripped by the proxy or not.",
+        optional="the address that the browser asks for",
+    )
     notify: tuple[Target, ...] = _setting(
         "DL_NOTIFY",
         TARGETS,
         "Who is told of failures: webhooks and commands (docs/notifications.md).",
+        (),
+        optional="nobody",
+        secret=True,
+    )
+    sinks: tuple[Sink, ...] = _setting(
+        "DL_SINKS",
+        SINKS,
+        "Who is told of events of durable processes: webhooks and handlers (docs/processes.md).",
         (),
         optional="nobody",
         secret=True,
@@ -231,6 +255,18 @@ class Settings:
         "DL_RETAIN_AUDIT_DAYS",
         kinds.whole(0, 36_500),
         "Days after which the records of operators' actions are deleted; 0 keeps them.",
+        0,
+    )
+    retain_process_tasks_days: int = _setting(
+        "DL_RETAIN_PROCESS_TASKS_DAYS",
+        kinds.whole(0, 36_500),
+        "Days after which ended tasks of processes are deleted, with their answers and idempotency keys; 0 keeps them.",
+        0,
+    )
+    keep_process_events: int = _setting(
+        "DL_KEEP_PROCESS_EVENTS",
+        kinds.whole(0, 1_000_000_000),
+        "How many of its newest events a process keeps; 0 keeps all.",
         0,
     )
     cancel_duplicates_of: tuple[str, ...] = _setting(

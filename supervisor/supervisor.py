@@ -8,7 +8,7 @@ stop: those are reported and waited for, since a Trio program can't leave a thre
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -22,10 +22,14 @@ from dataloader.jobs.tasks import Tasks
 from dataloader.store.connection.bridge import Database
 from dataloader.store.embedded.postgres import EmbeddedPostgres
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
 from dataloader.supervisor.parts import Parts, open_parts
+from dataloader.supervisor.setting_lists import Worker
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live
 
@@ -38,6 +42,7 @@ class Supervisor:
     def __init__(self, parts: Parts) -> None:
         """Of `parts` that are open; `live` runs them."""
         self._parts = parts
+        self._changes = Changes(parts)
         self._started = trio.Event()
         self._drained = trio.Event()
         self._impossible: Exception | None = None
@@ -68,14 +73,56 @@ class Supervisor:
         return self._parts.schedules
 
     @property
+    def bulk(self) -> DatabaseBulkActs:
+        """Acts on many jobs at once; the audit names the worker for what is done with them."""
+        return self._parts.bulk
+
+    @property
     def limits(self) -> DatabaseLimits:
         """The limits of tasks and suppliers, over its own database; the audit names the worker for what is done."""
         return self._parts.limits
 
     @property
+    def processes(self) -> DatabaseProcesses:
+        """The durable processes, over its own database; the audit names the worker for what is done with them."""
+        return self._parts.processes
+
+    @property
     def database(self) -> Database:
         """The queue's database, for the functions of `dataloader.store`."""
         return self._parts.database
+
+    async def add_tasks(self, tasks: Tasks) -> None:
+        """Take over all that `tasks` declares, as if it had been there at the start; return when it holds.
+
+        Its resources are opened, its limits and schedules stored, jobs that have waited for its tasks made ready. An
+        entry that takes jobs of some tasks alone stays as it is.
+
+        Raises:
+            ValueError: a name is taken, or limits do not go together (`BadRequest`). As with the others, all is as it
+                was.
+            ConfigError: a resource could not be opened, or a child process would not find a function.
+            Draining: a drain has begun.
+            StoreUnavailable: the database can't be reached; it may have stored what was declared.
+        """
+        await self._changes.add_tasks(tasks)
+
+    async def add_queue(self, queue: str, concurrency: int, *, tasks: Sequence[str] | None = None) -> None:
+        """Run up to `concurrency` jobs of a queue at once, from now on; with `tasks` jobs of those alone.
+
+        Raises `ConfigError` as at the start, for what an entry of `Settings.workers` may not be, and `Draining`.
+        """
+        await self._changes.add_queue(Worker(queue, concurrency, None if tasks is None else tuple(tasks)))
+
+    async def remove_queue(self, queue: str) -> tuple[str, ...]:
+        """Take no more jobs of a queue; let the running ones finish within the drain's timeout, give back the rest.
+
+        The ids of jobs come back whose handlers do not stop; there are none as a rule. A cancellation ends the wait,
+        not the removal.
+
+        Raises `BadRequest` for a queue that is not served, and `Draining`.
+        """
+        return await self._changes.remove_queue(queue)
 
     async def drain(self) -> DrainReport:
         """Take no new jobs, let the running ones finish within the drain's timeout, give back the rest; then report."""

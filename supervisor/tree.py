@@ -9,8 +9,10 @@
      ├─ service: overdue      runs that do not stop    10 in 60 s   down after the recorder
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
+     ├─ service: children     idle child processes     10 in 60 s   down after the queues
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
-     ├─ kept running: listener 20 in 60 s · stager, scheduler, notifier, reaper, pruner, message readers 10 in 60 s each
+     ├─ kept running: listener 20 in 60 s · poller, stager, scheduler, period ends, notifier, bulk acts, delays,
+     │                 reaper, pruner, messages 10 in 60 s each
      ├─ service: the tasks' resources, and asyncio's loop for them  up before the queues, down after them
      └─ queues
          └─ a queue: dispatcher (its claims 20 in 60 s) + runners   intake scope ⊃ one scope a job
@@ -27,17 +29,19 @@ from typing import Final
 
 import trio
 
+from dataloader.actors.dispatcher import Dispatcher
 from dataloader.jobs.errors import ActorGaveUp, ConfigError, Draining, StoreError, StoreUnavailable
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.tasks import Tasks
 from dataloader.store import migrations
 from dataloader.store.connection.server_check import TESTED, check_server
-from dataloader.store.limits.limit_rows import aio_declare_limits
-from dataloader.store.queue.task_rows import aio_declare
+from dataloader.store.processes.outbox_rows import know_sinks
 from dataloader.store.queue.worker_rows import aio_leave, aio_show
-from dataloader.store.schedules.rows import aio_declare_schedules
+from dataloader.supervisor.declare import declare
+from dataloader.supervisor.entries import check_capacity
 from dataloader.supervisor.parts import Parts
-from dataloader.supervisor.resources import open_resources
+from dataloader.supervisor.resources import Opened, open_resources
 from dataloader.supervisor.restarts import RestartBudget, keep_running
 from dataloader.supervisor.watchdog import watch_loop
 
@@ -81,6 +85,7 @@ async def live(
                     services.start_soon(keep, "overdue", parts.overdue.run, SERVICE)
                     services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                     services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
+                    services.start_soon(keep, "children", parts.children.run, SERVICE)
                     await _work_with_resources(parts, keep, cutting, task_status)
                 else:
                     task_status.started()
@@ -101,13 +106,42 @@ async def _work_with_resources(
         async with open_resources(parts.tasks, until=parts.drain.requested) as opened:
             parts.services.resources.update(opened.resources)
             parts.services.aio = opened.aio
-            await _work(parts, keep, cutting, task_status)
+            await _work_with_later_resources(parts, keep, cutting, task_status)
+            await parts.children.close()
             await _leave(parts)
     except (Draining, ConfigError) as error:
         await _leave(parts)  # noqa: ASYNC120 - nobody cancels the root of the tree
         if isinstance(error, ConfigError):
             raise
         task_status.started()
+
+
+async def _work_with_later_resources(  # noqa: ASYNC128 - `_work` calls it
+    parts: Parts,
+    keep: Callable[..., Awaitable[None]],
+    cutting: trio.Nursery,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Hold what tasks need that are added while all runs, until the last write, or `closing` if they are not added.
+
+    They are closed as they would be had they been there at the start: the last ones first.
+    """
+    held: list[tuple[trio.Event, trio.Event]] = []
+
+    async def hold(tasks: Tasks, closing: trio.Event, *, task_status: trio.TaskStatus[Opened]) -> None:
+        async with open_resources(tasks, until=parts.drain.requested, aio=parts.services.aio) as opened:
+            task_status.started(opened)
+            closed = trio.Event()
+            held.append((closing, closed))
+            await closing.wait()
+        closed.set()
+
+    async with trio.open_nursery() as later:
+        parts.hold_resources = partial(later.start, hold)
+        await _work(parts, keep, cutting, task_status)
+        for closing, closed in reversed(held):
+            closing.set()
+            await closed.wait()
 
 
 async def _work(
@@ -126,10 +160,16 @@ async def _work(
             async with trio.open_nursery() as helpers:
                 for name, helper in parts.helpers.items():
                     helpers.start_soon(keep, name, helper, LISTENER if name == "listener" else HELPER)
+                parts.start_helper = lambda name, helper: helpers.start_soon(keep, name, helper, HELPER)
                 async with trio.open_nursery() as queues:
-                    for dispatcher in parts.dispatchers:
+
+                    async def start(dispatcher: Dispatcher) -> None:
                         keep_claims = partial(keep, f"the claims of {dispatcher.queue}", budget=CLAIMS)
                         await queues.start(dispatcher.run, keep_claims)
+
+                    for dispatcher in parts.dispatchers:
+                        await start(dispatcher)
+                    parts.start_claims, parts.start_removal = start, queues.start_soon
                     parts.ready = True
                     task_status.started()
                     report = await parts.drain.carry_out(parts.dispatchers, parts.recorder, parts.keeper)
@@ -185,11 +225,10 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
                 else:
                     await migrations.check(parts.database)
                 await parts.locks.ping(parts.runs.shortest_lease_s())
-                _check_capacity(parts)
-                await parts.database.write(aio_declare, parts.tasks.values(), parts.worker.name)
-                for told in await parts.database.write(aio_declare_limits, parts.tasks.values(), parts.tasks.suppliers):
-                    log.warning(told)
-                await _declare_schedules(parts)
+                check_capacity(parts.locks, sum(dispatcher.concurrency for dispatcher in parts.dispatchers))
+                await declare(parts.database, parts.tasks, parts.worker.name)
+                await know_sinks(parts.database, parts.settings.sinks)
+                await parts.retry_delays.learn()
                 # Before the first claim, so that no reader is told that these queues have no worker.
                 await parts.database.write(aio_show, parts.worker)
                 parts.outage.worked("start")
@@ -202,28 +241,6 @@ async def _prepare(parts: Parts, *, migrate: bool) -> bool:
     if version is not None and version > TESTED:
         log.warning("this PostgreSQL is newer than those that are tested", version=version, newest_tested=TESTED)
     return prepared
-
-
-async def _declare_schedules(parts: Parts) -> None:
-    left = await parts.database.write(
-        aio_declare_schedules, parts.tasks.schedules, list(parts.tasks), parts.worker.name
-    )
-    if left:
-        log.warning(
-            "schedules that an operator has put stay as they are: delete them to have the program's", names=left
-        )
-
-
-def _check_capacity(parts: Parts) -> None:
-    """Raise `ConfigError` if there are more slots than the server has room for locks."""
-    slots = sum(dispatcher.concurrency for dispatcher in parts.dispatchers)
-    if slots > parts.locks.capacity // 2:
-        message = (
-            f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
-            f"has room for {parts.locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
-            "Use fewer slots, or raise those two settings of PostgreSQL"
-        )
-        raise ConfigError(message)
 
 
 async def _leave(parts: Parts) -> None:

@@ -12,7 +12,7 @@ import broken
 import pytest
 from databases import is_at_hand, postgres_server
 
-pytest_plugins = ["services", "command_line"]
+pytest_plugins = ["services", "command_line", "browser"]
 
 VERSIONS = pytest.StashKey[list[int]]()
 MISSING = pytest.StashKey[list[int]]()

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import structlog
 from quart import Request as QuartRequest
 from quart import Response
-from quart.globals import request_ctx
+from quart.globals import current_app, request_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response as WerkzeugResponse
@@ -26,12 +26,16 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.api import (
     audit,
+    bulk,
+    deliveries,
     duplicates,
     etl,
     failures,
     job_actions,
     jobs,
     problem_kinds,
+    process_reads,
+    processes,
     queues,
     schedules,
     stats,
@@ -42,6 +46,9 @@ from dataloader.web.api import (
     trigger,
 )
 from dataloader.web.openapi import description_routes
+from dataloader.web.pages.addresses import HOME
+from dataloader.web.pages.page_routes import PageRoute, refuse_page, serve_page
+from dataloader.web.pages.site import PAGES
 from dataloader.web.problems import ProblemError
 from dataloader.web.routes import Route, problem_response, serve
 from dataloader.web.server.asgi import QuartConnection, Request
@@ -57,11 +64,15 @@ _WORK: Final = [
     *suppliers.routes,
     *jobs.routes,
     *job_actions.routes,
+    *bulk.routes,
     *failures.routes,
     *etl.routes,
     *duplicates.routes,
     *queues.routes,
     *schedules.routes,
+    *processes.routes,
+    *process_reads.routes,
+    *deliveries.routes,
     *stats.routes,
     *audit.routes,
     *system.routes,
@@ -96,8 +107,8 @@ class App(QuartTrio):
         else:
             response = await super().handle_request(request)
         here.received.drop()
-        response.headers.extend((*HEADERS, (REQUEST_ID, request_id)))
-        response.headers.setdefault(*NO_PAGE)
+        for header in (*HEADERS, (REQUEST_ID, request_id), NO_PAGE):
+            response.headers.setdefault(*header)
         status = response.status_code
         # The refusals' log line tells of 429s; one line for each would be too many.
         (log.debug if status < 400 or status == HTTPStatus.TOO_MANY_REQUESTS else log.info)(
@@ -125,6 +136,10 @@ def create_app(services: Services) -> App:
         name = f"{route.view.__module__}.{route.view.__name__}".replace(".", "_")
         app.add_url_rule(route.path, name, _view(route, services), methods=[route.method])
 
+    for page in PAGES:
+        name = f"{page.view.__module__}.{page.view.__name__}".replace(".", "_")
+        app.add_url_rule(page.path, name, _page(page, services), methods=[page.method])
+
     app.register_error_handler(HTTPException, _refuse)
     return app
 
@@ -137,9 +152,23 @@ def _view(route: Route, services: Services) -> Callable[..., Coroutine[Any, Any,
     return view
 
 
+def _page(route: PageRoute, services: Services) -> Callable[..., Coroutine[Any, Any, Response]]:
+    async def view(**parts: str) -> Response:
+        here = _this_request()
+        return await serve_page(route, services, here, here.request_id, parts)
+
+    return view
+
+
 async def _refuse(error: HTTPException) -> Response:
     """Answer a request that fits no route, or that Quart itself refused."""
     here = _this_request()
+    if here.path == "/" and "text/html" in here.headers.get("Accept", ""):
+        # Whoever types the address alone means the pages.
+        to = cast("App", current_app).services.settings.public.url(f"{HOME}/")
+        return Response(b"", HTTPStatus.SEE_OTHER, {"Location": to})
+    if here.path == HOME or here.path.startswith(f"{HOME}/"):
+        return await refuse_page(error, cast("App", current_app).services, here, here.request_id)
     return problem_response(error, here.request_id, here.path)
 
 

@@ -54,6 +54,7 @@ class Token:
 def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Role) -> str:
     """The name of the one who acts, for the audit. Raises `ProblemError` 401 or 403."""
     if not tokens:
+        refuse_foreign_hosts(headers)
         _refuse_foreign_pages(method, headers)
         return LOCAL_ACTOR
     scheme, _, secret = headers.get("Authorization", "").partition(" ")
@@ -63,11 +64,7 @@ def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Ro
             "This address needs an API token: send `Authorization: Bearer …`.",
             headers={"WWW-Authenticate": 'Bearer realm="dataloader"'},
         )
-    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()
-    found: Token | None = None
-    for token in tokens:  # to the end, whichever fits
-        if hmac.compare_digest(token.digest, digest):
-            found = token
+    found = token_of(tokens, secret)
     if found is None:
         raise ProblemError(
             HTTPStatus.UNAUTHORIZED,
@@ -83,13 +80,28 @@ def authorize(tokens: Sequence[Token], method: str, headers: Headers, needed: Ro
     return found.name
 
 
-def _refuse_foreign_pages(method: str, headers: Headers) -> None:
+def token_of(tokens: Sequence[Token], secret: str) -> Token | None:
+    """The token with this text, if there is one."""
+    digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()
+    found: Token | None = None
+    for token in tokens:  # to the end, whichever fits
+        if hmac.compare_digest(token.digest, digest):
+            found = token
+    return found
+
+
+def refuse_foreign_hosts(headers: Headers) -> None:
+    """Where there are no tokens: refuse a `Host` that is not this machine's own. Raises `ProblemError` 403."""
     host = headers.get("Host", "")
     if not _is_loopback(host):
         raise ProblemError(
             HTTPStatus.FORBIDDEN,
             f"The host {host[:100]!r} is not served without tokens; use localhost, 127.0.0.1 or [::1].",
         )
+
+
+def _refuse_foreign_pages(method: str, headers: Headers) -> None:
+    host = headers.get("Host", "")
     origin = headers.get("Origin")
     if method not in _READING and origin is not None and _host_of(origin) != host:
         raise ProblemError(HTTPStatus.FORBIDDEN, f"Pages of {origin[:100]!r} must not change anything on this server.")

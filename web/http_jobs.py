@@ -19,7 +19,14 @@ import msgspec
 from dataloader.jobs.contract import Change, Jobs, check_id, told_of_changes
 from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.failures import ErrorGroupPage, ErrorPage, FailureState, GroupRetried, GroupRetry
+from dataloader.jobs.failures import (
+    ErrorGroupNotFound,
+    ErrorGroupPage,
+    ErrorPage,
+    FailureState,
+    GroupRetried,
+    GroupRetry,
+)
 from dataloader.jobs.listings import (
     EVERY_JOB,
     MAX_PAGE,
@@ -36,6 +43,7 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, Work
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
+from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
 
 LONG_POLL_S: Final = 25.0
@@ -66,6 +74,11 @@ class HttpJobs(Jobs):
         """As in `Jobs`."""
         check_id(job_id)
         return await self.service.ask(JobRecord, "GET", f"/jobs/{job_id}")
+
+    async def why(self, job_id: UUID) -> WaitReason:
+        """As in `Jobs`."""
+        check_id(job_id)
+        return await self.service.ask(WaitReason, "GET", f"/jobs/{job_id}/why")
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
         """As in `Jobs`."""
@@ -210,7 +223,7 @@ class HttpJobs(Jobs):
         """As in `Jobs`."""
         body = attrs.asdict(wanted) | {"limit": limit, "after": after}
         path = f"/errors/{quote(body.pop('group'), safe='')}/retry"
-        return await self.service.ask(GroupRetried, "POST", path, body=body)
+        return await self.service.ask(GroupRetried, "POST", path, body=body, missing=ErrorGroupNotFound)
 
 
 _ADDRESSES: Final = {"cancel": "cancel", "retry": "retry", "run_now": "run-now", "set_priority": "reprioritize"}

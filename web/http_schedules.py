@@ -34,6 +34,8 @@ class _Times(msgspec.Struct):
 class _Run(msgspec.Struct):
     job_id: UUID
     queue: str
+    status: Status = Status.QUEUED
+    created: bool = True
 
 
 @attrs.frozen
@@ -74,18 +76,25 @@ class HttpSchedules(Schedules):
         """As in `Schedules`."""
         return await self._ask(ScheduleRecord, "POST", name, "/resume")
 
-    async def run(self, name: str) -> Enqueued:
+    async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
         """As in `Schedules`."""
-        added = await self._ask(_Run, "POST", name, "/run")
-        return Enqueued(added.job_id, Status.QUEUED, created=True, queue=added.queue)
+        added = await self._ask(_Run, "POST", name, "/run", params={"job_id": job_id})
+        return Enqueued(added.job_id, added.status, created=added.created, queue=added.queue)
 
     async def backfill(
-        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+        self,
+        name: str,
+        begin: datetime,
+        end: datetime,
+        *,
+        again: bool = False,
+        dry_run: bool = False,
+        backfill_id: UUID | None = None,
     ) -> Backfilled:
         """As in `Schedules`."""
         check_instant("begin", begin)
         check_instant("end", end)
-        wanted = {"begin": begin, "end": end, "again": again, "dry_run": dry_run}
+        wanted = {"begin": begin, "end": end, "again": again, "dry_run": dry_run, "backfill_id": backfill_id}
         return await self._ask(Backfilled, "POST", name, "/backfill", body=wanted)
 
     async def _ask(self, kind: type[T], method: str, name: str, then: str = "", **more: Any) -> T:

@@ -26,6 +26,10 @@ from dataloader.web.task_descriptions import describe_tasks
 
 NO_TASKS: Final[Mapping[str, Task[Any]]] = {}
 _PART: Final = re.compile(r"<(\w+:)?(\w+)>")
+_PATH_PARTS: Final[Mapping[str, dict[str, Any]]] = {
+    "uuid:": {"type": "string", "format": "uuid"},
+    "int:": {"type": "integer", "minimum": 0},
+}
 _HTML: Final = "text/html; charset=utf-8"
 _PAGE: Final = Path(__file__).with_name("pages").joinpath("api_docs.html").read_text("utf-8")
 _REQUEST_ID: Final = {
@@ -188,7 +192,7 @@ def _tag(path: str) -> str:
 
 
 def _path_part(kind: str, name: str) -> dict[str, Any]:
-    schema = {"type": "string", "format": "uuid"} if kind == "uuid:" else {"type": "string"}
+    schema = _PATH_PARTS.get(kind, {"type": "string"})
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

@@ -24,22 +24,24 @@ from dataloader.jobs.errors import (
     InUse,
     JobNotFound,
     NotFound,
+    SchemaError,
     StoreUnavailable,
     Unstorable,
 )
 from dataloader.jobs.model import about
+from dataloader.jobs.processes import ProcessConflict
 from dataloader.jobs.secrets.masking import mask_text
 
 PROBLEMS: Final = {
     "invalid-request": "Fields of the request are wrong, missing or unknown; `errors` names each of them.",
     "no-json": "The body is not JSON.",
     "idempotency-conflict": "The idempotency key was used before, for another request. Use a new key.",
-    "not-allowed-now": "The job's status does not allow it. Read the job and decide again.",
+    "not-allowed-now": "The status of the job or the process does not allow it. Read it and decide again.",
     "in-use": "Others need it. The detail names them, and what to do first.",
     "too-many-waits": "Too many requests wait for a change. Ask again later, or without `wait`.",
     "too-busy": "A limit of this server is reached. Send the request again after `Retry-After`.",
     "draining": "This process is shutting down. Ask another replica.",
-    "store-unavailable": "The database can't be reached, or is too slow. Send the request again after `Retry-After`.",
+    "store-unavailable": "The database can't be reached, is too slow or not ready. Send it again after `Retry-After`.",
 }
 """The kinds of problems that a client may tell apart, and what to do about each. `GET /problems/KIND` shows it."""
 ADDRESS: Final = "/problems/"
@@ -68,6 +70,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     errors: Annotated[tuple[FieldError, ...], about("The invalid fields of the request.")] = ()
     job_id: Annotated[str | None, about("Of a conflict: the job.")] = None
     job_status: Annotated[str | None, about("Of a conflict: the job's status.")] = None
+    process_type: Annotated[str | None, about("Of a conflict: the type of the process.")] = None
+    process_id: Annotated[str | None, about("Of a conflict: the process.")] = None
+    process_status: Annotated[str | None, about("Of a conflict: the process's status.")] = None
+    task_id: Annotated[str | None, about("Of a conflict: the task of a process that has the key.")] = None
     idempotency_key: Annotated[str | None, about("Of a conflict: the key that another request has used.")] = None
 
 
@@ -129,11 +135,16 @@ def too_busy(detail: str, *, headers: Mapping[str, str] = _NONE) -> ProblemError
     return problem
 
 
-def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 - a table
-    """The answer to an error of ours or of Quart's, None for one that nobody expected."""
+def problem_of(error: Exception, *, starting: bool = False) -> ProblemError | None:  # noqa: C901, PLR0911, PLR0912 - a table
+    """The answer to an error of ours or of Quart's, None for one that nobody expected.
+
+    While this process is `starting`, its tables are being made and its tasks, with their queues, are not stored yet.
+    """
     match error:
         case ProblemError():
             return error
+        case SchemaError() | BadRequest(field="queue") if starting:
+            return unavailable("This process has not finished its start; try again.", "store-unavailable")
         case BadRequest():
             return unprocessable([FieldError(error.field, error.message)])
         case JobNotFound():
@@ -143,8 +154,13 @@ def problem_of(error: Exception) -> ProblemError | None:  # noqa: C901, PLR0911 
         case NotFound():
             return ProblemError(HTTPStatus.NOT_FOUND, f"{error}.")
         case IdempotencyConflict():
-            conflict = {"job_id": str(error.job_id), "idempotency_key": error.key}
+            owner = ("job_id", error.job_id) if error.task_id is None else ("task_id", error.task_id)
+            conflict = {owner[0]: str(owner[1]), "idempotency_key": error.key}
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="idempotency-conflict", conflict=conflict)
+        case ProcessConflict():
+            conflict = {"process_type": error.process_type, "process_id": error.process_id}
+            conflict |= {"process_status": error.status}
+            return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now", conflict=conflict)
         case Conflict():
             conflict = {"job_id": str(error.job_id), "job_status": error.status}
             return ProblemError(HTTPStatus.CONFLICT, f"{error}.", kind="not-allowed-now", conflict=conflict)
@@ -167,5 +183,5 @@ def _of_http(error: HTTPException, status: HTTPStatus) -> ProblemError:
         allowed = ", ".join(sorted(error.valid_methods))
         return ProblemError(status, f"This address allows only {allowed}.", headers={"Allow": allowed})
     if status is HTTPStatus.NOT_FOUND:
-        return ProblemError(status, "Nothing is at this address; /docs and /openapi.json show what there is.")
+        return ProblemError(status, "Nothing is at this address; /ui has the pages, /docs and /openapi.json the API.")
     return ProblemError(status, error.description or status.description)

@@ -22,9 +22,11 @@ from msgspec import Struct
 from quart import Response
 from werkzeug.datastructures import Headers
 
+from dataloader.jobs.bulk_contract import BulkActs
 from dataloader.jobs.contract import Jobs, Operator
 from dataloader.jobs.limit_contract import Limits
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.schedule_contract import Schedules
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.auth import Role, authorize
@@ -79,6 +81,17 @@ class Call:
     def limits(self) -> Limits:
         """The limits of tasks and suppliers; the audit names the caller for what is done with them."""
         return self.services.limits.signed(self.operator)
+
+    @property
+    def processes(self) -> ProcessClient:
+        """The durable processes; the audit names the caller for what is done with them."""
+        services = self.services
+        return attrs.evolve(services.processes, operator=self.operator, answers=services.waiting)
+
+    @property
+    def bulk(self) -> BulkActs:
+        """The acts on many jobs; the audit names the caller for what is done with them."""
+        return self.services.bulk.signed(self.operator)
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +152,7 @@ async def serve(route: Route, services: Services, request: Request, request_id: 
         response = _response(await _run(route, services, request, request_id, dict(parts)))
         _count(response, services, request)
     except Exception as error:  # noqa: BLE001 - the edge: what nobody expected is logged and becomes a 500
-        return problem_response(error, request_id, request.path)
+        return problem_response(error, request_id, request.path, starting=services.state().starting)
     return response
 
 
@@ -212,9 +225,9 @@ def _count(response: Response, services: Services, request: Request) -> None:
         raise too_busy("Too many long answers are being sent; send the request again.")
 
 
-def problem_response(error: Exception, request_id: str, path: str) -> Response:
+def problem_response(error: Exception, request_id: str, path: str, *, starting: bool = False) -> Response:
     """The answer to an error. An unexpected one is logged with its traceback; its answer gives the request's id."""
-    problem = problem_of(error)
+    problem = problem_of(error, starting=starting)
     if problem is None:
         log.error("a request failed", path=mask_text(path), exc_info=error)
         problem = ProblemError(

@@ -32,6 +32,7 @@ from dataloader.jobs.errors import (
     Unstorable,
 )
 from dataloader.jobs.loopback import is_loopback
+from dataloader.jobs.processes import ProcessConflict
 from dataloader.jobs.secrets.masking import mask_text
 
 T = TypeVar("T")
@@ -120,7 +121,11 @@ class ServiceConnection:
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _:
                 return BadRequest("body", detail)
             case HTTPStatus.CONFLICT, "idempotency-conflict":
-                return IdempotencyConflict(problem.idempotency_key or "", problem.job_id)
+                task_id = None if problem.task_id is None else int(problem.task_id)
+                return IdempotencyConflict(problem.idempotency_key or "", problem.job_id, task_id=task_id)
+            case HTTPStatus.CONFLICT, "not-allowed-now" if problem.process_id is not None:
+                kind, key, status = problem.process_type or "", problem.process_id, problem.process_status or ""
+                return ProcessConflict(kind, key, status, said.removeprefix(f"the process {kind}/{key} is {status}; "))
             case HTTPStatus.CONFLICT, "not-allowed-now":
                 begin = f"job {problem.job_id} is {problem.job_status}; "
                 return Conflict(problem.job_id, problem.job_status or "", said.removeprefix(begin))
@@ -150,6 +155,10 @@ class _Problem(msgspec.Struct):
     errors: list[_FieldError] = []
     job_id: UUID | None = None
     job_status: str | None = None
+    process_type: str | None = None
+    process_id: str | None = None
+    process_status: str | None = None
+    task_id: str | None = None
     idempotency_key: str | None = None
 
     @property

@@ -20,10 +20,16 @@ from dataloader.jobs.model import about
 from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
+from dataloader.web.api.process_gauges import LatestProcessGauges
 from dataloader.web.api.queue_depths import QueueDepths
 from dataloader.web.auth import Token
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.pace import Pace
+from dataloader.web.pages.sessions import Sessions
 from dataloader.web.server.bodies import MOST_RECEIVED, MOST_SENT, Bound, LongBodies
 from dataloader.web.server.connections import Connections, LongAnswers, most_connections
 from dataloader.web.server.refusals import Refusals
@@ -31,13 +37,18 @@ from dataloader.web.waiting import Waiting
 
 _one: Final = partial(trio.CapacityLimiter, 1)
 _two: Final = partial(trio.CapacityLimiter, 2)
+_four: Final = partial(trio.CapacityLimiter, 4)
 
 
 @attrs.frozen(kw_only=True)
 class WebSettings:
-    """The settings that concern HTTP. Without `tokens` everybody who reaches the socket may do everything."""
+    """The settings that concern HTTP. Without `tokens` everybody who reaches the socket may do everything.
+
+    `public`: where browsers find this server.
+    """
 
     tokens: tuple[Token, ...] = ()
+    public: PublicAddress = attrs.field(factory=PublicAddress)
     max_body_bytes: int = 1 << 20
     max_batch_body_bytes: int = 8 << 20
     max_connections: int = 500
@@ -54,7 +65,10 @@ class QueueLoad:
 
 @attrs.frozen(kw_only=True)
 class ProcessState:
-    """The process now. `worker` stands in `claimed_by` of its jobs; `store_ready`: the database answered lately."""
+    """The process now. `worker` stands in `claimed_by` of its jobs; `store_ready`: the database answered lately.
+
+    `starting`: its tables and tasks may not be in the database yet.
+    """
 
     version: str
     worker: str
@@ -64,6 +78,7 @@ class ProcessState:
     queues: Mapping[str, QueueLoad]
     listener_connected: bool
     store_ready: bool
+    starting: bool = False
     messages: tuple[MessageSourceState, ...] = ()
 
 
@@ -84,6 +99,10 @@ class Turns:
     """Threads that decode bodies."""
     masking: trio.CapacityLimiter = attrs.field(factory=_two)
     """Threads that take the secrets out of jobs."""
+    exports: trio.CapacityLimiter = attrs.field(factory=_one)
+    """Parts of files of jobs that are read."""
+    files: trio.CapacityLimiter = attrs.field(factory=_four)
+    """Files of jobs that are sent, each with a part in memory for as long as its client takes to read it."""
     scrapes: trio.CapacityLimiter = attrs.field(factory=_one)
     """One scrape is written in a turn of the loop, however many ask."""
 
@@ -98,11 +117,14 @@ class Services:
     jobs: DatabaseJobs
     schedules: DatabaseSchedules
     limits: DatabaseLimits
+    processes: DatabaseProcesses
+    bulk: DatabaseBulkActs
     settings: WebSettings
     tasks: Mapping[str, Task[Any]] = attrs.field(factory=dict)
     state: Callable[[], ProcessState]
     measures: Sequence[Measure] = ()
     depths: QueueDepths = attrs.field(init=False)
+    process_gauges: LatestProcessGauges = attrs.field(init=False)
     refusals: Refusals = attrs.field(factory=Refusals, init=False)
     waiting: Waiting = attrs.field(init=False)
     receiving: LongBodies = attrs.field(init=False)
@@ -110,15 +132,25 @@ class Services:
     sending: LongAnswers = attrs.field(init=False)
     at_work: Bound = attrs.field(init=False)
     turns: Turns = attrs.field(factory=Turns, init=False)
+    sessions: Sessions = attrs.field(init=False)
+    pace: Pace = attrs.field(factory=Pace, init=False)
 
     @property
     def database(self) -> Database:
         """Where the queue lies, for what is no part of `Jobs`: pages by name, runs of loads, pings."""
         return self.jobs.database
 
+    @sessions.default
+    def _sessions_of_the_tokens(self) -> Sessions:
+        return Sessions(self.settings.tokens)
+
     @depths.default
     def _depths_of_the_database(self) -> QueueDepths:
         return QueueDepths(self.jobs.database)
+
+    @process_gauges.default
+    def _process_gauges_of_the_database(self) -> LatestProcessGauges:
+        return LatestProcessGauges(self.jobs.database)
 
     @receiving.default
     def _receiving_two_batches_at_least(self) -> LongBodies:
@@ -138,4 +170,4 @@ class Services:
 
     @waiting.default
     def _waiting_in_bounds(self) -> Waiting:
-        return Waiting(self.jobs.waits, self.refusals, self.settings.max_waits)
+        return Waiting(self.jobs.waits, self.processes.answers, self.refusals, self.settings.max_waits)

@@ -5,19 +5,32 @@ In the database they stay as they were sent: keys lock, filters find and request
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from dataloader.jobs.bulk_contract import BulkRecord
 from dataloader.jobs.duplicates import DuplicateGroup
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import ErrorGroup, ErrorRecord
 from dataloader.jobs.limit_contract import SupplierRecord
 from dataloader.jobs.listings import AuditRecord, LogLine
 from dataloader.jobs.model import JobEvent, JobRecord, QueueRecord, WorkerRecord
+from dataloader.jobs.process_listings import (
+    ProcessAnswer,
+    ProcessErrorGroup,
+    ProcessEvent,
+    ProcessRecord,
+    ProcessTask,
+)
+from dataloader.jobs.process_outbox import HeldDelivery
 from dataloader.jobs.run_stats import RunStats
 from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
 from dataloader.jobs.secrets.masking import mask, mask_names, mask_text
 from dataloader.jobs.task_listings import TaskState
+from dataloader.jobs.wait_reasons import WaitReason
+from dataloader.store.queue.serving import ProcessRow
 
 
 def job(record: JobRecord) -> JobRecord:
@@ -75,6 +88,14 @@ def duplicates(record: DuplicateGroup) -> DuplicateGroup:
     )
 
 
+def wait_reason(reason: WaitReason) -> WaitReason:
+    """Why a job does not run."""
+    session = reason.session
+    if session is not None:
+        session = attrs.evolve(session, application=text(session.application), user=text(session.user))
+    return attrs.evolve(reason, text=mask_text(reason.text), also=list(map(mask_text, reason.also)), session=session)
+
+
 def event(record: JobEvent) -> JobEvent:
     """A line of a journal."""
     return attrs.evolve(record, queue=mask_text(record.queue), payload=mask(record.payload))
@@ -108,8 +129,28 @@ def queue(record: QueueRecord) -> QueueRecord:
 
 def worker(record: WorkerRecord) -> WorkerRecord:
     """A process, the queues that it serves and the tasks that it knows."""
-    tasks = None if record.tasks is None else list(map(mask_text, record.tasks))
-    return attrs.evolve(record, worker=mask_text(record.worker), queues=mask_names(record.queues), tasks=tasks)
+    return attrs.evolve(
+        record,
+        worker=mask_text(record.worker),
+        queues=mask_names(record.queues),
+        tasks=None if record.tasks is None else list(map(mask_text, record.tasks)),
+        only_tasks=_only_tasks(record.only_tasks),
+    )
+
+
+def _only_tasks(given: Mapping[str, Sequence[str]] | None) -> dict[str, list[str]] | None:
+    return None if given is None else {mask_text(queue): list(map(mask_text, names)) for queue, names in given.items()}
+
+
+def worker_process(row: ProcessRow) -> ProcessRow:
+    """A process as a page has it."""
+    return attrs.evolve(
+        row,
+        worker=mask_text(row.worker),
+        queues=mask_names(row.queues),
+        running=None if row.running is None else mask_names(row.running),
+        only_tasks=_only_tasks(row.only_tasks),
+    )
 
 
 def stats(one: RunStats) -> RunStats:
@@ -126,6 +167,7 @@ def schedule(record: ScheduleRecord) -> ScheduleRecord:
         spec=fields(dict(record.spec)),
         stored_by=mask_text(record.stored_by),
         paused_why=text(record.paused_why),
+        fault=text(record.fault),
     )
 
 
@@ -134,9 +176,71 @@ def schedule_event(event: ScheduleEvent) -> ScheduleEvent:
     return attrs.evolve(event, payload=None if event.payload is None else fields(dict(event.payload)))
 
 
+def searchable(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata to search processes by. Those that are masked can't be searched, or a search would tell of them (U8).
+
+    Raises `BadRequest`.
+    """
+    if mask(metadata) != metadata:
+        raise BadRequest("metadata", "has a name or a value that is secret, by which processes can't be searched")
+    return metadata
+
+
+def process(record: ProcessRecord) -> ProcessRecord:
+    """A process, its id and metadata included."""
+    return attrs.evolve(
+        record,
+        process_id=mask_text(record.process_id),
+        detail=text(record.detail),
+        state=mask(record.state),
+        metadata=fields(dict(record.metadata)),
+        timer=None if record.timer is None else attrs.evolve(record.timer, context=mask(record.timer.context)),
+    )
+
+
+def process_event(event: ProcessEvent) -> ProcessEvent:
+    """Something that has happened in a process."""
+    return attrs.evolve(event, payload=mask(event.payload))
+
+
+def process_task(task: ProcessTask) -> ProcessTask:
+    """What was asked of a process."""
+    return attrs.evolve(
+        task,
+        process_id=mask_text(task.process_id),
+        args=mask(task.args),
+        context=mask(task.context),
+        idempotency_key=text(task.idempotency_key),
+        response=mask(task.response),
+        error=text(task.error),
+    )
+
+
+def process_answer(answer: ProcessAnswer) -> ProcessAnswer:
+    """An answer. What a step says to its caller is masked as a job's result is."""
+    return attrs.evolve(answer, response=mask(answer.response), error=text(answer.error))
+
+
+def process_error_group(group: ProcessErrorGroup) -> ProcessErrorGroup:
+    """A group of processes in error."""
+    return attrs.evolve(group, error=mask_text(group.error), example=mask_text(group.example))
+
+
+def held_delivery(one: HeldDelivery) -> HeldDelivery:
+    """A process whose deliveries are held up. Its error was stored without secrets."""
+    return attrs.evolve(one, process_id=mask_text(one.process_id), error=mask_text(one.error))
+
+
 def audit(record: AuditRecord) -> AuditRecord:
     """What an operator did; the filter of a bulk action included."""
-    return attrs.evolve(record, actor=mask_text(record.actor), detail=fields(record.detail))
+    return attrs.evolve(
+        record, actor=mask_text(record.actor), action=mask_text(record.action), detail=fields(record.detail)
+    )
+
+
+def bulk(record: BulkRecord) -> BulkRecord:
+    """An act on many jobs. Its filter was stored without secrets."""
+    return attrs.evolve(record, actor=mask_text(record.actor), stopped_by=text(record.stopped_by))
 
 
 def text(given: str | None) -> str | None:

@@ -16,26 +16,33 @@ from benchmarks.peers.progress import say
 from benchmarks.scheduling.databases import enqueued
 from benchmarks.scheduling.measured_tasks import QUEUE, tasks_that
 from benchmarks.scheduling.reached import Reached
+from benchmarks.server_cpu import cpu_s
 from dataloader import NewJob, Settings, Supervisor, Worker, open_supervisor
 from dataloader.store.limits.limit_rows import TELL, aio_limit_task
-from dataloader.store.queue.reads import list_queues
 
 CONCURRENCY: Final = 200
 
 
 @attrs.define
 class Drain:
-    """Jobs that are counted as they start. `per_s`, and `cpu_us` a job: from the first start to the last record."""
+    """Jobs that are counted as they start. From the first start to the last record: `per_s`, and CPU a job.
+
+    `cpu_us` is the process's own, `server_us` that of the server whose main process has the id `server_pid`.
+    """
 
     left: int
+    server_pid: int
     began: float = 0.0
     cpu_began: float = 0.0
+    server_began: float = 0.0
     per_s: float = 0.0
     cpu_us: float = 0.0
+    server_us: float = 0.0
     done: trio.Event = attrs.field(factory=trio.Event)
 
     def called(self) -> None:
         if not self.began:
+            self.server_began = cpu_s(self.server_pid)
             self.began, self.cpu_began = time.perf_counter(), time.process_time()
         self.left -= 1
         if self.left == 0:
@@ -44,25 +51,28 @@ class Drain:
     async def ended(self, supervisor: Supervisor, number: int) -> None:
         """Wait until the last of `number` is on record."""
         await self.done.wait()
-        # The last outcomes are written after the last handler returned; nothing but the table tells.
-        while any(queue.running for queue in await list_queues(supervisor.database)):  # noqa: ASYNC110
+        # The last outcomes are written after the last handler returned; nothing but the table tells. To count the jobs
+        # that wait in a closed lane would take longer than what is measured.
+        while await supervisor.database.run(_aio_is_running):  # noqa: ASYNC110
             await trio.sleep(0.005)
         self.per_s = number / (time.perf_counter() - self.began)
         self.cpu_us = (time.process_time() - self.cpu_began) / number * 1e6
+        self.server_us = (cpu_s(self.server_pid) - self.server_began) / number * 1e6
 
 
-def measure(alone: str, limits: str, beside: str, closed: int, *, quick: bool) -> list[Reached]:
+def measure(pid: int, alone: str, limits: str, beside: str, closed: int, *, quick: bool) -> list[Reached]:
     """Drains without any limits, beside them and within one, in turns; then the opening of the lane."""
-    number, pairs = (5_000, 2) if quick else (20_000, 3)
+    number, pairs = (5_000, 2) if quick else (20_000, 7)
     drains: dict[str, list[Drain]] = {"alone": [], "beside": [], "limited": []}
     for pair in range(pairs):
         say(f"drains, {pair + 1} of {pairs}")
         turns = [("alone", alone, "free"), ("beside", beside, "free"), ("limited", limits, "limited")]
         for name, dsn, task in turns if pair % 2 else reversed(turns):
-            drains[name].append(_drained(dsn, task, number, with_limits=name != "alone"))
+            drains[name].append(_drained(pid, dsn, task, number, with_limits=name != "alone"))
     say("the lane opens")
-    opened, first_start_s, written = trio.run(partial(_opened, beside, closed))
+    opened, first_start_s, written = trio.run(partial(_opened, pid, beside, closed))
     limited_s = statistics.median(one.per_s for one in drains["limited"])
+    limited_us = statistics.median(one.server_us for one in drains["limited"])
     return [
         _ratio(
             "unlimited drain beside 1,000 schedules and a closed lane, by alone",
@@ -77,7 +87,7 @@ def measure(alone: str, limits: str, beside: str, closed: int, *, quick: bool) -
             "drain of the lane that was opened, by a limited one",
             opened.per_s / limited_s,
             least=0.9,
-            note=f"{opened.per_s:,.0f} jobs/s",
+            note=f"{opened.per_s:,.0f} jobs/s; the server's CPU a job: {opened.server_us / limited_us:.2f}",
         ),
     ]
 
@@ -85,21 +95,23 @@ def measure(alone: str, limits: str, beside: str, closed: int, *, quick: bool) -
 def _ratio(text: str, some: Sequence[Drain], others: Sequence[Drain], least: float) -> Reached:
     rates = statistics.median(one.per_s / other.per_s for one, other in zip(some, others, strict=True))
     cpu = statistics.median(one.cpu_us / other.cpu_us for one, other in zip(some, others, strict=True))
+    server = statistics.median(one.server_us / other.server_us for one, other in zip(some, others, strict=True))
     per_s = [statistics.median(one.per_s for one in drains) for drains in (some, others)]
-    note = f"{per_s[0]:,.0f} and {per_s[1]:,.0f} jobs/s; the process's CPU a job: {cpu:.2f}"
+    rates_s = f"{per_s[0]:,.0f} and {per_s[1]:,.0f} jobs/s"
+    note = f"{rates_s}; CPU a job of the process {cpu:.2f}, of the server {server:.2f}"
     return Reached(text, rates, least=least, note=note)
 
 
-def _drained(dsn: str, task: str, number: int, *, with_limits: bool) -> Drain:
+def _drained(pid: int, dsn: str, task: str, number: int, *, with_limits: bool) -> Drain:
     enqueued(dsn, [NewJob(task=task) for _ in range(number)])
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
-    return trio.run(partial(_drain, dsn, number, with_limits=with_limits))
+    return trio.run(partial(_drain, pid, dsn, number, with_limits=with_limits))
 
 
-async def _drain(dsn: str, number: int, *, with_limits: bool) -> Drain:
-    drain = Drain(number)
+async def _drain(pid: int, dsn: str, number: int, *, with_limits: bool) -> Drain:
+    drain = Drain(number, pid)
     async with open_supervisor(
         _settings(dsn), tasks_that(drain.called, with_limits=with_limits), with_web=False
     ) as supervisor:
@@ -107,14 +119,18 @@ async def _drain(dsn: str, number: int, *, with_limits: bool) -> Drain:
     return drain
 
 
-async def _opened(dsn: str, number: int) -> tuple[Drain, float, int]:
-    drain = Drain(number)
+async def _opened(pid: int, dsn: str, number: int) -> tuple[Drain, float, int]:
+    drain = Drain(number, pid)
     async with open_supervisor(_settings(dsn), tasks_that(drain.called), with_web=False) as supervisor:
         await trio.sleep(2)
         assert not drain.began, "the lane was open before"
         opened_at, written = time.perf_counter(), await supervisor.database.write(_aio_open)
         await drain.ended(supervisor, number)
     return drain, drain.began - opened_at, written
+
+
+async def _aio_is_running(connection: Any) -> bool:
+    return bool(await connection.fetchval("SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running')"))
 
 
 async def _aio_open(connection: Any) -> int:

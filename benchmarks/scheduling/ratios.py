@@ -45,7 +45,7 @@ def measure(server: EmbeddedPostgres, folder: Path, *, quick: bool) -> list[Reac
         trio.run(_declare, dsn, number)
     say(f"{closed:,} jobs into a closed lane")
     enqueued(beside, [NewJob(task="closed") for _ in range(closed)])
-    lines = lane_drains.measure(alone, limits, beside, closed, quick=quick)
+    lines = lane_drains.measure(server.pid, alone, limits, beside, closed, quick=quick)
     due = migrated(server, "due")
     trio.run(_declare, due, 0)
     lines += trio.run(partial(_enqueues, due, rounds=2 if quick else 7))

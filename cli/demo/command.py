@@ -88,6 +88,7 @@ def demo(*, keep: bool, data_dir: Path | None, as_json: bool) -> int:
 
 def _print_addresses(url: str, data_dir: Path) -> None:
     addresses = {
+        "pages": f"{url}/ui",
         "API": f"{url}/docs",
         "status": f"{url}/status",
         "metrics": f"{url}/metrics",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import attrs
 import msgspec
 
+from dataloader.flows.messages import source_options
+from dataloader.flows.messages.job_maker import JobMaker
 from dataloader.flows.messages.stream_reader import StreamReader
-from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.message_source import Enqueue
-from dataloader.jobs.model import MAX_NAME, NewJob, check_name
+from dataloader.jobs.model import NewJob
 
 MAX_TRIES: Final = 1_000
 MAX_BATCH: Final = 1_000
@@ -37,24 +37,6 @@ class Message:
         return msgspec.json.decode(self.fields[field])
 
 
-def _check_url(_instance: Any, _attribute: attrs.Attribute[str], value: str) -> None:
-    if not isinstance(value, str) or urlsplit(value).scheme not in {"redis", "rediss"}:
-        scheme = urlsplit(value).scheme if isinstance(value, str) else type(value).__name__
-        raise BadRequest("url", f"must begin with redis:// or rediss://, not {scheme!r}")  # it may have a password
-
-
-def _check_name(_instance: Any, attribute: attrs.Attribute[str], value: str) -> None:
-    check_name(attribute.name, value, MAX_NAME)
-
-
-def _between(low: float, high: float) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise BadRequest(attribute.name, f"must be a number from {low:,} to {high:,}, not {value!r:.60}")
-
-    return check
-
-
 @attrs.frozen
 class Messages:
     """A stream of Redis or Valkey, read as one of a consumer group; each message becomes a job.
@@ -77,14 +59,14 @@ class Messages:
     Raises `BadRequest`, a `ValueError`, for values that are not allowed.
     """
 
-    url: str = attrs.field(validator=_check_url, repr=False)
-    stream: str = attrs.field(validator=_check_name)
+    url: str = attrs.field(validator=source_options.url_of("redis", "rediss"), repr=False)
+    stream: str = attrs.field(validator=source_options.name)
     request: Callable[[Message], NewJob | None]
-    group: str = attrs.field(default="dataloader", kw_only=True, validator=_check_name)
-    dead_letters: str | None = attrs.field(default=None, kw_only=True)
-    most_tries: int = attrs.field(default=5, kw_only=True, validator=_between(1, MAX_TRIES))
-    again_after_s: float = attrs.field(default=30.0, kw_only=True, validator=_between(0.01, MAX_AGAIN_S))
-    batch: int = attrs.field(default=100, kw_only=True, validator=_between(1, MAX_BATCH))
+    group: str = attrs.field(default="dataloader", kw_only=True, validator=source_options.name)
+    dead_letters: str | None = attrs.field(default=None, kw_only=True, validator=source_options.name_or_none)
+    most_tries: int = attrs.field(default=5, kw_only=True, validator=source_options.whole_between(1, MAX_TRIES))
+    again_after_s: float = attrs.field(default=30.0, kw_only=True, validator=source_options.between(0.01, MAX_AGAIN_S))
+    batch: int = attrs.field(default=100, kw_only=True, validator=source_options.whole_between(1, MAX_BATCH))
 
     @property
     def name(self) -> str:
@@ -105,6 +87,10 @@ class Messages:
         """The idempotency key of a message's job: ids repeat across streams."""
         return f"message:{self.stream}:{self.group}:{message.message_id}"
 
+    def is_known(self, _message: Message) -> bool:
+        """The server makes the ids: whatever has a message's key was made of it."""
+        return True
+
     def reader(self, *, enqueue: Enqueue, consumer: str, draining: Callable[[], bool]) -> StreamReader:
         """A reader for one process, which is `consumer` in the group."""
-        return StreamReader(source=self, enqueue=enqueue, consumer=consumer, draining=draining)
+        return StreamReader(source=self, maker=JobMaker(self, enqueue), consumer=consumer, draining=draining)

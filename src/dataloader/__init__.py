@@ -21,6 +21,7 @@ from dataloader.jobs.errors import (
     EmbeddedDatabaseError,
     IdempotencyConflict,
     JobNotFound,
+    JobStopped,
     LeaseLost,
     LimitReached,
     SchemaError,
@@ -28,13 +29,26 @@ from dataloader.jobs.errors import (
     StoreUnavailable,
 )
 from dataloader.jobs.hooks import Resource
-from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob, ThreadTransaction, Transaction
+from dataloader.jobs.job import (
+    AioJob,
+    AioProcessJob,
+    AnyJob,
+    Job,
+    ProcessJob,
+    ThreadJob,
+    ThreadTransaction,
+    Transaction,
+)
 from dataloader.jobs.limits import Budget, Supplier
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.model import Enqueued, JobEvent, JobRecord, NewJob
 from dataloader.jobs.new_job import new_job
 from dataloader.jobs.notices import CommandTarget, WebhookTarget
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
+from dataloader.jobs.process_contract import ProcessClient
+from dataloader.jobs.process_listings import ProcessFilter, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
+from dataloader.jobs.processes import CallTimeout, ProcessConflict, ProcessFailed, ProcessNotFound, Refused
 from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.run_stats import RunStats, StatsFilter
 from dataloader.jobs.states import Status
@@ -45,6 +59,7 @@ if TYPE_CHECKING:
     from dataloader.supervisor.drain import DrainReport
     from dataloader.supervisor.logs import configure_logging
     from dataloader.supervisor.open_jobs import open_jobs
+    from dataloader.supervisor.open_processes import open_processes
     from dataloader.supervisor.settings import ApiToken, Settings, Worker
     from dataloader.supervisor.settings_layers import load_settings
     from dataloader.supervisor.supervisor import Supervisor, open_supervisor
@@ -53,10 +68,12 @@ __all__ = [
     "AccessDenied",
     "ActorGaveUp",
     "AioJob",
+    "AioProcessJob",
     "AnyJob",
     "ApiToken",
     "BadRequest",
     "Budget",
+    "CallTimeout",
     "Canceled",
     "CommandTarget",
     "ConfigError",
@@ -74,11 +91,22 @@ __all__ = [
     "JobFilter",
     "JobNotFound",
     "JobRecord",
+    "JobStopped",
     "Jobs",
     "LeaseLost",
     "LimitReached",
     "NewJob",
     "Next",
+    "ProcessClient",
+    "ProcessConflict",
+    "ProcessFailed",
+    "ProcessFilter",
+    "ProcessImport",
+    "ProcessJob",
+    "ProcessNotFound",
+    "ProcessRecord",
+    "ProcessRequest",
+    "Refused",
     "Resource",
     "Retry",
     "RetryPolicy",
@@ -104,6 +132,7 @@ __all__ = [
     "load_settings",
     "new_job",
     "open_jobs",
+    "open_processes",
     "open_supervisor",
 ]
 
@@ -117,6 +146,7 @@ _WHEN_ASKED_FOR: Final = {
     "embedded_postgres": "dataloader.store.embedded.postgres",
     "load_settings": "dataloader.supervisor.settings_layers",
     "open_jobs": "dataloader.supervisor.open_jobs",
+    "open_processes": "dataloader.supervisor.open_processes",
     "open_supervisor": "dataloader.supervisor.supervisor",
 }
 

@@ -24,13 +24,15 @@ import msgspec
 import trio
 
 from dataloader.actors import runner
+from dataloader.actors.children.pool import Children
 from dataloader.actors.job_runs import Run
 from dataloader.actors.lease import Lease
 from dataloader.actors.recorder_messages import Ended, ToRecord
 from dataloader.actors.run_services import RunServices
 from dataloader.flows.etl.declare.pipeline_config import PipelineSettings
 from dataloader.flows.libraries import libraries_of
-from dataloader.jobs.errors import ConfigError
+from dataloader.flows.processes.run_step import StepRun, run_step
+from dataloader.jobs.errors import ConfigError, JobNotFound
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE, JobFilter
 from dataloader.jobs.model import ClaimedJob, JobRecord, NewJob
@@ -42,6 +44,8 @@ from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import Database, DatabaseOptions, open_database
 from dataloader.store.embedded.postgres import embedded_postgres
 from dataloader.store.migrations import migrate
+from dataloader.store.processes.answers import Answers
+from dataloader.store.processes.outbox_rows import post
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.finish import aio_finish
@@ -50,13 +54,26 @@ from dataloader.store.queue.make_ready import ready_after
 from dataloader.store.queue.reads import get_job, list_jobs, list_queues
 from dataloader.store.queue.task_rows import aio_declare
 from dataloader.store.queue.transaction import Transactions
+from dataloader.supervisor.process_tester import ProcessTester, process_tester
 from dataloader.supervisor.resources import Opened, open_resources
 
-__all__ = ["LogLine", "TaskRun", "assert_enqueued", "drain_queue", "run_task", "temporary_database"]
+__all__ = [
+    "LogLine",
+    "ProcessTester",
+    "StepRun",
+    "TaskRun",
+    "assert_enqueued",
+    "drain_queue",
+    "process_tester",
+    "run_step",
+    "run_task",
+    "temporary_database",
+]
 
 _QUEUE: Final = "testing"
 _LEASE_S: Final = 3_600
 """Nothing renews leases here: one that outlasts every test."""
+_GRACE_S: Final = 5
 _UNSAFE: Final = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -127,6 +144,7 @@ async def run_task(
 async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
     """Run every job that is ready in the database at `dsn`, one after the other, and jobs that become ready by that.
 
+    Messages of durable processes are delivered, and what they tell to handlers.
     It leaves jobs whose time has not come, whose task is not in `tasks`, or whose queue is paused.
     """
     runs: list[TaskRun] = []
@@ -139,6 +157,7 @@ async def drain_queue(dsn: str, tasks: Tasks) -> list[TaskRun]:
 
 
 async def _ready_queues(database: Database) -> list[str]:
+    await post(database, 60)
     while (await ready_after(database)).jobs:
         pass
     return [q.queue for q in await list_queues(database) if q.ready and not q.paused]
@@ -218,6 +237,7 @@ class _Bench:
     opened: Opened
     transactions: Transactions
     database: Database | None
+    children: Children
 
     @property
     def database_given(self) -> Database:
@@ -233,7 +253,10 @@ class _Bench:
         await runner.run(run, task, self._services(recorder), trio.CapacityLimiter(1))
         outcome = recorder.outcome
         if outcome is None:  # the handler's own transaction has committed it
-            record = await get_job(self.database_given, job.job_id)
+            try:
+                record = await get_job(self.database_given, job.job_id)
+            except JobNotFound:  # as a process's does, when nothing is left to do
+                return recorder.task_run(task.name, Status.SUCCEEDED, None, None)
             return recorder.task_run(task.name, record.status, record.result, record.error)
         status = TRANSITIONS[Status.RUNNING, outcome.step]
         if self.database is not None:
@@ -249,7 +272,11 @@ class _Bench:
             **self.opened.resources,
         }
         if self.database is not None:
-            resources |= {Database: self.database, Transactions: self.transactions}
+            resources |= {
+                Database: self.database,
+                Transactions: self.transactions,
+                Answers: Answers(self.database),
+            }
         return RunServices(
             to_recorder=cast("trio.MemorySendChannel[ToRecord]", recorder),
             transactions=self.transactions,
@@ -259,16 +286,19 @@ class _Bench:
             resources=resources,
             around=self.tasks.wraps,
             aio=self.opened.aio,
+            children=self.children,
         )
 
 
 @asynccontextmanager
 async def _open_bench(tasks: Tasks, database: Database | None = None) -> AsyncIterator[_Bench]:
     transactions = cast("Transactions", _NoDatabase()) if database is None else Transactions(database)
+    children = Children(tasks=tasks, grace_s=_GRACE_S, idle_s=_LEASE_S, telemetry=Telemetry())
     async with open_resources(tasks, until=trio.Event()) as opened:
         try:
-            yield _Bench(tasks=tasks, opened=opened, transactions=transactions, database=database)
+            yield _Bench(tasks=tasks, opened=opened, transactions=transactions, database=database, children=children)
         finally:
+            await children.close()  # noqa: ASYNC102 - it has shields and deadlines of its own
             transactions.close()
 
 

@@ -47,6 +47,7 @@ OLDEST: Final = 15
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 """PostgreSQL counts its timestamps from here."""
+_MICROSECOND: Final = timedelta(microseconds=1)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
 _LAST: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -174,7 +175,7 @@ def _unusable_file(dsn: str) -> str | None:
 
 
 def _encode_instant(value: datetime) -> tuple[int]:
-    return ((value - _EPOCH) // timedelta(microseconds=1),)
+    return ((value - _EPOCH) // _MICROSECOND,)
 
 
 def _decode_instant(value: tuple[int]) -> datetime:

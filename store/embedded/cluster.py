@@ -14,13 +14,14 @@ import hashlib
 import os
 import re
 import secrets
+import select
 import shlex
 import shutil
 import signal
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Literal
@@ -201,14 +202,32 @@ class Cluster:
     def stop(self) -> None:
         """Stop the server if it accepts connections. One that recovers is left running: the next start finds it."""
         if self.state() == "ready":
-            socket_dir = self.postmaster().socket_dir
+            postmaster = self.postmaster()
+            socket_dir = postmaster.socket_dir
             timeout = f"--timeout={STOP_TIMEOUT_S:.0f}"
-            self.programs.run_as_server(
-                "pg_ctl", "stop", "--pgdata=.", "--mode=fast", "--wait", timeout, cwd=self.directory
-            )
+            # pg_ctl waits for the end of the lock file, which the server removes shortly before it ends.
+            with self._awaiting_end_of(postmaster.pid):
+                self.programs.run_as_server(
+                    "pg_ctl", "stop", "--pgdata=.", "--mode=fast", "--wait", timeout, cwd=self.directory
+                )
             if socket_dir != self.directory:
                 with contextlib.suppress(OSError):
                     socket_dir.rmdir()
+
+    @contextlib.contextmanager
+    def _awaiting_end_of(self, pid: int) -> Iterator[None]:
+        """For a block that stops our process `pid`: it lasts until the process has ended, or `STOP_TIMEOUT_S` more."""
+        process, ended = None, select.poll()
+        with contextlib.suppress(OSError):  # it has ended, or runs in another container
+            process = os.pidfd_open(pid)
+        try:
+            if process is not None and self.owns_process(pid):
+                ended.register(process, select.POLLIN)
+            yield
+            ended.poll(STOP_TIMEOUT_S * 1_000)
+        finally:
+            if process is not None:
+                os.close(process)
 
     def _start(self, extra_settings: Mapping[str, str], deadline: float) -> None:
         """Start a server where none runs, also after a crash."""

@@ -44,7 +44,7 @@ _NOT_EMPTY: Final = r"""
 SELECT format('SELECT 1 FROM %s LIMIT 1', c.oid::regclass)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
-  AND c.relname NOT IN ('dl_migrations', 'dl_function_sets', 'dl_workers') \gexec
+  AND c.relname NOT IN ('dl_migrations', 'dl_function_sets', 'dl_workers', 'dl_depths') \gexec
 """
 
 

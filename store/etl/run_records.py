@@ -31,7 +31,7 @@ MAX_COUNTED: Final = 1_000
 """Failures of a load that are counted: so many means so many or more."""
 
 
-def _as_job(row: str) -> str:
+def as_job(row: str) -> str:
     """Columns of a run or a task; where its job `j` does not run any more, the job's own status and end.
 
     The job's error is the reason of what gave none, since it did not come to its end.
@@ -48,10 +48,10 @@ def _as_job(row: str) -> str:
 
 
 _RUNS: Final = f"""
-SELECT r.run_id, r.name, r.kind, {_as_job("r")} FROM dl_etl_runs r JOIN dl_jobs j ON j.job_id = r.run_id
+SELECT r.run_id, r.name, r.kind, {as_job("r")} FROM dl_etl_runs r JOIN dl_jobs j ON j.job_id = r.run_id
 """
 _TASKS: Final = f"""
-SELECT t.ordinal, t.layer, t.task, {_as_job("t")},
+SELECT t.ordinal, t.layer, t.task, {as_job("t")},
   coalesce(t.summary -> 'phases', '{{}}') AS phases, coalesce(t.summary -> 'tables', '{{}}') AS tables
 FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id WHERE t.run_id = $1 AND t.ordinal > $2
 ORDER BY t.ordinal LIMIT $3
@@ -83,7 +83,7 @@ CROSS JOIN LATERAL (
   ) AS failures
 ) AS counted
 LEFT JOIN LATERAL (
-  SELECT t.run_id, {_as_job("t")} FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
+  SELECT t.run_id, {as_job("t")} FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
   WHERE t.task = known.load AND t.started_at IS NOT NULL ORDER BY t.started_at DESC LIMIT 1
 ) AS last ON true
 ORDER BY known.load

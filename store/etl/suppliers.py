@@ -44,7 +44,7 @@ async def aio_take_slot(
         holder,
         lease_s,
         [budget.requests for budget in budgets],
-        [float(budget.per_s) for budget in budgets],
+        [float(budget.kept_s) for budget in budgets],
     )
     return SlotAnswer(row["wait_s"], row["waits_for"])
 

@@ -42,7 +42,13 @@ WHERE source = ANY ($1::text[])
 ORDER BY source FOR SHARE
 """
 _OF_SUPPLIER: Final = "SELECT task FROM dl_tasks WHERE supplier = $1 ORDER BY task LIMIT 5"
-_PAUSE_TASK: Final = "UPDATE dl_tasks SET paused = $2 WHERE task = $1"
+_PAUSE_TASK: Final = """
+UPDATE dl_tasks SET
+  paused_at = CASE WHEN NOT $2 THEN NULL WHEN paused THEN paused_at ELSE now() END,
+  paused_by = CASE WHEN NOT $2 THEN NULL WHEN paused THEN paused_by ELSE $3 END,
+  paused = $2
+WHERE task = $1
+"""
 _PAUSE_SUPPLIER: Final = "UPDATE dl_sources SET paused = $2 WHERE source = $1"
 _OPEN_JOBS: Final = (
     "SELECT count(*) FROM (SELECT FROM dl_jobs WHERE task = $1 AND status IN ('queued', 'running') LIMIT 1000) AS open"
@@ -178,7 +184,7 @@ def _known(kind: type[TaskLimits | Supplier], changes: Mapping[str, Any]) -> dic
 async def _aio_pause_task(connection: Any, name: str, operator: Operator, *, paused: bool) -> TaskState:
     async with aio_short_transaction(connection):
         found = await _aio_locked_task(connection, name)
-        await connection.execute(_PAUSE_TASK, name, paused)
+        await connection.execute(_PAUSE_TASK, name, paused, operator.name)
         if paused and not found["limited"]:
             await aio_open_lane(connection, name)
         await connection.execute(TELL)

@@ -40,21 +40,30 @@ LEFT JOIN work w ON w.task = t.task
 LEFT JOIN dl_lanes l ON l.lane = t.task
 LEFT JOIN dl_sources s ON s.source = t.supplier
 CROSS JOIN LATERAL (SELECT greatest(statement_timestamp(), s.last_at) AS now) AS v
-CROSS JOIN LATERAL dl_units_left(s, coalesce(s.units, '{}'), coalesce(s.spans_s, '{}'), coalesce(t.cost, 1), v.now) AS u
-WHERE {where} ORDER BY t.task LIMIT $2
+CROSS JOIN LATERAL dl_budgets_left(
+  s, coalesce(s.units, '{}'), coalesce(s.spans_s, '{}'), s.zones, coalesce(t.cost, 1), v.now) AS u
+WHERE {where}
 """  # noqa: E501 - one line a part
-_TASK_PAGE: Final = _TASKS.replace("{where}", "t.task > $1")
-_ONE_TASK: Final = _TASKS.replace("{where}", "t.task = $1")
+_TASK_PAGE: Final = _TASKS.replace("{where}", "t.task > $1 ORDER BY t.task LIMIT $2")
+
+
+def one_task(name: str) -> str:
+    """The statement that reads the task which a parameter names, for a part of another one."""
+    return _TASKS.replace("{where}", f"t.task = {name}")
+
+
 _SUPPLIERS: Final = """
 SELECT s.source AS supplier, coalesce(s.limits, '{}')::text AS declared, coalesce(s.override, '{}')::text AS override,
   s.paused, s.margin_s, v.now,
   ARRAY(SELECT t.task FROM dl_tasks t WHERE t.supplier = s.source ORDER BY t.task) AS tasks,
   ARRAY(
     SELECT u.units FROM generate_subscripts(s.units, 1) AS i
-    CROSS JOIN LATERAL dl_units_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], 1, v.now) AS u ORDER BY i) AS units,
+    CROSS JOIN LATERAL dl_budgets_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], ARRAY[s.zones[i]], 1, v.now) AS u
+    ORDER BY i) AS units,
   ARRAY(
     SELECT u.wait_s FROM generate_subscripts(s.units, 1) AS i
-    CROSS JOIN LATERAL dl_units_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], 1, v.now) AS u ORDER BY i) AS waits_s,
+    CROSS JOIN LATERAL dl_budgets_left(s, ARRAY[s.units[i]], ARRAY[s.spans_s[i]], ARRAY[s.zones[i]], 1, v.now) AS u
+    ORDER BY i) AS waits_s,
   CASE WHEN s.holder IS NOT NULL AND s.held_until > v.now THEN s.held_until END AS held_until,
   (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'running' AND j.token = s.holder AND s.held_until > v.now LIMIT 1) AS job_id
 FROM dl_sources s
@@ -68,16 +77,16 @@ _RECORD_FIELDS: Final = tuple(field.name for field in attrs.fields(TaskRecord))
 
 async def aio_task_states(connection: Any, after: str, limit: int) -> list[TaskState]:
     """At most `limit` tasks by name, from behind `after` (asyncio-flavoured)."""
-    return list(map(_task, await connection.fetch(_TASK_PAGE, after, limit)))
+    return list(map(task_state, await connection.fetch(_TASK_PAGE, after, limit)))
 
 
 async def aio_task_state(connection: Any, name: str) -> TaskState:
     """The task of that name (asyncio-flavoured). Raises `TaskNotFound`."""
     check_text("task", name, MAX_NAME)
-    record = await connection.fetchrow(_ONE_TASK, name, 1)
+    record = await connection.fetchrow(one_task("$1"), name)
     if record is None:
         raise TaskNotFound(f"no process has declared a task {name!r:.200}")
-    return _task(record)
+    return task_state(record)
 
 
 async def aio_suppliers(connection: Any, after: str, limit: int) -> list[SupplierRecord]:
@@ -103,7 +112,8 @@ class _Verdict:
     left: int | None = None
 
 
-def _task(record: Mapping[str, Any]) -> TaskState:
+def task_state(record: Mapping[str, Any]) -> TaskState:
+    """The task of a row with the columns of `one_task`."""
     values = {name: record[name] for name in _RECORD_FIELDS}
     for name in ("args_schema", "uniqueness"):
         values[name] = shown_json(record[name]) if record[name] else None
@@ -192,6 +202,8 @@ def _supplier(record: Mapping[str, Any]) -> SupplierRecord:
             BudgetState(
                 requests=budget.requests,
                 per_s=budget.per_s,
+                per=budget.per,
+                zone=budget.zone,
                 used=budget.requests - units,
                 left=max(units, 0),
                 free_at=now + timedelta(seconds=wait_s) if wait_s > 0 else None,

@@ -10,11 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import trio
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limits import Supplier, TaskLimits
+from dataloader.jobs.limits import MARGIN_S, Supplier, TaskLimits
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.work_periods import WorkPeriods
+from dataloader.jobs.zones import zone_named
+from dataloader.store.queue.worker_rows import ClockReading
+
+log = get_logger(__name__)
 
 _TASKS: Final = """
 SELECT task, coalesce(limits, '{}')::text AS limits, coalesce(override, '{}')::text AS override, limited
@@ -23,7 +29,8 @@ FROM dl_tasks WHERE task = ANY ($1::text[]) ORDER BY task FOR NO KEY UPDATE
 _HOLDS: Final = """
 UPDATE dl_tasks SET limits = $2::text::jsonb, override = $3::text::jsonb, limited = limited OR $4,
   periods = $5::text::int4multirange, zone = $6, max_running = $7, batch_size = $8, batch_delay_s = $9,
-  supplier = $10, cost = $11, retry_priority = $12
+  supplier = $10, cost = $11, retry_priority = $12, max_attempts = $13, at_period_end = $14,
+  max_running_per_partition = $15
 WHERE task = $1
 """
 _LIMITED: Final = "UPDATE dl_tasks SET limited = true WHERE task = $1 AND NOT limited"
@@ -41,17 +48,36 @@ FROM dl_sources WHERE source = ANY ($1::text[]) ORDER BY source FOR NO KEY UPDAT
 _SUPPLIER: Final = "INSERT INTO dl_sources (source) VALUES ($1) ON CONFLICT DO NOTHING"
 _SUPPLIER_HOLDS: Final = """
 UPDATE dl_sources SET limits = $2::text::jsonb, override = $3::text::jsonb,
-  periods = $4::text::int4multirange, zone = $5, units = $6, spans_s = $7, margin_s = $8, kept_s = greatest(kept_s, $9)
+  periods = $4::text::int4multirange, zone = $5, units = $6, spans_s = $7, margin_s = $8, kept_s = greatest(kept_s, $9),
+  zones = $10
 WHERE source = $1
 """
 _LEAST_BUDGET: Final = "SELECT min(u) FROM dl_sources s, unnest(s.units) AS u WHERE s.source = $1"
 _DEAREST: Final = "SELECT task, cost FROM dl_tasks WHERE supplier = $1 ORDER BY cost DESC, task LIMIT 1"
 TELL: Final = "SELECT pg_notify('dl_lane', '')"
 """Limits have changed: each process looks at all of its lanes, and at which there are."""
+_RETRY_DELAYS: Final = """
+SELECT task, (override ->> 'retry_delay_s')::float8 AS delay_s FROM dl_tasks
+WHERE task = ANY ($1::text[]) AND override ->> 'retry_delay_s' IS NOT NULL
+"""
 _KNOWN: Final = """
 SELECT t.task, l.lane FROM dl_tasks t LEFT JOIN dl_lanes l ON l.lane = t.task
 WHERE t.task = ANY ($1::text[]) ORDER BY t.task
 """
+_STOPPING: Final = """
+SELECT t.task, p.periods, p.zone, p.margin_s
+FROM dl_tasks t
+LEFT JOIN dl_sources s ON s.source = t.supplier
+CROSS JOIN LATERAL (
+  VALUES (t.periods, t.zone, $2::float8), (s.periods, s.zone, s.margin_s)
+) AS p (periods, zone, margin_s)
+WHERE t.task = ANY ($1::text[]) AND t.at_period_end = 'stop' AND p.periods IS NOT NULL
+"""
+
+
+async def aio_lock_suppliers(connection: Any, names: Sequence[str]) -> None:
+    """Lock those of these names that are known (asyncio-flavoured), ahead of the tasks that name them."""
+    await connection.fetch(_SUPPLIERS, names)
 
 
 async def aio_count_ours(connection: Any, lanes: Sequence[str], worker: str) -> None:
@@ -65,6 +91,32 @@ async def aio_known(connection: Any, tasks: Sequence[str]) -> tuple[list[str], l
     return [record["task"] for record in records], [record["lane"] for record in records if record["lane"] is not None]
 
 
+async def aio_retry_delays(connection: Any, tasks: Sequence[str]) -> dict[str, float]:
+    """Seconds to the next run, of those of `tasks` for which an operator has set them (asyncio-flavoured)."""
+    return {record["task"]: record["delay_s"] for record in await connection.fetch(_RETRY_DELAYS, list(tasks))}
+
+
+async def aio_stopping_tasks(
+    connection: Any, tasks: Sequence[str]
+) -> tuple[ClockReading, dict[str, list[tuple[WorkPeriods, float]]]]:
+    """Those of `tasks` whose runs are stopped at the close of a period (asyncio-flavoured), and the database's clock.
+
+    With each the periods that hold, its own and its supplier's, and how many seconds before their ends they close.
+    """
+    found: dict[str, list[tuple[WorkPeriods, float]]] = {}
+    for record in await connection.fetch(_STOPPING, list(tasks), MARGIN_S):
+        ranges = tuple((minutes.lower, minutes.upper) for minutes in record["periods"])
+        try:
+            periods = WorkPeriods(ranges, zone_named(record["zone"]))
+        except BadRequest as error:  # known to the process that has declared it
+            log.warning("runs are not stopped at the close of their period", task=record["task"], error=str(error))
+            continue
+        found.setdefault(record["task"], []).append((periods, record["margin_s"]))
+    asked_at = trio.current_time()
+    shown = await connection.fetchval("SELECT clock_timestamp()")
+    return ClockReading(asked_at, trio.current_time(), shown), found
+
+
 async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppliers: Iterable[Supplier]) -> list[str]:
     """Write what a program declares (asyncio-flavoured), after its tasks; what is so already is not written.
 
@@ -73,7 +125,7 @@ async def aio_declare_limits(connection: Any, tasks: Iterable[Task[Any]], suppli
 
     Raises `BadRequest` for limits that do not go together, such as a cost above a budget.
     """
-    declared = {task.name: task.limits.spec() for task in tasks}
+    declared = {task.name: task.declared_limits.spec() for task in tasks}
     named = {supplier.name: supplier.spec() for supplier in suppliers}
     named |= {
         spec["supplier"]: {} for spec in declared.values() if "supplier" in spec and spec["supplier"] not in named
@@ -150,6 +202,9 @@ async def aio_limit_task(
         limits.supplier,
         limits.cost,
         limits.retry_priority,
+        limits.max_attempts,
+        limits.at_period_end,
+        limits.max_running_per_partition,
     )
     if limits.needs_lane and not limited:
         await aio_open_lane(connection, name)
@@ -185,9 +240,10 @@ async def aio_limit_supplier(
         _ranges(supplier.periods),
         supplier.zone,
         [budget.requests for budget in supplier.budgets],
-        [float(budget.per_s) for budget in supplier.budgets],
+        [float(budget.per_s or 0) for budget in supplier.budgets],
         supplier.margin,
-        max((budget.per_s for budget in supplier.budgets), default=0.0) + supplier.margin if supplier.budgets else 0.0,
+        max(budget.kept_s for budget in supplier.budgets) + supplier.margin if supplier.budgets else 0.0,
+        [budget.zone for budget in supplier.budgets],
     )
 
 

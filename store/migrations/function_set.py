@@ -18,7 +18,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
-NUMBER: Final = 33
+NUMBER: Final = 46
 OLDEST: Final = 0
 """The number of the set of the oldest program that can work with this set, since all its functions are in it."""
 FILES: Final = (
@@ -36,6 +36,10 @@ FILES: Final = (
     "sources",
     "unique",
     "enqueue",
+    "process_outbox",
+    "processes",
+    "process_clients",
+    "statistics",
     "grants",
 )
 """In this order: rights are kept before they are taken, and given last; a trigger is made after its function."""

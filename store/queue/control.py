@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -31,8 +32,8 @@ from dataloader.store.queue.reads import aio_get_job
 
 LOCK_TIMEOUT_MS: Final = 2_000
 
-_OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
-_REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
+OPEN: Final = frozenset({Status.QUEUED, Status.RUNNING})
+REVIVABLE: Final = frozenset(status for status, step in TRANSITIONS if step is Step.REVIVE)
 
 # {where} is put together by JobFilter from constants; the newest version of each row is judged again once it is locked.
 _LOCK_MANY: Final = f"""
@@ -42,10 +43,16 @@ WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE {{where}} AND {{still
 ORDER BY job_id FOR NO KEY UPDATE
 """
 
-_LOCK: Final = (
-    f"SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless FROM dl_jobs"
-    " WHERE job_id = $1 FOR NO KEY UPDATE"
-)
+WAKES_PROCESS: Final = """
+((NOT keyed AND starts_with(task, queue || '.v') AND queue = 'process.' || (args ->> 'type')) IS TRUE)
+"""
+"""Jobs that wake durable processes, told by what only the database's own function writes: nobody cancels them."""
+
+_LOCK: Final = f"""
+SELECT job_id, status, waits_for, unique_key, {ENDLESS} AS endless,
+       CASE WHEN {WAKES_PROCESS} THEN (args ->> 'type') || '/' || (args ->> 'process_id') END AS process
+FROM dl_jobs WHERE job_id = $1 FOR NO KEY UPDATE
+"""
 
 _CANCEL: Final = """
 WITH changed AS (
@@ -55,7 +62,7 @@ WITH changed AS (
   RETURNING job_id, queue, CASE WHEN keyed THEN hashtext(lock_key) END AS lock_hash
 ), journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, 'canceled', '{"reason": "operator"}' FROM changed
+  SELECT job_id, queue, 'canceled', jsonb_build_object('reason', 'operator', 'by', $2::text) FROM changed
 )
 SELECT job_id, lock_hash FROM changed
 """
@@ -73,7 +80,7 @@ WITH changed AS (
   RETURNING job_id, queue
 )
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
-SELECT job_id, queue, 'requeue', '{"reason": "operator"}' FROM changed
+SELECT job_id, queue, 'requeue', jsonb_build_object('reason', 'operator', 'by', $2::text) FROM changed
 """
 
 # The trigger takes the key from a job that comes back, since nobody's UPDATE may fail: here it may.
@@ -88,6 +95,9 @@ PLACE_IS_FREE: Final = """
 """
 """Of many jobs that are retried those of whose unique key no job waits or runs."""
 
+TO_CANCEL: Final = f"((NOT (status = 'running' AND cancel_requested) OR {ENDLESS}) AND NOT {WAKES_PROCESS})"
+"""Of many jobs that are canceled those that were not asked before, and wake no process."""
+
 _SET_PRIORITY: Final = "UPDATE dl_jobs SET priority = $2 WHERE job_id = ANY ($1::uuid[])"
 
 _RUN_NOW: Final = """
@@ -96,8 +106,11 @@ WHERE job_id = ANY ($1::uuid[])
 """
 
 _PAUSE: Final = """
-INSERT INTO dl_queues (queue, paused) VALUES ($1, $2)
-ON CONFLICT (queue) DO UPDATE SET paused = excluded.paused, changed_at = now()
+INSERT INTO dl_queues (queue, paused, changed_by) VALUES ($1, $2, $3)
+ON CONFLICT (queue) DO UPDATE SET
+  changed_at = CASE WHEN dl_queues.paused = excluded.paused THEN dl_queues.changed_at ELSE now() END,
+  changed_by = CASE WHEN dl_queues.paused = excluded.paused THEN dl_queues.changed_by ELSE excluded.changed_by END,
+  paused = excluded.paused
 """
 
 _AUDIT: Final = "INSERT INTO dl_audit (actor, action, job_id, detail) VALUES ($1, $2, $3, $4)"
@@ -116,14 +129,21 @@ class _Action:
     still: str
 
 
-_TO_SET_PRIORITY: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY, "priority <> {value}")
-_TO_RUN_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW, "waits_for = 'time'")
+TO_SET_PRIORITY: Final = _Action("set_priority", frozenset({Status.QUEUED}), _SET_PRIORITY, "priority <> {value}")
+TO_RUN_NOW: Final = _Action("run_now", frozenset({Status.QUEUED}), _RUN_NOW, "waits_for = 'time'")
+_TO_POSTPONE: Final = _Action(
+    "postpone",
+    frozenset({Status.QUEUED}),
+    "UPDATE dl_jobs SET available_at = $2 WHERE job_id = ANY ($1::uuid[])",
+    "true",
+)
 
 
 async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
     """Cancel the job (Q4): at once if it is queued; if it runs, ask for it; if it has ended, leave it as it is.
 
-    At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`.
+    At once, too, if it runs with a lease that never ends and nobody renews it. Raises `JobNotFound`, and `Conflict` for
+    the job of a durable process.
     """
     job, lock_hashes = await database.write(_aio_cancel, job_id, operator)
     await unpark(database, lock_hashes)
@@ -133,8 +153,8 @@ async def cancel(database: Database, job_id: UUID, operator: Operator) -> JobRec
 async def cancel_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
     """Cancel at most `limit` queued and running jobs that the filter means; how many there were comes back.
 
-    Jobs that were asked before are not counted again, so a caller that wants all repeats until 0. Raises `BadRequest`
-    for a `limit` that is not allowed.
+    Jobs that were asked before are not counted again, so a caller that wants all repeats until 0. Jobs that wake
+    durable processes are left out. Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
     count, lock_hashes = await database.write(_aio_cancel_many, job_filter, operator, limit)
@@ -170,7 +190,7 @@ async def set_priority(database: Database, job_id: UUID, priority: int, operator
     Raises `BadRequest` for a priority that is not allowed, `Conflict` for a job that is not queued, `JobNotFound`.
     """
     check_between("priority", priority, 0, MAX_INT)
-    return await database.write(_aio_act, job_id, _TO_SET_PRIORITY, operator, priority=priority)
+    return await database.write(_aio_act, job_id, TO_SET_PRIORITY, operator, priority=priority)
 
 
 async def run_now(database: Database, job_id: UUID, operator: Operator) -> JobRecord:
@@ -178,7 +198,12 @@ async def run_now(database: Database, job_id: UUID, operator: Operator) -> JobRe
 
     Raises `Conflict` for a job that is not queued, `JobNotFound`.
     """
-    return await database.write(_aio_act, job_id, _TO_RUN_NOW, operator)
+    return await database.write(_aio_act, job_id, TO_RUN_NOW, operator)
+
+
+async def postpone(database: Database, job_id: UUID, until: datetime, operator: Operator) -> JobRecord:
+    """Let a queued job wait until an instant: what takes a `run_now` back. Raises as that does."""
+    return await database.write(_aio_act, job_id, _TO_POSTPONE, operator, until=until)
 
 
 async def set_priority_many(
@@ -190,7 +215,7 @@ async def set_priority_many(
     """
     check_between("priority", priority, 0, MAX_INT)
     check_between("limit", limit, 1, MAX_BULK)
-    return await database.write(_aio_act_many, job_filter, _TO_SET_PRIORITY, operator, limit, priority=priority)
+    return await database.write(_aio_act_many, job_filter, TO_SET_PRIORITY, operator, limit, priority=priority)
 
 
 async def run_now_many(database: Database, job_filter: JobFilter, operator: Operator, *, limit: int = 1_000) -> int:
@@ -199,7 +224,7 @@ async def run_now_many(database: Database, job_filter: JobFilter, operator: Oper
     Raises `BadRequest` for a `limit` that is not allowed.
     """
     check_between("limit", limit, 1, MAX_BULK)
-    return await database.write(_aio_act_many, job_filter, _TO_RUN_NOW, operator, limit)
+    return await database.write(_aio_act_many, job_filter, TO_RUN_NOW, operator, limit)
 
 
 async def pause(database: Database, queue: str, operator: Operator) -> None:
@@ -245,7 +270,10 @@ async def aio_short_transaction(connection: Any) -> AsyncIterator[None]:
 async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tuple[JobRecord, list[int]]:
     async with aio_short_transaction(connection):
         row = await _aio_lock(connection, job_id)
-        lock_hashes = await _aio_end(connection, [row])
+        if row["process"] is not None and row["status"] in OPEN:
+            message = f"it wakes the process {row['process']}: stop its step, or remove the process"
+            raise Conflict(job_id, row["status"], message)
+        lock_hashes = await aio_end(connection, [row], operator)
         await aio_audit(connection, operator, "cancel", job_id, {"was": row["status"]})
         return await aio_get_job(connection, job_id), lock_hashes
 
@@ -253,22 +281,24 @@ async def _aio_cancel(connection: Any, job_id: UUID, operator: Operator) -> tupl
 async def _aio_cancel_many(
     connection: Any, job_filter: JobFilter, operator: Operator, limit: int
 ) -> tuple[int, list[int]]:
-    still = f"(NOT (status = 'running' AND cancel_requested) OR {ENDLESS})"
     async with aio_short_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, _OPEN, still, limit)
-        lock_hashes = await _aio_end(connection, rows)
+        rows = await _aio_lock_many(connection, job_filter, OPEN, TO_CANCEL, limit)
+        lock_hashes = await aio_end(connection, rows, operator)
         asked = sum(_is_held(row) for row in rows)
         counts = {"canceled": len(rows) - asked, "cancel_requested": asked}
         await aio_audit(connection, operator, "cancel_many", None, _bulk_detail(job_filter, limit) | counts)
         return len(rows), lock_hashes
 
 
-async def _aio_end(connection: Any, rows: list[Any]) -> list[int]:
-    """Cancel the locked rows as their status allows; the hashes of the keys that may have lost their next job."""
+async def aio_end(connection: Any, rows: list[Any], operator: Operator) -> list[int]:
+    """Cancel the locked rows as their status allows; who did it is in their journals (asyncio-flavoured).
+
+    Returns the hashes of the keys that may have lost their next job.
+    """
     blocking = {row["job_id"] for row in rows if row["waits_for"] is None}
     nobodys = [row["job_id"] for row in rows if row["status"] == Status.QUEUED or row["endless"]]
     held = [row["job_id"] for row in rows if _is_held(row)]
-    ended = await connection.fetch(_CANCEL, nobodys) if nobodys else []
+    ended = await connection.fetch(_CANCEL, nobodys, operator.name) if nobodys else []
     if held:
         await connection.execute(_REQUEST_CANCEL, held)
     return sorted({row["lock_hash"] for row in ended if row["lock_hash"] is not None and row["job_id"] in blocking})
@@ -284,13 +314,13 @@ async def _aio_retry(connection: Any, job_id: UUID, operator: Operator, *, force
         row = await _aio_lock(connection, job_id)
         lock_hashes: list[int] = []
         if row["endless"] and force:
-            lock_hashes = await _aio_end(connection, [row])
+            lock_hashes = await aio_end(connection, [row], operator)
         elif row["endless"]:
             raise Conflict(job_id, row["status"], "its lease never ends: cancel it, or retry it with force")
-        elif row["status"] not in _REVIVABLE:
-            raise _not_allowed("retry", row, _REVIVABLE)
+        elif row["status"] not in REVIVABLE:
+            raise _not_allowed("retry", row, REVIVABLE)
         try:
-            await aio_revive(connection, [row])
+            await aio_revive(connection, [row], operator)
         except asyncpg.UniqueViolationError as error:
             message = "a newer job of its unique key waits or runs, and does what it would do"
             raise Conflict(job_id, row["status"], message) from error
@@ -306,9 +336,9 @@ def _not_allowed(action: str, row: Any, allowed: frozenset[Status]) -> Conflict:
 
 async def _aio_retry_many(connection: Any, job_filter: JobFilter, operator: Operator, limit: int) -> int:
     async with aio_short_transaction(connection):
-        rows = await _aio_lock_many(connection, job_filter, _REVIVABLE, PLACE_IS_FREE, limit)
+        rows = await _aio_lock_many(connection, job_filter, REVIVABLE, PLACE_IS_FREE, limit)
         rows = newest_of_keys(rows)
-        await aio_revive(connection, rows)
+        await aio_revive(connection, rows, operator)
         detail = _bulk_detail(job_filter, limit) | {"retried": len(rows)}
         await aio_audit(connection, operator, "retry_many", None, detail)
         return len(rows)
@@ -323,9 +353,12 @@ def newest_of_keys(rows: list[Any]) -> list[Any]:
     return [row for row in rows if row["unique_key"] is None or newest[row["unique_key"]] == row["job_id"]]
 
 
-async def aio_revive(connection: Any, rows: list[Any]) -> None:
-    """Queue ended jobs again, whose locked rows have `job_id` and `unique_key` (asyncio-flavoured)."""
-    await connection.execute(_REVIVE, [row["job_id"] for row in rows])
+async def aio_revive(connection: Any, rows: list[Any], operator: Operator) -> None:
+    """Queue ended jobs again, whose locked rows have `job_id` and `unique_key` (asyncio-flavoured).
+
+    Who did it is in their journals.
+    """
+    await connection.execute(_REVIVE, [row["job_id"] for row in rows], operator.name)
     keys = {row["job_id"]: row["unique_key"] for row in rows if row["unique_key"] is not None}
     if keys:
         await connection.execute(_REVIVE_UNIQUE, list(keys), list(keys.values()))
@@ -337,7 +370,7 @@ async def _aio_act(connection: Any, /, job_id: UUID, action: _Action, operator: 
         row = await _aio_lock(connection, job_id)
         if row["status"] not in action.allowed:
             raise _not_allowed(action.name, row, action.allowed)
-        if action is _TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
+        if action is TO_RUN_NOW and row["waits_for"] == WaitsFor.AFTER:
             raise Conflict(job_id, row["status"], "it runs after others, which have not all ended: it can't run now")
         await connection.execute(action.sql, [job_id], *values.values())
         await aio_audit(connection, operator, action.name, job_id, {"was": row["status"]} | values)
@@ -358,7 +391,7 @@ async def _aio_act_many(
 
 async def _aio_pause(connection: Any, queue: str, operator: Operator, *, paused: bool) -> None:
     async with aio_short_transaction(connection):
-        await connection.execute(_PAUSE, queue, paused)
+        await connection.execute(_PAUSE, queue, paused, operator.name)
         if not paused:
             await connection.execute("SELECT pg_notify('dl_jobs', $1)", queue)
         await aio_audit(connection, operator, "pause" if paused else "resume", None, {"queue": queue})

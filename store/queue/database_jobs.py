@@ -18,6 +18,7 @@ from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, Work
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
+from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue import control, failures, reads
 from dataloader.store.queue.duplicates import cancel_duplicates, list_duplicates
@@ -26,6 +27,7 @@ from dataloader.store.queue.job_logs import list_log
 from dataloader.store.queue.queue_states import ServedQueues
 from dataloader.store.queue.run_stats import list_run_stats
 from dataloader.store.queue.waits import Waits
+from dataloader.store.queue.why import why_waits
 
 STATE_S: Final = 5.0
 """Between two looks at the queue of a queued job, whose state is no change of the job that the database would tell."""
@@ -56,6 +58,11 @@ class DatabaseJobs(Jobs):
         """As in `Jobs`."""
         check_id(job_id)
         return await reads.get_job(self.database, job_id)
+
+    async def why(self, job_id: UUID) -> WaitReason:
+        """As in `Jobs`."""
+        check_id(job_id)
+        return await why_waits(self.database, job_id)
 
     async def find(self, wanted: JobFilter = EVERY_JOB, *, limit: int = 50, after: After = None) -> JobPage:
         """As in `Jobs`."""

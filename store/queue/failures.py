@@ -1,7 +1,8 @@
 """What failed, from the tables (R2, S6): groups of jobs by their error, the retry of a group, and the log of errors.
 
 A trigger gives each job that fails the number of its group, and writes the log, whoever runs the job. To count the jobs
-of all groups is one look at `ix_dl_jobs_failing`, in its order: no job is read but one of each group that is shown.
+of all groups is one look at `ix_dl_jobs_failing`, in its order: no job is read but one of each group that is shown, and
+of these groups alone it is asked when their first and last jobs were added.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dataloader.jobs.page_cursor import BY_INSTANT, BY_NUMBER, After, PageCursor
 from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import PLACE_IS_FREE, aio_audit, aio_revive, aio_short_transaction, newest_of_keys
+from dataloader.store.queue.failing_jobs import aio_head
 from dataloader.store.queue.job_filters import EXACT_LINE, FAILING
 from dataloader.store.queue.make_ready import unpark
 
@@ -41,7 +43,30 @@ _BY_SIZE: Final = PageCursor(tuple[_Big, _Big, _Big])
 """The most jobs first: less their number, then the numbers of the group."""
 _FIRST: Final = (-(2**63), 0, 0)
 
+_OF_STATE: Final = "AND (status = ANY ($1::dl_status[])) IS TRUE"
+_END_OF_GROUP: Final = f"""
+  SELECT job_id, created_at FROM dl_jobs
+  WHERE error_group BETWEEN p.error_group AND p.error_group AND {FAILING} {_OF_STATE}
+  ORDER BY error_group {{order}}, created_at {{order}}, job_id {{order}} LIMIT 1
+"""
 _GROUPS: Final = f"""
+WITH counted AS MATERIALIZED (
+  SELECT error_group, NULL::bigint AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting
+  FROM dl_jobs WHERE error_group IS NOT NULL AND {FAILING} {{of_state}} GROUP BY error_group
+), page AS MATERIALIZED (
+  SELECT * FROM counted WHERE (-jobs, error_group, 0) > ($2::bigint, $3::bigint, $4::bigint)
+  ORDER BY jobs DESC, error_group LIMIT $5
+)
+SELECT p.*, f.created_at AS first_created_at, l.created_at AS last_created_at, e.job_id AS example, e.task,
+       dl_error_group(e.error) AS error
+FROM page p
+CROSS JOIN LATERAL ({_END_OF_GROUP.format(order="")}) AS f
+CROSS JOIN LATERAL ({_END_OF_GROUP.format(order="DESC")}) AS l
+JOIN dl_jobs e ON e.job_id = ANY (ARRAY[l.job_id])
+ORDER BY p.jobs DESC, p.error_group
+"""
+# By the whole first line, or of one task: every job is read.
+_GROUPS_OF_READ: Final = f"""
 WITH counted AS MATERIALIZED (
   SELECT error_group, {{exact}} AS exact, count(*) AS jobs, count(*) FILTER (WHERE status = 'queued') AS waiting,
          min(created_at) AS first_created_at, max(created_at) AS last_created_at
@@ -113,11 +138,14 @@ async def list_error_groups(
     check_state(state)
     if task is not None:
         check_text("task", task, MAX_INT, empty=True)
-    sql = _GROUPS.format(
-        exact=EXACT_LINE if exact else "NULL::bigint",
-        by_exact=", exact" if exact else "",
-        of_task="" if task is None else "AND task = $6",
-    )
+    if exact or task is not None:
+        sql = _GROUPS_OF_READ.format(
+            exact=EXACT_LINE if exact else "NULL::bigint",
+            by_exact=", exact" if exact else "",
+            of_task="" if task is None else "AND task = $6",
+        )
+    else:
+        sql = _GROUPS.format(of_state="" if state is None else _OF_STATE)
     values = [sorted(STATUSES[state]), *(_FIRST if after is None else _BY_SIZE.key(after)), limit + 1]
     rows, following = _BY_SIZE.page(
         await database.run(_aio_groups, sql, values if task is None else [*values, task]),
@@ -148,7 +176,7 @@ async def retry_group(
     """Retry at most `limit` (1 to 10,000) jobs of a group, oldest first, from behind `after`, in one transaction.
 
     Those that failed for good are queued as if they were new; of those that wait the next attempt is moved. A job that
-    has begun meanwhile is left. Raises `BadRequest`.
+    has begun meanwhile is left. Raises `ErrorGroupNotFound`, and `BadRequest`.
     """
     check_between("limit", limit, 1, MAX_BULK)
     behind = _EARLIEST if after is None else BY_INSTANT.key(after)
@@ -163,12 +191,14 @@ async def _aio_retry_group(
     group, exact = group_key("group", wanted.group)
     async with aio_short_transaction(connection):
         found = await connection.fetch(_NEXT_OF_GROUP, group, *behind, limit)
+        if not found and behind == _EARLIEST:
+            await aio_head(connection, group, exact)
         ids = [row["job_id"] for row in found]
         rows = await connection.fetch(_LOCK_GROUP, ids, group, sorted(STATUSES[wanted.state]), exact)
         ended = newest_of_keys([row for row in rows if row["status"] != Status.QUEUED])
         rows = [row for row in rows if row["status"] == Status.QUEUED] + ended
         if ended:
-            await aio_revive(connection, ended)
+            await aio_revive(connection, ended, operator)
         # Those that were queued again are due now.
         is_later = wanted.at is not None or wanted.spread_s > 0
         moved = [row["job_id"] for row in rows if is_later or row["status"] == Status.QUEUED]
@@ -211,9 +241,11 @@ async def list_errors(
 
 
 async def _aio_errors(connection: Any, sql: str, *values: Any) -> list[ErrorRecord]:
-    records = []
-    for row in await connection.fetch(sql, *values):
-        fields = dict(row)
-        group = group_id(fields.pop("error_group"), None)
-        records.append(ErrorRecord(**fields | {"group": group, "status": Status(fields["status"])}))
-    return records
+    return list(map(error_of, await connection.fetch(sql, *values)))
+
+
+def error_of(row: Any) -> ErrorRecord:
+    """The record of a row of the log, with its status as text."""
+    fields = dict(row)
+    group = group_id(fields.pop("error_group"), None)
+    return ErrorRecord(**fields | {"group": group, "status": Status(fields["status"])})

@@ -49,7 +49,7 @@ RETRY_PRIORITY: Final = "coalesce((SELECT t.retry_priority FROM dl_tasks t WHERE
 # statement_timestamp(): in `job.transaction()` now() is when the handler began the transaction.
 _FINISH: Final = f"""
 WITH outcome AS MATERIALIZED (
-  SELECT e.*, step IN ('snooze', 'return') AS refunded
+  SELECT e.*, step IN ('snooze', 'return', 'period_end') AS refunded
   FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[])
     AS e (job_id, token, step, error, result, delay_s, progress)
   JOIN dl_jobs j ON j.job_id = ANY (ARRAY[e.job_id])
@@ -178,6 +178,26 @@ WITH ours AS MATERIALIZED (
 )
 SELECT token FROM ours
 """
+# Lines of loads also leave word where they stand; jobs without loads know nothing of it.
+_LOG_OF_LOADS: Final = f"""
+{_LOG.partition("ORDER BY l.place")[0]}
+  ORDER BY l.place
+  RETURNING event_id, job_id, payload ->> 'level' AS level, payload -> 'fields' ->> 'load' AS load
+), noted AS (
+  INSERT INTO dl_etl_logs AS known (run_id, task, token, first_event, last_event, lines, warnings, errors)
+  SELECT r.run_id, w.load, o.token, min(w.event_id), max(w.event_id), count(*),
+         count(*) FILTER (WHERE w.level = 'warning'), count(*) FILTER (WHERE w.level = 'error')
+  FROM written w
+  JOIN ours o ON o.job_id = w.job_id
+  JOIN dl_etl_runs r ON r.run_id = ANY (ARRAY[w.job_id])
+  WHERE w.load IS NOT NULL
+  GROUP BY r.run_id, w.load, o.token
+  ON CONFLICT (run_id, task, token) DO UPDATE SET last_event = greatest(known.last_event, excluded.last_event),
+    lines = known.lines + excluded.lines, warnings = known.warnings + excluded.warnings,
+    errors = known.errors + excluded.errors
+)
+SELECT token FROM ours
+"""
 
 _OURS: Final = """
 SELECT m.token FROM unnest($1::uuid[], $2::bigint[]) AS m (job_id, token)
@@ -249,12 +269,15 @@ async def aio_show_progress(connection: Any, shown: Sequence[tuple[UUID, int, st
     return await _aio_locked(connection, runs, {record["token"] for record in records}, [Status.RUNNING])
 
 
-async def aio_keep_lines(connection: Any, lines: Sequence[tuple[UUID, int, Any, str]]) -> set[int]:
+async def aio_keep_lines(
+    connection: Any, lines: Sequence[tuple[UUID, int, Any, str]], *, of_loads: bool = False
+) -> set[int]:
     """Keep log lines: (job_id, token, instant, payload as JSON text), in order (asyncio-flavoured).
 
-    The tokens of those whose rows somebody has locked come back, as for progress.
+    `of_loads`: some have the field `load`: where these stand is noted. The tokens of those whose rows somebody has
+    locked come back, as for progress.
     """
-    records = await connection.fetch(_LOG, *map(list, zip(*lines, strict=True)))
+    records = await connection.fetch(_LOG_OF_LOADS if of_loads else _LOG, *map(list, zip(*lines, strict=True)))
     runs = {(job_id, token) for job_id, token, *_ in lines}
     statuses = [Status.RUNNING, Status.SUCCEEDED]
     return await _aio_locked(connection, runs, {record["token"] for record in records}, statuses)

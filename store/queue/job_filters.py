@@ -16,6 +16,8 @@ FAILING: Final = "status IN ('queued', 'failed', 'lost')"
 EXACT_LINE: Final = "hashtextextended(dl_error_line(error), 0)"
 """The number of an error's first line, for groups of exactly the same."""
 
+_RUNNING: Final = frozenset({Status.RUNNING})
+
 _FRAGMENTS: Final = {
     "queue": "queue = ${0}",
     "task": "task = ${0}",
@@ -27,6 +29,8 @@ _FRAGMENTS: Final = {
     "finished_to": "finished_at < ${0}",
     "error_group": f"error_group = ${{0}} AND {FAILING}",
     "exact": f"{EXACT_LINE} = ${{0}}",
+    "worker": "claimed_by = ${0}",
+    "schedule": "schedule = ${0}",
 }
 
 
@@ -42,6 +46,8 @@ def condition(wanted: JobFilter, *, root: str = f"({OF_ROOT} OR {THE_ROOT})") ->
     # for a queue with few jobs.
     if "finished_from" in values or "finished_to" in values:
         values["status"] = values.get("status", FINAL) & FINAL
+    elif "worker" in values:  # who has ended is nobody's
+        values["status"] = values.get("status", _RUNNING) & _RUNNING
     elif "queue" in values:
         values.setdefault("status", frozenset(Status))
     if "error_group" in values:

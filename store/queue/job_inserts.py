@@ -41,6 +41,7 @@ _COLUMNS_OF_GRAPHS: Final = {"when_failed": "text", "root_id": "uuid"}
 """Those that stand behind them in a row, and that most jobs do without; the version is the last."""
 HASH: Final = list(_COLUMNS).index("request_hash")
 IDEMPOTENCY_KEY: Final = list(_COLUMNS).index("idempotency_key")
+AVAILABLE_AT: Final = list(_COLUMNS).index("available_at")
 VERSION: Final = -1
 _PLAIN: Final = len(_COLUMNS)
 _ADD: Final = """

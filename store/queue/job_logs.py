@@ -6,19 +6,22 @@ the journal at most, whatever it is asked for: what a filter does not find there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
+import attrs
+
+from dataloader.jobs.errors import JobNotFound
 from dataloader.jobs.listings import LEVELS, MAX_PAGE, Level, LogLine, LogPage
 from dataloader.jobs.model import MAX_NAME, check_between, check_text
 from dataloader.jobs.page_cursor import BY_NUMBER, After
+from dataloader.jobs.states import Status
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.reads import (
     MAX_PAGE_PAYLOADS,
     MAX_PAYLOAD,
     aio_fetch_page,
-    aio_get_job,
     read_payload,
     shown,
 )
@@ -26,13 +29,13 @@ from dataloader.store.queue.reads import (
 MAX_SCANNED: Final = 10_000
 """Events of a job that one page looks at."""
 
-_ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
+ATTEMPTS: Final = ("picked", "requeue", "done", "failed", "canceled", "lost")
 """The kinds of events that tell where an attempt begins and how it ended."""
 _FAILED: Final = ("retry", "lease expired")
 """Why a job was queued again whose attempt failed."""
 
 _EVENTS: Final = "FROM dl_job_events WHERE job_id = $1 AND event_id > $2 ORDER BY event_id"
-_LEVEL: Final = f"""
+LEVEL_OF_EVENT: Final = f"""
 CASE WHEN kind = 'log' THEN payload ->> 'level'
      WHEN kind IN ('failed', 'lost') OR kind = 'requeue' AND payload ->> 'reason' IN {_FAILED} THEN 'error'
      ELSE 'info' END
@@ -40,14 +43,27 @@ CASE WHEN kind = 'log' THEN payload ->> 'level'
 # No index serves what is in a line, so one text for all filters costs none. A job that was parked because its key is
 # held has not run: that would be a line for each look at the key.
 _LINES: Final = f"""
-SELECT event_id, ts, kind, {_LEVEL} AS level, {shown("payload", MAX_PAYLOAD)}
+SELECT event_id, ts, kind, {LEVEL_OF_EVENT} AS level, {shown("payload", MAX_PAYLOAD)}
 FROM (SELECT event_id, ts, kind, payload {_EVENTS} LIMIT {MAX_SCANNED}) AS scanned
 WHERE (kind = 'log' AND ($4::text IS NULL OR payload -> 'fields' ->> 'load' = $4)
-       OR kind IN {_ATTEMPTS} AND payload ->> 'reason' IS DISTINCT FROM 'lock_key')
-  AND ($3::text[] IS NULL OR {_LEVEL} = ANY ($3))
+       OR kind IN {ATTEMPTS} AND payload ->> 'reason' IS DISTINCT FROM 'lock_key')
+  AND ($3::text[] IS NULL OR {LEVEL_OF_EVENT} = ANY ($3))
 ORDER BY event_id LIMIT $5
 """
-_LAST_SCANNED: Final = f"SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1"
+_END: Final = f"""
+SELECT task, status::text AS status, CASE WHEN $3 THEN (SELECT event_id {_EVENTS} OFFSET {MAX_SCANNED - 1} LIMIT 1) END
+  AS scanned
+FROM dl_jobs WHERE job_id = $1
+"""
+
+
+@attrs.frozen
+class JobLog:
+    """A page of a job's log, and how the job stands."""
+
+    task: str
+    status: Status
+    page: LogPage
 
 
 async def list_log(
@@ -71,11 +87,31 @@ async def list_log(
     check_between("limit", limit, 1, MAX_PAGE)
     if load is not None:
         check_text("load", load, MAX_NAME)
-    levels = None if level is None else LEVELS[LEVELS.index(level) :]
-    return await database.run(_aio_list, job_id, 0 if after is None else BY_NUMBER.key(after), (levels, load), limit)
+    page, _ = await database.run(_aio_list, job_id, _behind(after), (_levels(level), load), limit, is_told=False)
+    return page
 
 
-async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int) -> LogPage:
+async def read_job_log(
+    database: Database, job_id: UUID, *, after: After = None, limit: int = 200, level: Level | None = None
+) -> JobLog:
+    """As `list_log`, and how the job stands, which tells whether there will be more lines."""
+    check_between("limit", limit, 1, MAX_PAGE)
+    page, job = await database.run(_aio_list, job_id, _behind(after), (_levels(level), None), limit, is_told=True)
+    return JobLog(job["task"], Status(job["status"]), page)
+
+
+def _behind(after: After) -> int:
+    return 0 if after is None else BY_NUMBER.key(after)
+
+
+def _levels(level: Level | None) -> Sequence[Level] | None:
+    return None if level is None else LEVELS[LEVELS.index(level) :]
+
+
+async def _aio_list(
+    connection: Any, job_id: UUID, after: int, wanted: tuple[object, ...], limit: int, *, is_told: bool
+) -> tuple[LogPage, Any]:
+    """A page, and the job's row if it `is_told` of, or was looked at anyway."""
     async with connection.transaction(readonly=True):
         rows, more = await aio_fetch_page(
             connection,
@@ -85,16 +121,18 @@ async def _aio_list(connection: Any, job_id: UUID, after: int, wanted: tuple[obj
             texts=("payload",),
             most=MAX_PAGE_PAYLOADS,
         )
-    lines = [_line(row) for row in rows]
-    if more:
-        return LogPage(lines, BY_NUMBER.text(lines[-1].event_id))
-    if not rows:
-        await aio_get_job(connection, job_id)
-    scanned = await connection.fetchval(_LAST_SCANNED, job_id, after)
-    return LogPage(lines, None if scanned is None else BY_NUMBER.text(scanned))
+    lines = [line_of(row) for row in rows]
+    last, job = lines[-1].event_id if more else None, None
+    if is_told or not more:
+        job = await connection.fetchrow(_END, job_id, after, not more)
+        if job is None and (is_told or not rows):
+            raise JobNotFound(f"no job has the id {job_id}")
+        if job is not None:
+            last = last or job["scanned"]
+    return LogPage(lines, None if last is None else BY_NUMBER.text(last)), job
 
 
-def _line(row: Mapping[str, Any]) -> LogLine:
+def line_of(row: Mapping[str, Any]) -> LogLine:
     """A row as a line: ours, one of ours that was cut because it was too long, or whatever a foreign service wrote."""
     payload = read_payload(row)
     if row["kind"] != "log":

@@ -59,6 +59,21 @@ RETURNING j.token
 _RUN_START: Final = "greatest(j.run_started_at, j.started_at)"
 """When the run began whose lease has ended; other services' claims do not write the former."""
 
+MAX_ENDLESS: Final = 100
+"""The most jobs with an endless lease that a sweep tells of, of each kind."""
+_UNRENEWED: Final = """
+NOT coalesce(heartbeat_at, started_at, created_at)
+    BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
+"""
+ENDLESS: Final = f"""
+status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity') AND {_UNRENEWED}
+"""
+"""A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
+
+Somebody wrote it so by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. No reaper takes
+it back; an operator can end it.
+"""
+
 # A run whose lease has ended is taken to have lasted until then.
 _REAP: Final = f"""
 WITH clock AS MATERIALIZED (
@@ -100,27 +115,11 @@ WITH clock AS MATERIALIZED (
   FROM taken
 )
 SELECT now, jumped, ARRAY(SELECT lock_hash FROM taken WHERE lock_hash IS NOT NULL) AS hashes,
-       ARRAY(SELECT queue FROM taken) AS queues, ARRAY(SELECT status::text FROM taken) AS statuses
+       ARRAY(SELECT queue FROM taken) AS queues, ARRAY(SELECT status::text FROM taken) AS statuses,
+       ARRAY(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL AND {_UNRENEWED} LIMIT $4)
+       || ARRAY(SELECT job_id FROM dl_jobs
+                WHERE status = 'running' AND lease_expires_at = 'infinity' AND {_UNRENEWED} LIMIT $4) AS endless
 FROM clock
-"""
-
-_UNRENEWED: Final = """
-NOT coalesce(heartbeat_at, started_at, created_at)
-    BETWEEN now() - make_interval(secs => lease_ttl_sec) AND now() + make_interval(secs => lease_ttl_sec)
-"""
-ENDLESS: Final = f"""
-status = 'running' AND (lease_expires_at IS NULL OR lease_expires_at = 'infinity') AND {_UNRENEWED}
-"""
-"""A running job whose lease never ends, and that nobody has renewed for as long as a lease lasts.
-
-Somebody wrote it so by hand: each claim and heartbeat, ours and the document's, sets a lease that ends. No reaper takes
-it back; an operator can end it.
-"""
-
-_FIND_ENDLESS: Final = f"""
-(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at IS NULL AND {_UNRENEWED} LIMIT $1)
-UNION ALL
-(SELECT job_id FROM dl_jobs WHERE status = 'running' AND lease_expires_at = 'infinity' AND {_UNRENEWED} LIMIT $1)
 """
 
 
@@ -178,7 +177,8 @@ class Reaped:
 
     `ahead_s` is the database's clock less Trio's, or up to `took_s` more than that, if the statement waited before the
     server looked at its clock. `jumped` tells that it has changed too much, and nothing was taken. `became` has the
-    queue and the new status of each job taken.
+    queue and the new status of each job taken. `endless` are running jobs whose lease never ends and that nobody renews
+    (`ENDLESS`): some whose lease has no end, and some whose lease ends at infinity.
     """
 
     hashes: list[int]
@@ -186,6 +186,7 @@ class Reaped:
     jumped: bool
     became: list[tuple[str, str]] = attrs.field(factory=list)
     took_s: float = 0.0
+    endless: list[UUID] = attrs.field(factory=list)
 
 
 async def reap(database: Database, limit: int, *, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
@@ -198,22 +199,10 @@ async def reap(database: Database, limit: int, *, ahead_s: float | None = None, 
 
 async def _aio_reap(connection: Any, limit: int, ahead_s: float | None = None, jump_s: float = math.inf) -> Reaped:
     sent_at = trio.current_time()
-    [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s)
+    [record] = await connection.fetch(_REAP, limit, None if ahead_s is None else sent_at + ahead_s, jump_s, MAX_ENDLESS)
     took_s = trio.current_time() - sent_at
     hashes = record["hashes"]
     if hashes:
         await aio_unpark(connection, sorted(set(hashes)))
     became = list(zip(record["queues"], record["statuses"], strict=True))
-    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became, took_s)
-
-
-async def find_endless(database: Database, limit: int) -> list[UUID]:
-    """Running jobs whose lease never ends and that nobody renews (`ENDLESS`).
-
-    At most `limit` whose lease has no end, and at most `limit` whose lease ends at infinity.
-    """
-    return await database.run(_aio_find_endless, limit)
-
-
-async def _aio_find_endless(connection: Any, limit: int) -> list[UUID]:
-    return [record["job_id"] for record in await connection.fetch(_FIND_ENDLESS, limit)]
+    return Reaped(hashes, record["now"] - sent_at, record["jumped"], became, took_s, record["endless"])

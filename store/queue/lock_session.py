@@ -194,7 +194,7 @@ class LockSession:
         self,
         queue: str,
         slots: int,
-        tasks: Sequence[str],
+        tasks: Sequence[str] | None,
         backoff_s: float,
         *,
         look: int = 0,
@@ -207,7 +207,8 @@ class LockSession:
         `look` at more than `slots`, and what can't run is parked many at a time. Those up to `after`, the `last` of a
         former claim, are not looked at, unless a key that is freed now has made one ready.
 
-        `limited` are those of `tasks` that have a lane, `lanes` those of them that are worth a look.
+        `limited` are those of `tasks` that have a lane, `lanes` those of them that are worth a look. With `tasks` None
+        only jobs of these lanes are looked at, and none is parked because its task is unknown.
 
         Keys that were released meanwhile are freed first, in the same statement.
         """
@@ -218,7 +219,7 @@ class LockSession:
                 queue,
                 max(slots, look),
                 slots,
-                list(tasks),
+                None if tasks is None else list(tasks),
                 backoff_s,
                 after,
                 list(limited),
@@ -347,7 +348,7 @@ class LockSession:
         queue: str,
         look: int,
         slots: int,
-        tasks: list[str],
+        tasks: list[str] | None,
         backoff_s: float,
         after: UUID | None,
         limited: list[str],

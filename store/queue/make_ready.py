@@ -53,7 +53,9 @@ WITH known AS MATERIALIZED (
     ORDER BY j.queue, hashtext(j.task), j.created_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
   ) AS p
 )
-UPDATE dl_jobs j SET waits_for = NULL FROM known k WHERE j.job_id = ANY (ARRAY[k.job_id])
+UPDATE dl_jobs j
+SET waits_for = NULL, lane = coalesce(j.lane, (SELECT t.task FROM dl_tasks t WHERE t.task = j.task AND t.limited))
+FROM known k WHERE j.job_id = ANY (ARRAY[k.job_id])
 """
 
 

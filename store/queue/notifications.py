@@ -50,6 +50,13 @@ class JobChanged:
 
 
 @attrs.frozen
+class TaskAnswered:
+    """A task of a durable process, which somebody waits for, has its answer."""
+
+    task_id: int
+
+
+@attrs.frozen
 class JobToJudge:
     """A job that runs after others is to be looked at: one that it waits for has `ended`, or else it was added."""
 
@@ -73,8 +80,22 @@ class SomethingFailed:
     """A job or a schedule has failed, and operators are to be told of it."""
 
 
+@attrs.frozen
+class BulkBegun:
+    """An act on many jobs has begun."""
+
+
 Notification = (
-    QueueReady | JobDue | JobToJudge | CancelRequested | JobChanged | LaneTold | SchedulesChanged | SomethingFailed
+    QueueReady
+    | JobDue
+    | JobToJudge
+    | CancelRequested
+    | JobChanged
+    | TaskAnswered
+    | LaneTold
+    | SchedulesChanged
+    | SomethingFailed
+    | BulkBegun
 )
 
 FLOOD: Final = 5_000
@@ -88,14 +109,18 @@ _CHANNELS: Final[dict[str, Callable[[str], Notification]]] = {
     "dl_stop": lambda payload: CancelRequested(int(payload)),
     "dl_lane": LaneTold,
     "dl_changed": lambda payload: JobChanged(UUID(payload)),
+    "dl_answered": lambda payload: TaskAnswered(int(payload)),
     "dl_schedule": lambda _payload: SchedulesChanged(),
     "dl_notice": lambda _payload: SomethingFailed(),
+    "dl_bulk": lambda _payload: BulkBegun(),
 }
 CHANNELS: Final = frozenset(_CHANNELS)
 OF_RUNNING: Final = frozenset({"dl_jobs", "dl_stop", "dl_lane"})
 """Those that matter to a process which runs jobs."""
 OF_WAITING: Final = frozenset({"dl_changed"})
 """Those that matter to a process which waits for jobs."""
+OF_ANSWERS: Final = frozenset({"dl_answered"})
+"""Those that matter to a process which waits for durable processes."""
 
 
 class Listening:
@@ -108,6 +133,8 @@ class Listening:
         self._crossing = crossing
         self._connection = connection
         self._deliver = deliver
+        self._channels: set[str] = set()
+        self._turn = trio.Lock()
         self._heard = 0
         self._heard_since = trio.current_time()
 
@@ -127,14 +154,22 @@ class Listening:
         with contextlib.suppress(ValueError):
             self._deliver(_CHANNELS[channel](str(payload)))
 
+    async def listen(self, channels: Iterable[str]) -> None:
+        """Listen to these, too. Raises `StoreUnavailable`."""
+        async with self._turn:
+            for channel in sorted(set(channels) - self._channels):
+                await self._crossing.run(self._connection.add_listener, channel, self.notified)
+                self._channels.add(channel)
+
     async def ping(self, timeout_s: float) -> None:
         """Ask the server for an answer; `StoreUnavailable` if none comes within `timeout_s`: a dead peer is silent."""
         with trio.move_on_after(timeout_s):
             # Of all statements this one: it also lets go of notifications that all have read. After the queue was full
             # the server does so at the next notification only, which it refuses.
             usage = "SELECT pg_notification_queue_usage()"
-            await self._crossing.run(self._connection.fetchval, usage, timeout=timeout_s)
-            return
+            async with self._turn:
+                await self._crossing.run(self._connection.fetchval, usage, timeout=timeout_s)
+                return
         raise StoreUnavailable("the listener's connection is silent")
 
 
@@ -155,8 +190,7 @@ async def open_listener(
     listening = Listening(crossing, connection, deliver)
     connection.add_termination_listener(lambda _connection: listening.lost.set())
     try:
-        for channel in channels:
-            await crossing.run(connection.add_listener, channel, listening.notified)
+        await listening.listen(channels)
         yield listening
     except StoreUnavailable as error:
         if listening.flooded:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -49,9 +49,10 @@ FROM unnest($1::text[]) AS asked (queue) LEFT JOIN served ON served.queue = aske
 
 # The replicas of a service are alike: a row for each kind of them, or one without a worker.
 _PAUSED_AND_SERVED: Final = """
-SELECT p.paused, w.queues, w.tasks
+SELECT p.paused, w.queues, w.tasks, w.only_tasks
 FROM (SELECT ARRAY(SELECT queue FROM dl_queues WHERE paused) AS paused) AS p
-LEFT JOIN (SELECT DISTINCT queues, tasks FROM dl_workers WHERE seen_at > now() - make_interval(secs => $1)) AS w ON true
+LEFT JOIN (SELECT DISTINCT queues, tasks, only_tasks FROM dl_workers
+           WHERE seen_at > now() - make_interval(secs => $1)) AS w ON true
 """
 
 
@@ -99,13 +100,16 @@ async def _aio_served(connection: Any, until: float) -> Served | None:
     with contextlib.suppress(TimeoutError):
         if left_s > 0:
             rows = await connection.fetch(_PAUSED_AND_SERVED, ALIVE_WITHIN_S, timeout=left_s)
-            workers = [
-                (frozenset(row["queues"]), None if row["tasks"] is None else frozenset(row["tasks"]))
-                for row in rows
-                if row["queues"] is not None
-            ]
+            workers = [served for row in rows if row["queues"] is not None for served in _served(row)]
             return Served(frozenset(rows[0]["paused"]), workers)
     return None
+
+
+def _served(row: Any) -> Iterator[tuple[frozenset[str], frozenset[str] | None]]:
+    only: dict[str, list[str]] = row["only_tasks"] or {}
+    yield frozenset(row["queues"]).difference(only), None if row["tasks"] is None else frozenset(row["tasks"])
+    for queue, tasks in only.items():
+        yield frozenset({queue}), frozenset(tasks)
 
 
 @attrs.define

@@ -35,6 +35,9 @@ MAX_PAYLOAD: Final = 128 << 10
 """A longer payload of an event is shown by its beginning. Ours are shorter."""
 MAX_PAGE_PAYLOADS: Final = 8 << 20
 """The most characters that a page's events bring with them, which is as many as a page of our longest lines has."""
+PLAN_OF_A_LIST: Final = "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on"
+"""Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and three
+jobs are better sorted than found by age."""
 _MOST_FETCHED: Final = 16
 """Rows that are fetched at once: how long they are is not known before."""
 
@@ -63,21 +66,22 @@ _COLUMNS: Final = """
 # a megabyte of 1e308 is fifty when PostgreSQL writes it.
 _ERROR: Final = f"left(error, {4 * MAX_ERROR}) AS error"
 _CHANGED: Final = "created_at, started_at, heartbeat_at, finished_at"
-_SELECT_JOB: Final = f"""
-SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, {", ".join(map(shown, _JSON))}, {_ERROR}
-FROM dl_jobs
-"""
+
+
+def select_job(*texts: str) -> str:
+    """`SELECT … FROM dl_jobs` of what `job_of` reads; of `_JSON` only these, which may be long."""
+    columns = [shown(name) if name in texts else f"NULL AS {name}" for name in _JSON]
+    return f"SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, {', '.join(columns)}, {_ERROR} FROM dl_jobs "
+
+
+_SELECT_JOB: Final = select_job(*_JSON)
 # An attempt that ended for another one is in no column: the journal's last line has its time.
 _SELECT_ONE_JOB: Final = _SELECT_JOB.replace(
     f"greatest({_CHANGED})",
     f"greatest({_CHANGED},"
     " (SELECT e.ts FROM dl_job_events e WHERE e.job_id = dl_jobs.job_id ORDER BY e.event_id DESC LIMIT 1))",
 )
-_SELECT_JOB_BRIEFLY: Final = f"""
-SELECT {_COLUMNS}, greatest({_CHANGED}) AS changed_at, NULL AS args, {shown("progress")}, NULL AS result,
-       NULL AS previous, {_ERROR}
-FROM dl_jobs
-"""
+_SELECT_JOB_BRIEFLY: Final = select_job("progress")
 
 _RESULTS: Final = f"""
 SELECT a.after_id, a.was, p.status, p.result
@@ -123,7 +127,7 @@ SELECT * FROM ({QUEUES}) AS page WHERE $2::text IS NULL OR queue > $2 ORDER BY q
 """
 
 # Anybody who may trigger makes up queues: those that have workers come first, then those with the most jobs.
-_DEPTHS: Final = f"""
+DEPTHS: Final = f"""
 WITH queues AS ({QUEUES}),
      named AS (SELECT queue FROM queues
                ORDER BY workers > 0 DESC,
@@ -138,7 +142,7 @@ FROM queues GROUP BY 1 ORDER BY 1
 """
 
 _WORKERS: Final = """
-SELECT worker, host, pid, version, started_at, seen_at, queues, tasks FROM dl_workers
+SELECT worker, host, pid, version, started_at, seen_at, queues, tasks, only_tasks FROM dl_workers
 WHERE seen_at > now() - make_interval(secs => $1) AND worker > $2 ORDER BY worker LIMIT $3
 """
 
@@ -153,8 +157,8 @@ async def _aio_states(connection: Any, records: Sequence[Mapping[str, Any]]) -> 
     return await aio_queue_states(connection, {row["queue"] for row in records if row["status"] == Status.QUEUED})
 
 
-def _job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
-    """The picture of a row with the columns of `_SELECT_JOB`."""
+def job_of(record: Mapping[str, Any], states: Mapping[str, QueueState]) -> JobRecord:
+    """The picture of a row with the columns of `select_job`."""
     status, waits_for = Status(record["status"]), record["waits_for"]
     derived = {
         "status": status,
@@ -180,7 +184,7 @@ async def aio_get_job(connection: Any, job_id: UUID) -> JobRecord:
     record = await connection.fetchrow(_SELECT_ONE_JOB + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
-    return _job_of(record, await _aio_states(connection, [record]))
+    return job_of(record, await _aio_states(connection, [record]))
 
 
 async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
@@ -188,7 +192,7 @@ async def aio_get_job_briefly(connection: Any, job_id: UUID) -> JobRecord:
     record = await connection.fetchrow(_SELECT_JOB_BRIEFLY + "WHERE job_id = $1", job_id)
     if record is None:
         raise JobNotFound(f"no job has the id {job_id}")
-    return _job_of(record, {})
+    return job_of(record, {})
 
 
 async def results_of(database: Database, job_id: UUID) -> dict[UUID, AfterResult]:
@@ -214,17 +218,20 @@ async def list_jobs(database: Database, job_filter: JobFilter, *, limit: int = 5
     """
     check_between("limit", limit, 1, MAX_PAGE)
     key = None if after is None else BY_INSTANT.key(after)
-    sql, values = _list_statement(job_filter, limit + 1, key)
+    sql, values = list_statement(_SELECT_JOB, job_filter, limit + 1, key)
     records, states, more = await database.run(_aio_list, sql, values, limit)
     jobs = []
     for record in records:
-        jobs.append(_job_of(record, states))
+        jobs.append(job_of(record, states))
         # Each may be long: the loop must turn in between.
         await trio.lowlevel.checkpoint()
     return JobPage(jobs, BY_INSTANT.text((jobs[-1].created_at, jobs[-1].job_id)) if more else None)
 
 
-def _list_statement(job_filter: JobFilter, limit: int, after: tuple[datetime, UUID] | None) -> tuple[str, list[Any]]:
+def list_statement(
+    select: str, job_filter: JobFilter, limit: int, after: tuple[datetime, UUID] | None
+) -> tuple[str, list[Any]]:
+    """The statement of a page, newest first, and its values; `select` is `SELECT … FROM dl_jobs`, with `created_at`."""
     roots = (OF_ROOT, THE_ROOT) if job_filter.root is not None else (OF_ROOT,)
     conditions = [condition(job_filter, root=root) for root in roots]
     values = conditions[0][1]
@@ -237,7 +244,7 @@ def _list_statement(job_filter: JobFilter, limit: int, after: tuple[datetime, UU
         behind = f" AND (created_at, job_id) < (${len(values) - 1}, ${len(values)})"
     values.append(limit)
     newest = f"ORDER BY created_at DESC, job_id DESC LIMIT ${len(values)}"
-    parts = [f"{_SELECT_JOB} WHERE {where}{behind} {newest}" for where in wheres]
+    parts = [f"{select} WHERE {where}{behind} {newest}" for where in wheres]
     if len(parts) == 1:
         return parts[0], values
     return f"{' UNION ALL '.join(f'({part})' for part in parts)} {newest}", values
@@ -248,9 +255,7 @@ async def _aio_list(
 ) -> tuple[list[Any], dict[str, QueueState], bool]:
     """The rows of a page, how their queues stand, and whether there are more."""
     async with connection.transaction(readonly=True):
-        # Which index is best depends on the values: a plan for any value walks by age to find a queue's three jobs, and
-        # three jobs are better sorted than found by age.
-        await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_sort = on")
+        await connection.execute(PLAN_OF_A_LIST)
         records, more = await aio_fetch_page(
             connection, sql, values, limit, texts=(*_JSON, "error"), most=MAX_PAGE_TEXT
         )
@@ -319,7 +324,7 @@ async def list_queues(database: Database, *, limit: int | None = None, after: st
 
 async def count_queues(database: Database, *, most: int, rest: str) -> list[QueueRecord]:
     """The same for at most `most` queues, those with workers first, and all others together under the name `rest`."""
-    return await database.run(_aio_queues, _DEPTHS, ALIVE_WITHIN_S, most, rest)
+    return await database.run(_aio_queues, DEPTHS, ALIVE_WITHIN_S, most, rest)
 
 
 async def _aio_queues(connection: Any, sql: str, *values: Any) -> list[QueueRecord]:

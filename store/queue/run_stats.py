@@ -63,6 +63,10 @@ _STATEMENTS: Final = {
     by: _PAGE.format(folded=span.format("hour"), appended=span.format("date_trunc('hour', at, 'UTC')"))
     for by, span in _SPANS.items()
 }
+# A walk over the hours that are wanted, summed up and sorted, is what this is about.
+_AS_A_WALK: Final = (
+    "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; SET LOCAL enable_sort = on"
+)
 _BEGINNING: Final = "SELECT date_trunc($1, $2::timestamptz, 'UTC')"
 
 
@@ -100,10 +104,7 @@ async def _aio_list(
 ) -> list[Any]:
     async with connection.transaction(readonly=True):
         begin = await connection.fetchval(_BEGINNING, "day" if wanted.by == "day" else "hour", wanted.begin)
-        # A walk over the hours that are wanted, summed up and sorted, is what this is about.
-        await connection.execute(
-            "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; SET LOCAL enable_sort = on"
-        )
+        await connection.execute(_AS_A_WALK)
         if behind is not None:
             begin = max(begin, behind[0])
         values = (begin, wanted.end, wanted.queue, wanted.task, *(behind or (begin, "", "", "")), limit)

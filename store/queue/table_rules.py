@@ -22,7 +22,18 @@ BY_DAYS: Final[Mapping[str, str]] = {
     "dl_audit": _NUMBERED.format(table="dl_audit", number="audit_id", at="ts"),
     "dl_errors": _NUMBERED.format(table="dl_errors", number="error_id", at="at"),
     "dl_schedule_events": _NUMBERED.format(table="dl_schedule_events", number="event_id", at="at"),
+    "dl_bulk": """
+        DELETE FROM dl_bulk WHERE bulk_id = ANY (ARRAY(
+          SELECT bulk_id FROM (SELECT bulk_id, ended_at FROM dl_bulk ORDER BY created_at, bulk_id LIMIT $2) AS oldest
+          WHERE ended_at < now() - make_interval(days => $1)))
+        """,
+    # Of a day the last hour counts.
     "dl_run_stats": """
+        WITH days AS (
+          DELETE FROM dl_run_stats_days WHERE (day, queue, task, outcome) IN (
+            SELECT day, queue, task, outcome FROM dl_run_stats_days WHERE day < now() - make_interval(days => $1 + 1)
+            ORDER BY day, queue, task, outcome LIMIT $2)
+        )
         DELETE FROM dl_run_stats WHERE (hour, queue, task, outcome) IN (
           SELECT hour, queue, task, outcome FROM dl_run_stats WHERE hour < now() - make_interval(days => $1)
           ORDER BY hour, queue, task, outcome LIMIT $2)
@@ -30,8 +41,23 @@ BY_DAYS: Final[Mapping[str, str]] = {
 }
 """By table, the statement that deletes up to $2 rows older than $1 days, which a setting says."""
 
+_OF_REMOVED: Final = """
+DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+  SELECT r.ctid FROM (
+    SELECT key FROM dl_processes p WHERE removed_at < now() - interval '1 day'
+      AND NOT EXISTS (SELECT FROM dl_process_outbox o WHERE o.key = p.key)
+    ORDER BY removed_at LIMIT 1000) AS p
+  CROSS JOIN LATERAL (SELECT ctid FROM {table} WHERE key = p.key LIMIT 1000) AS r LIMIT 1000))
+"""
 ALWAYS: Final[Mapping[str, str]] = {
     "dl_workers": "DELETE FROM dl_workers WHERE seen_at < now() - interval '1 day'",
+    # Of an act that was stopped, or that could not be done.
+    "dl_bulk_jobs": """
+        DELETE FROM dl_bulk_jobs WHERE ctid = ANY (ARRAY(
+          SELECT f.ctid FROM dl_bulk b CROSS JOIN LATERAL (
+            SELECT ctid FROM dl_bulk_jobs WHERE bulk_id = b.bulk_id LIMIT 5000
+          ) AS f WHERE b.ended_at IS NOT NULL LIMIT 5000))
+        """,
     # Nobody tells any more: there have been no targets since.
     "dl_notices": """
         DELETE FROM dl_notices WHERE notice_id = ANY (ARRAY(
@@ -48,6 +74,40 @@ ALWAYS: Final[Mapping[str, str]] = {
           SELECT c.ctid FROM dl_sources s CROSS JOIN LATERAL (
             SELECT ctid FROM dl_source_calls WHERE source = s.source AND at < now() - interval '8 days' LIMIT 1000
           ) AS c LIMIT 1000))
+        """,
+    # What a sink was to be told that nobody names any more, and what holds up nothing.
+    "dl_process_outbox": """
+        DELETE FROM dl_process_outbox WHERE id = ANY (ARRAY(
+          SELECT o.id FROM dl_process_sinks s CROSS JOIN LATERAL (
+            SELECT id FROM dl_process_outbox WHERE sink = s.sink LIMIT 1000
+          ) AS o WHERE s.until < now() - interval '7 days' LIMIT 1000))
+        """,
+    "dl_process_holdups": """
+        DELETE FROM dl_process_holdups WHERE (sink, key) IN (
+          SELECT h.sink, h.key FROM dl_process_holdups h
+          WHERE h.since < now() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM dl_process_outbox o WHERE o.key = h.key AND o.sink = h.sink) LIMIT 1000)
+        """,
+    "dl_process_sinks": """
+        DELETE FROM dl_process_sinks s WHERE s.until < now() - interval '7 days'
+          AND NOT EXISTS (SELECT FROM dl_process_outbox o WHERE o.sink = s.sink AND NOT o.held_up)
+          AND NOT EXISTS (SELECT FROM dl_process_outbox o WHERE o.sink = s.sink AND o.held_up)
+        """,
+    "dl_process_partitions": """
+        DELETE FROM dl_process_partitions p WHERE p.sink <> 'messages' AND p.job_id IS NULL
+          AND NOT EXISTS (SELECT FROM dl_process_sinks s WHERE s.sink = p.sink)
+        """,
+    # A day after a removal the idempotency keys are known no more. What is a process's goes before it, when all that it
+    # tells was told.
+    "dl_process_events": _OF_REMOVED.format(table="dl_process_events"),
+    "dl_process_tasks": _OF_REMOVED.format(table="dl_process_tasks"),
+    "dl_processes": """
+        DELETE FROM dl_processes WHERE key = ANY (ARRAY(
+          SELECT p.key FROM dl_processes p WHERE p.removed_at < now() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM dl_process_events e WHERE e.key = p.key)
+            AND NOT EXISTS (SELECT FROM dl_process_tasks t WHERE t.key = p.key)
+            AND NOT EXISTS (SELECT FROM dl_process_outbox o WHERE o.key = p.key)
+          ORDER BY p.removed_at LIMIT 1000))
         """,
 }
 """By table, the statement that deletes what nobody reads any more."""

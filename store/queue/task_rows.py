@@ -19,7 +19,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.command_tag import row_count
 from dataloader.store.limits.limit_rows import TELL
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Grows with each setting that rows get: a program leaves rows of a greater layout as they are."""
 
 _COLUMNS: Final = {
@@ -39,6 +39,8 @@ def _list(form: str, *more: str) -> str:
     return ", ".join([*map(form.format, _COLUMNS), *more])
 
 
+_ATTEMPTS: Final = "coalesce((t.override ->> 'max_attempts')::int, excluded.max_attempts)"
+"""An operator's number outlives a deploy."""
 # In one order, so that processes which start at once wait for each other in it. JSON goes as text.
 _DECLARE: Final = f"""
 INSERT INTO dl_tasks AS t (task, {_list("{}")}, layout, declared_by)
@@ -47,9 +49,11 @@ FROM unnest($3::text[], {", ".join(f"${n}::{kind.replace('jsonb', 'text')}[]" fo
   AS d (task, {_list("{}")})
 ORDER BY d.task
 ON CONFLICT (task) DO UPDATE SET
-  {_list("{0} = excluded.{0}", "layout = excluded.layout")}, declared_by = excluded.declared_by, declared_at = now()
+  {_list("{0} = excluded.{0}", "layout = excluded.layout").replace("= excluded.max_attempts", f"= {_ATTEMPTS}")},
+  declared_by = excluded.declared_by, declared_at = now()
 WHERE t.layout <= excluded.layout
-  AND ({_list("t.{}", "t.layout")}) IS DISTINCT FROM ({_list("excluded.{}", "excluded.layout")})
+  AND ({_list("t.{}", "t.layout")}) IS DISTINCT FROM
+      ({_list("excluded.{}", "excluded.layout").replace("excluded.max_attempts", _ATTEMPTS)})
 """  # noqa: E501 - one line a part
 
 _SHOWN: Final = ("args_schema", "uniqueness")

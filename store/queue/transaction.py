@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar, Unpack
 from uuid import UUID
 
 import asyncpg
@@ -111,6 +111,10 @@ class JobTransaction:
         return await self._database.crossing.run(aio_told)
 
 
+J = TypeVar("J", bound=JobTransaction)
+Written: TypeAlias = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[Any]]
+
+
 class Transactions:
     """The bounded pool behind `job.transaction()`."""
 
@@ -146,15 +150,42 @@ class Transactions:
         Raises `LeaseLost` if the job was no longer this worker's, and `StoreUnavailable` if the commit's fate can't be
         learned; nothing was committed in the first case.
         """
+
+        async def end(transaction: JobTransaction, connection: Any) -> None:
+            await self._commit(connection, success(transaction.result), shield())
+
+        async with self._opened(JobTransaction, end) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def open_for(self, kind: type[J], end: Callable[[J, Written], Awaitable[None]]) -> AsyncIterator[J]:
+        """A transaction that `end` commits when the block ends well, for a library that has an end of its own to write.
+
+        `end` gets the transaction, and what runs an operation (asyncio-flavoured) on its connection and commits at
+        once. What it raises rolls back; whether a COMMIT without an answer has happened is for it to find out.
+        """
+
+        async def written(transaction: J, connection: Any) -> None:
+            async def write(operation: Callable[[Any], Awaitable[Any]]) -> Any:
+                return await self._database.crossing.run(_aio_write_and_commit, connection, operation)
+
+            await end(transaction, write)
+
+        async with self._opened(kind, written) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def _opened(self, kind: type[J], end: Callable[[J, Any], Awaitable[None]]) -> AsyncIterator[J]:
         run = self._database.crossing.run
         async with self._limiter:
             connection = await run(self._aio_begin)
             try:
-                transaction = JobTransaction(self._database, connection, self._default_lease_s)
+                transaction = kind(self._database, connection, self._default_lease_s)
                 yield transaction
-                await self._commit(connection, success(transaction.result), shield())
-            except BaseException:
-                with trio.move_on_after(2, shield=True):
+                await end(transaction, connection)
+            except BaseException as error:
+                # Who is cancelled may have to end before a lease does.
+                with trio.move_on_after(2 if isinstance(error, Exception) else ABANDON_S, shield=True):
                     await run(aio_close, connection)
                 if not connection.is_closed():
                     connection.terminate()
@@ -283,6 +314,17 @@ async def _aio_finish_and_commit(connection: Any, outcome: Outcome) -> None:
         message = f"job {outcome.job_id} is no longer this worker's: its transaction was rolled back"
         raise LeaseLost(message)
     await _aio_commit(connection)
+
+
+async def _aio_write_and_commit(connection: Any, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+    if not connection.is_closed() and not connection.is_in_transaction():
+        raise StoreError("the block ended its transaction itself: its rows and what ends it can't be one any more")
+    try:
+        result = await operation(connection)
+    except LOST_STATEMENTS as error:
+        raise _deallocated(error) from error
+    await _aio_commit(connection)
+    return result
 
 
 async def _aio_commit(connection: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import attrs
+import trio
 
 ALIVE_WITHIN_S: Final = 60.0
 """A process that has not shown itself for so long is taken for dead, by `dl_sweep_parked` too."""
@@ -13,8 +15,10 @@ SHOW_EVERY_S: Final = 20.0
 """The longest pause between two times that a process shows itself."""
 
 _SHOW: Final = """
-INSERT INTO dl_workers (worker, host, pid, version, queues, tasks) VALUES ($1, $2, $3, $4, $5, $6)
-ON CONFLICT (worker) DO UPDATE SET seen_at = now(), queues = excluded.queues, tasks = excluded.tasks
+INSERT INTO dl_workers (worker, host, pid, version, queues, tasks, only_tasks) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (worker) DO UPDATE SET
+  seen_at = now(), queues = excluded.queues, tasks = excluded.tasks, only_tasks = excluded.only_tasks
+RETURNING clock_timestamp()
 """
 _LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
 
@@ -23,7 +27,8 @@ _LEAVE: Final = "DELETE FROM dl_workers WHERE worker = $1"
 class WorkerRow:
     """This process: `name` is unique (host, pid and a few random digits) and stands as `claimed_by` on its jobs.
 
-    `queues` are those that it serves, with their slots; `tasks` the names of those that it knows.
+    `queues` are those that it serves, with their slots; `tasks` the names of those that it knows; `only_tasks`, by
+    queue, those of which alone it takes jobs from there.
     """
 
     name: str
@@ -32,12 +37,24 @@ class WorkerRow:
     version: str
     queues: Mapping[str, int]
     tasks: Collection[str]
+    only_tasks: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
 
 
-async def aio_show(connection: Any, worker: WorkerRow) -> None:
-    """Say that `worker` lives (asyncio-flavoured)."""
+@attrs.frozen
+class ClockReading:
+    """What the database's clock has `shown` at some moment from `asked_at` to `answered_at`, by Trio's clock."""
+
+    asked_at: float
+    answered_at: float
+    shown: datetime
+
+
+async def aio_show(connection: Any, worker: WorkerRow) -> ClockReading:
+    """Say that `worker` lives (asyncio-flavoured), and read the database's clock."""
     about = worker.name, worker.host, worker.pid, worker.version, dict(worker.queues), list(worker.tasks)
-    await connection.execute(_SHOW, *about)
+    asked_at = trio.current_time()
+    shown: datetime = await connection.fetchval(_SHOW, *about, dict(worker.only_tasks) or None)
+    return ClockReading(asked_at, trio.current_time(), shown)
 
 
 async def aio_leave(connection: Any, worker: WorkerRow) -> None:

@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
+from uuid import UUID
 
 import attrs
 import msgspec
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import MAX_PAGE
 from dataloader.jobs.model import MAX_NAME, Enqueued, check_between, check_instant, check_name
@@ -37,15 +38,15 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.control import LOCK_TIMEOUT_MS, aio_audit
 from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.unique_inserts import aio_add_planned
-from dataloader.store.schedules.rows import TELL, aio_put
+from dataloader.store.schedules.rows import TELL, aio_put, read_spec
 from dataloader.store.schedules.tick import new_job
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "name, task, spec::text AS spec, origin, stored_by, stored_at, changed_at, next_at, last_at, last_job_id, paused,"
-    " paused_why, retired_at"
+    " paused_why, retired_at, NOT EXISTS (SELECT FROM dl_tasks t WHERE t.task = dl_schedules.task) AS unknown_task"
 )
-_PAGE: Final = f"SELECT {_COLUMNS} FROM dl_schedules WHERE name > $1 ORDER BY name LIMIT $2"
-_ONE: Final = f"SELECT {_COLUMNS}, statement_timestamp() AS now FROM dl_schedules WHERE name = $1"
+_PAGE: Final = f"SELECT {COLUMNS} FROM dl_schedules WHERE name > $1 ORDER BY name LIMIT $2"
+_ONE: Final = f"SELECT {COLUMNS}, statement_timestamp() AS now FROM dl_schedules WHERE name = $1"
 _LOCK: Final = f"{_ONE} FOR NO KEY UPDATE"
 _EVENTS: Final = """
 SELECT event_id, at, kind, payload::text AS payload FROM dl_schedule_events
@@ -56,6 +57,7 @@ _PAUSE: Final = """
 UPDATE dl_schedules SET paused = $2, paused_why = $3, last_job_id = CASE WHEN $2 THEN last_job_id END WHERE name = $1
 """
 _EVENT: Final = "INSERT INTO dl_schedule_events (name, kind, payload) VALUES ($1, $2, $3::text::jsonb)"
+_THERE: Final = "SELECT schedule, status::text AS status, queue FROM dl_jobs WHERE job_id = $1"
 _HAVE_JOBS: Final = (
     "SELECT DISTINCT planned_at FROM dl_jobs WHERE schedule = $1 AND planned_at = ANY ($2::timestamptz[])"
 )
@@ -81,11 +83,11 @@ class DatabaseSchedules(Schedules):
         check_between("limit", limit, 1, MAX_PAGE)
         behind = "" if after is None else BY_NAME.key(after)
         records = await self.database.run(_aio_fetch, _PAGE, behind, limit + 1)
-        return SchedulePage(*BY_NAME.page(list(map(_record, records)), limit, lambda one: one.name))
+        return SchedulePage(*BY_NAME.page(list(map(record_of, records)), limit, lambda one: one.name))
 
     async def get(self, name: str) -> ScheduleRecord:
         """As in `Schedules`."""
-        return _record(await self.database.run(_aio_one, _ONE, name))
+        return record_of(await self.database.run(_aio_one, _ONE, name))
 
     async def events(self, name: str, *, limit: int = 100, after: After = None) -> ScheduleEventPage:
         """As in `Schedules`."""
@@ -107,13 +109,7 @@ class DatabaseSchedules(Schedules):
     async def next_times(self, name: str, *, number: int = 10) -> list[datetime]:
         """As in `Schedules`."""
         check_between("number", number, 1, MAX_NEXT)
-        found = await self.get(name)
-        if found.next_at is None:
-            return []
-        schedule = found.schedule
-        times = schedule.times(found.stored_at).after(found.next_at - timedelta(microseconds=1))
-        ends_at = schedule.end_at
-        return [at for at in islice(times, number) if ends_at is None or at < ends_at]
+        return (await self.get(name)).next_times(number)
 
     async def put(self, schedule: Schedule) -> ScheduleRecord:
         """As in `Schedules`."""
@@ -131,12 +127,19 @@ class DatabaseSchedules(Schedules):
         """As in `Schedules`."""
         return await self.database.write(_aio_pause, name, None, self.operator)
 
-    async def run(self, name: str) -> Enqueued:
+    async def run(self, name: str, *, job_id: UUID | None = None) -> Enqueued:
         """As in `Schedules`."""
-        return await self.database.write(_aio_run, name, self.operator, self.default_lease_s)
+        return await self.database.write(_aio_run, name, job_id, self.operator, self.default_lease_s)
 
     async def backfill(
-        self, name: str, begin: datetime, end: datetime, *, again: bool = False, dry_run: bool = False
+        self,
+        name: str,
+        begin: datetime,
+        end: datetime,
+        *,
+        again: bool = False,
+        dry_run: bool = False,
+        backfill_id: UUID | None = None,
     ) -> Backfilled:
         """As in `Schedules`."""
         check_instant("begin", begin)
@@ -144,13 +147,26 @@ class DatabaseSchedules(Schedules):
         if end <= begin:
             raise BadRequest("end", f"must be later than begin, not {end.isoformat()}")
         return await self.database.write(
-            _aio_backfill, name, (begin, end), self.operator, self.default_lease_s, again=again, dry_run=dry_run
+            _aio_backfill,
+            name,
+            (begin, end),
+            self.operator,
+            self.default_lease_s,
+            again=again,
+            dry_run=dry_run,
+            backfill=backfill_id or uuid7(),
         )
 
 
-def _record(record: Any) -> ScheduleRecord:
-    values = {field.name: record[field.name] for field in attrs.fields(ScheduleRecord)}
-    return ScheduleRecord(**values | {"spec": msgspec.json.decode(record["spec"])})
+def record_of(row: Any) -> ScheduleRecord:
+    """The schedule of a row with `COLUMNS`; if its spec can't be read, with what is wrong with that."""
+    values = {field.name: row[field.name] for field in attrs.fields(ScheduleRecord) if field.name != "fault"}
+    spec, fault = msgspec.json.decode(row["spec"]), None
+    try:
+        read_spec(row["name"], row["spec"])
+    except BadRequest as error:
+        fault = str(error)
+    return ScheduleRecord(**values | {"spec": spec if isinstance(spec, dict) else {}}, fault=fault)
 
 
 async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
@@ -178,7 +194,7 @@ async def _aio_put(connection: Any, schedule: Schedule, operator: Operator) -> S
         await aio_put(connection, schedule, operator.name)
         detail = {"schedule": schedule.name, "spec": schedule.spec()}
         await aio_audit(connection, operator, "put_schedule", None, detail)
-        return _record(await _aio_one(connection, _ONE, schedule.name))
+        return record_of(await _aio_one(connection, _ONE, schedule.name))
 
 
 async def _aio_delete(connection: Any, name: str, operator: Operator) -> ScheduleRecord:
@@ -187,7 +203,7 @@ async def _aio_delete(connection: Any, name: str, operator: Operator) -> Schedul
         await connection.execute("DELETE FROM dl_schedules WHERE name = $1", name)
         await connection.execute("DELETE FROM dl_schedule_events WHERE name = $1", name)
         await aio_audit(connection, operator, "delete_schedule", None, {"schedule": name})
-        return _record(found)
+        return record_of(found)
 
 
 async def _aio_pause(connection: Any, name: str, why: str | None, operator: Operator) -> ScheduleRecord:
@@ -200,16 +216,24 @@ async def _aio_pause(connection: Any, name: str, why: str | None, operator: Oper
             await connection.execute(TELL)
         action = "resume_schedule" if why is None else "pause_schedule"
         await aio_audit(connection, operator, action, None, {"schedule": name})
-        return _record(await _aio_one(connection, _ONE, name))
+        return record_of(await _aio_one(connection, _ONE, name))
 
 
-async def _aio_run(connection: Any, name: str, operator: Operator, default_lease_s: int) -> Enqueued:
+async def _aio_run(
+    connection: Any, name: str, job_id: UUID | None, operator: Operator, default_lease_s: int
+) -> Enqueued:
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
-        schedule = _record(found).schedule
+        # The schedule is locked: of two requests with the same id one comes after the other.
+        if job_id is not None and (there := await connection.fetchrow(_THERE, job_id)) is not None:
+            if there["schedule"] != name:
+                raise IdempotencyConflict(str(job_id), job_id)
+            return Enqueued(job_id, Status(there["status"]), created=False, queue=there["queue"])
+        schedule = record_of(found).schedule
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         job = new_job(schedule, found["now"], task_has_key=has_key)
-        row = row_of(attrs.evolve(job, available_at=None), default_lease_s)
+        job = attrs.evolve(job, available_at=None, job_id=job_id or job.job_id)
+        row = row_of(job, default_lease_s)
         added, stands = await aio_add_planned(connection, [row], [(name, None, None)])
         await aio_audit(connection, operator, "run_schedule", job.job_id, {"schedule": name})
         if (stand := stands.get(job.job_id)) is not None:
@@ -226,11 +250,12 @@ async def _aio_backfill(
     *,
     again: bool,
     dry_run: bool,
+    backfill: UUID,
 ) -> Backfilled:
     begin, end = span
     async with _aio_transaction(connection):
         found = await _aio_one(connection, _LOCK, name)
-        schedule = _record(found).schedule
+        schedule = record_of(found).schedule
         # What is planned for later is the tick's.
         until = min(filter(None, (end, schedule.end_at, found["next_at"])))
         times = _planned(schedule, found["stored_at"], begin, until)
@@ -239,7 +264,6 @@ async def _aio_backfill(
         had = 0 if again else len(have)
         if dry_run or not wanted:
             return Backfilled(backfill=None, times=wanted, had_jobs=had)
-        backfill = uuid7()
         has_key = await connection.fetchval(_HAS_KEY, schedule.task)
         jobs = [attrs.evolve(new_job(schedule, at, task_has_key=has_key), available_at=None) for at in wanted]
         rows = [row_of(job, default_lease_s) for job in jobs]

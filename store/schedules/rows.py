@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import attrs
 import msgspec
 
+from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.schedules import Schedule
+
+KNOWN: Final = 5_000
+"""Schedules that are kept as read: what is due or shown again and again is the same."""
 
 _OF_TASKS: Final = """
 SELECT name, spec::text AS spec, origin, stored_at, next_at, retired_at
@@ -34,6 +39,7 @@ INSERT INTO dl_schedule_events (name, kind) SELECT name, 'retired' FROM gone
 _EVENT: Final = (
     "INSERT INTO dl_schedule_events (name, kind, payload) SELECT n, $2, $3::text::jsonb FROM unnest($1::text[]) AS n"
 )
+_UNKNOWN: Final = "SELECT u.task FROM unnest($1::text[]) AS u (task) WHERE u.task NOT IN (SELECT task FROM dl_tasks)"
 TELL: Final = "SELECT pg_notify('dl_schedule', '')"
 """Wakes the schedulers: one may be due earlier than they know."""
 
@@ -66,6 +72,13 @@ async def aio_declare_schedules(
             await connection.execute(_RETIRE, gone)
             await connection.execute(TELL)
     return others
+
+
+async def aio_of_unknown_tasks(connection: Any, schedules: Sequence[Schedule]) -> list[Schedule]:
+    """Those whose task no process has declared (asyncio-flavoured): no error, since a program may start that has it."""
+    tasks = sorted({schedule.task for schedule in schedules})
+    unknown = {record["task"] for record in await connection.fetch(_UNKNOWN, tasks)} if tasks else ()
+    return [schedule for schedule in schedules if schedule.task in unknown]
 
 
 async def aio_put(connection: Any, schedule: Schedule, operator: str) -> None:
@@ -113,13 +126,27 @@ def _next_at(schedule: Schedule, former: _Stored | None, now: datetime) -> datet
     """When it is due: as before, or from now on if its times are others or it was retired."""
     if former is None:
         return schedule.next_after(schedule.times(now), now)
-    if not former.retired and Schedule.of_spec(schedule.name, former.spec).timing == schedule.timing:
+    if not former.retired and _timing(schedule.name, former.spec) == schedule.timing:
         return former.next_at
     return schedule.next_after(schedule.times(former.stored_at), now)
 
 
+def _timing(name: str, spec: Mapping[str, Any]) -> tuple[object, ...] | None:
+    """What its times come from; None: nobody can tell, whoever wrote that."""
+    try:
+        return Schedule.of_spec(name, spec).timing
+    except BadRequest:
+        return None
+
+
 def _is_same(former: _Stored | None, schedule: Schedule) -> bool:
     return former is not None and not former.retired and msgspec.json.decode(spec_text(schedule)) == former.spec
+
+
+@lru_cache(KNOWN)
+def read_spec(name: str, spec: str) -> Schedule:
+    """The schedule that stands in a row. Raises `BadRequest` for what this program can't read."""
+    return Schedule.of_spec(name, msgspec.json.decode(spec))
 
 
 def spec_text(schedule: Schedule) -> str:

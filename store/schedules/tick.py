@@ -7,8 +7,9 @@ same transaction; the others pass it over. A planned time can't have two jobs, b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,18 +18,25 @@ import attrs
 import msgspec
 
 from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.ids import uuid7
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.schedules import Overlap, Plan, Schedule, plan
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
 from dataloader.store.queue.enqueue import row_of
+from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row
 from dataloader.store.queue.unique_inserts import aio_add_planned
+from dataloader.store.schedules.rows import KNOWN, read_spec
 
 log = get_logger(__name__)
 
-SCHEDULES: Final = 200
+SCHEDULES: Final = 1_000
 """Schedules that one tick looks at."""
+IN_A_TURN: Final = 200
+"""Those among them that are looked at before the loop has its turn."""
+_ALIKE: Final = {"queue", "priority", "lock_key", "partition_key", "max_attempts", "lease_ttl_sec", "consumer_group"}
+"""The options of jobs that are the same for all of a schedule."""
 JOBS: Final = 5_000
 """With so many jobs a tick is full: the schedules that are left over come next."""
 CANCEL_WAIT_MS: Final = 200
@@ -96,13 +104,15 @@ class _Due:
     """A schedule that is due: what is planned for it, and what comes of that."""
 
     schedule: Schedule
+    spec: str
     plan: Plan
     was_due_at: datetime
     last_job_id: UUID | None
-    jobs: list[tuple[NewJob, datetime]] = attrs.field(factory=list)
-    added: list[tuple[NewJob, datetime]] = attrs.field(factory=list)
-    overlapping: list[datetime] = attrs.field(factory=list)
-    stood_for: list[datetime] = attrs.field(factory=list)
+    task_has_key: bool = False
+    times: Sequence[datetime] = ()
+    added: Sequence[tuple[UUID, datetime]] = ()
+    overlapping: Sequence[datetime] = ()
+    stood_for: Sequence[datetime] = ()
     paused_why: str | None = None
     is_left: bool = False
 
@@ -120,31 +130,16 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
     next_in_s = await connection.fetchval(_NEXT, [])
     if next_in_s is None or next_in_s > 0:
         return Ticked(0, next_in_s)
-    due: list[_Due] = []
     unread: list[str] = []
     async with connection.transaction():
         records = await connection.fetch(_DUE, SCHEDULES)
-        planned = 0
-        for record in records:
-            if planned >= JOBS:
-                break
-            try:
-                schedule = Schedule.of_spec(record["name"], msgspec.json.decode(record["spec"]))
-            except BadRequest as error:
-                # A newer program's, which has other fields; or its zone is not known here.
-                log.warning("a schedule is left to other processes", schedule=record["name"], error=str(error))
-                unread.append(record["name"])
-                continue
-            found = plan(schedule, schedule.times(record["stored_at"]), record["next_at"], record["now"])
-            due.append(_Due(schedule, found, record["next_at"], record["last_job_id"]))
-            planned += len(found.due)
-            # Missed times are looked at one by one.
-            await asyncio.sleep(0)
+        due = await _aio_plan(records, unread)
+        is_full = len(due) + len(unread) < len(records) or len(records) == SCHEDULES
         if due:
             await _aio_pause_after_failures(connection, due)
             await _aio_choose(connection, [one for one in due if one.paused_why is None])
             due = [one for one in due if not one.is_left]
-            await _aio_add(connection, [one for one in due if one.jobs], default_lease_s)
+            await _aio_add(connection, [one for one in due if one.times], default_lease_s)
             for one in due:
                 if one.paused_why is not None:
                     log.warning("a schedule was paused", schedule=one.schedule.name, why=one.paused_why)
@@ -152,9 +147,37 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
                 await _aio_write(connection, due)
     next_in_s = await connection.fetchval(_NEXT, unread)
     if next_in_s is not None and next_in_s <= 0:
-        is_full = planned >= JOBS or len(records) == SCHEDULES
         next_in_s = 0.0 if is_full and due else LOCKED_S
     return Ticked(sum(len(one.added) for one in due), next_in_s)
+
+
+async def _aio_plan(records: Iterable[Any], unread: list[str]) -> list[_Due]:
+    """What is planned for schedules that are due, up to `JOBS` jobs; `unread` gets the names of unreadable ones."""
+    due: list[_Due] = []
+    planned = 0
+    plans: dict[tuple[object, ...], Plan] = {}
+    for number, (name, spec, stored_at, next_at, last_job_id, now) in enumerate(records):
+        if planned >= JOBS:
+            break
+        try:
+            schedule = read_spec(name, spec)
+        except BadRequest as error:
+            # A newer program's, which has other fields; or its zone is not known here.
+            log.warning("a schedule is left to other processes", schedule=name, error=str(error))
+            unread.append(name)
+            continue
+        # Many are planned alike.
+        alike = (*schedule.planning, None if schedule.start_at else stored_at, next_at)
+        found = plans.get(alike)
+        if found is None:
+            found = plans[alike] = plan(schedule, schedule.times(stored_at), next_at, now)
+            # Missed times are looked at one by one.
+            await asyncio.sleep(0)
+        elif number % IN_A_TURN == 0:
+            await asyncio.sleep(0)
+        due.append(_Due(schedule, spec, found, next_at, last_job_id))
+        planned += len(found.due)
+    return due
 
 
 async def _aio_pause_after_failures(connection: Any, due: Iterable[_Due]) -> None:
@@ -165,7 +188,7 @@ async def _aio_pause_after_failures(connection: Any, due: Iterable[_Due]) -> Non
 
 
 async def _aio_choose(connection: Any, due: list[_Due]) -> None:
-    """Make the jobs of what is planned, as far as they may overlap with those that have not ended."""
+    """Choose of what is planned what gets a job: what may overlap with those that have not ended."""
     careful = [one.schedule.name for one in due if one.schedule.overlap in {Overlap.ONE, Overlap.SKIP, Overlap.CANCEL}]
     open_ = await connection.fetch(_OPEN, careful) if careful else []
     unended = {record["schedule"]: record["waits"] for record in open_}
@@ -181,10 +204,10 @@ async def _aio_choose(connection: Any, due: list[_Due]) -> None:
                 times = times[-1:]
             case Overlap.ALL | Overlap.PARALLEL:
                 pass
-        one.overlapping = [at for at in one.plan.due if at not in times]
-        has_key = one.schedule.task in keyed
-        one.jobs = [(new_job(one.schedule, at, task_has_key=has_key), at) for at in times]
-    await _aio_cancel(connection, [one for one in due if one.jobs and one.schedule.name in unended])
+        if len(times) < len(one.plan.due):
+            one.overlapping = [at for at in one.plan.due if at not in times]
+        one.times, one.task_has_key = times, one.schedule.task in keyed
+    await _aio_cancel(connection, [one for one in due if one.times and one.schedule.name in unended])
 
 
 async def _aio_cancel(connection: Any, due: list[_Due]) -> None:
@@ -207,13 +230,32 @@ async def _aio_cancel(connection: Any, due: list[_Due]) -> None:
 
 def new_job(schedule: Schedule, planned_at: datetime, *, task_has_key: bool) -> NewJob:
     """The job of a planned time. Those of one schedule exclude each other, unless they may run side by side."""
-    options: dict[str, Any] = {
-        "available_at": schedule.available_at(planned_at),
-        "producer": f"schedule:{schedule.name}",
-    }
+    job = {"available_at": schedule.available_at(planned_at), **_job(schedule, task_has_key=task_has_key)}
+    return NewJob(**job)
+
+
+def _job(schedule: Schedule, *, task_has_key: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"producer": f"schedule:{schedule.name}"}
     if schedule.overlap is not Overlap.PARALLEL and not task_has_key:
         options["lock_key"] = f"schedule:{schedule.name}"
-    return NewJob(task=schedule.task, args=dict(schedule.args), **options | dict(schedule.job))
+    return {"task": schedule.task, "args": dict(schedule.args), **options, **schedule.job}
+
+
+@lru_cache(KNOWN)
+def _row_alike(name: str, spec: str, default_lease_s: int, *, task_has_key: bool) -> Row:
+    """The row of a schedule's jobs, which differ by their ids and times. Raises `BadRequest`."""
+    schedule = read_spec(name, spec)
+    job = NewJob(**_job(schedule, task_has_key=task_has_key))
+    return row_of(job, default_lease_s)
+
+
+def _row(one: _Due, at: datetime, default_lease_s: int) -> Row:
+    """The row of a planned time's job. Raises `BadRequest`."""
+    schedule = one.schedule
+    if not schedule.job.keys() <= _ALIKE:
+        return row_of(new_job(schedule, at, task_has_key=one.task_has_key), default_lease_s)
+    row = _row_alike(schedule.name, one.spec, default_lease_s, task_has_key=one.task_has_key)
+    return uuid7(), *row[1:AVAILABLE_AT], schedule.available_at(at), *row[AVAILABLE_AT + 1 :]
 
 
 async def _aio_add(connection: Any, due: list[_Due], default_lease_s: int) -> None:
@@ -233,13 +275,21 @@ async def _aio_add(connection: Any, due: list[_Due], default_lease_s: int) -> No
 
 
 async def _aio_insert(connection: Any, due: list[_Due], default_lease_s: int) -> None:
-    jobs = [(one, job, at) for one in due for job, at in one.jobs]
-    rows = [row_of(job, default_lease_s) for _, job, _ in jobs]
-    planned: list[tuple[str, datetime | None, UUID | None]] = [(one.schedule.name, at, None) for one, _, at in jobs]
+    rows: list[Row] = []
+    planned: list[tuple[str, datetime | None, UUID | None]] = []
+    ids: list[list[tuple[UUID, datetime]]] = []
+    for number, one in enumerate(due, 1):
+        some = [_row(one, at, default_lease_s) for at in one.times]
+        rows += some
+        planned += [(one.schedule.name, at, None) for at in one.times]
+        ids.append([(row[0], at) for row, at in zip(some, one.times, strict=True)])
+        if number % IN_A_TURN == 0:
+            await asyncio.sleep(0)
     added, stands = await aio_add_planned(connection, rows, planned)
-    for one in due:
-        one.added = [(job, at) for job, at in one.jobs if job.job_id in added]
-        one.stood_for = [at for job, at in one.jobs if job.job_id in stands]
+    for one, jobs in zip(due, ids, strict=True):
+        one.added = [(job_id, at) for job_id, at in jobs if job_id in added]
+        if len(one.added) < len(jobs):
+            one.stood_for = [at for job_id, at in jobs if job_id in stands]
 
 
 async def _aio_write(connection: Any, due: list[_Due]) -> None:
@@ -247,7 +297,7 @@ async def _aio_write(connection: Any, due: list[_Due]) -> None:
     rows = []
     for one in due:
         last = one.added[-1] if one.added else None
-        last_at, last_job_id = (None, None) if last is None else (last[1], last[0].job_id)
+        last_job_id, last_at = (None, None) if last is None else last
         # When it is resumed, what was due since is what it has missed.
         next_at = one.plan.next_at if one.paused_why is None else one.was_due_at
         rows.append((one.schedule.name, next_at, last_at, last_job_id, one.paused_why))

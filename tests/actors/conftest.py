@@ -91,6 +91,26 @@ def settled():
 
 
 @pytest.fixture
+def resting(settled):
+    """Waits until a supervisor's queues have nothing to do but what runs, so many jobs, and no claim is under way."""
+
+    async def resting(supervisor, *, running=0):
+        await settled(supervisor)
+        parts = supervisor._parts
+
+        async def all_rest():
+            return (
+                parts.locks.settled
+                and all(one._resting and not one.wake.is_set for one in parts.dispatchers)
+                and sum(one.running for one in parts.dispatchers) == running
+            )
+
+        await until(all_rest)
+
+    return resting
+
+
+@pytest.fixture
 def row_of(raw):
     """A job's row as it stands."""
     return functools.partial(raw.fetchrow, "SELECT * FROM dl_jobs WHERE job_id = $1")

@@ -53,22 +53,6 @@ def desk():
 
 
 @pytest.fixture
-def resting(settled):
-    """Waits until a supervisor's queues have nothing to do."""
-
-    async def resting(supervisor):
-        await settled(supervisor)
-
-        async def all_rest():
-            dispatchers = supervisor._parts.dispatchers
-            return all(one._resting and not one.wake.is_set and not one.running for one in dispatchers)
-
-        await until(all_rest)
-
-    return resting
-
-
-@pytest.fixture
 async def heard(raw):
     """The queues of which a notification has told that a job is ready there."""
     queues = []
@@ -212,7 +196,7 @@ def unanswered(held_back, raw, monkeypatch):
     async def unanswered(answers, **settings):
         async with held_back(**settings) as (proxy, supervisor), trio.open_nursery() as nursery:
             job = NewJob(queue="q", task="note")
-            proxy.freeze("pool", answers_only=True)
+            proxy.freeze_at("pool", job.job_id.bytes)
             nursery.start_soon(_add, supervisor, job, answers)
             await until(lambda: raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'"))
             yield proxy, supervisor, job.job_id

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 import trio
 import trio.testing
-from conditions import IDLE_SESSIONS, until
+from conditions import until
 from proxy import open_proxy
 
 from dataloader import Draining, Tasks
@@ -151,7 +151,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_by_the_drain(open_
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("broken", ["cut", "freeze"])
 async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
-    open_worker, raw, database, monkeypatch, broken
+    open_worker, resting, database, monkeypatch, broken
 ):
     monkeypatch.setattr("dataloader.supervisor.drain.BOUND_S", 0.5)
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -166,7 +166,7 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
             async with open_worker(tasks, dsn=proxy.dsn, drain_timeout_s=0.1) as supervisor:
                 await supervisor.jobs.enqueue("wait", queue="q")
                 await started.wait()
-                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
+                await resting(supervisor, running=1)
                 getattr(proxy, broken)()
                 release.set()
                 began = trio.current_time()
@@ -181,13 +181,13 @@ async def test_a_drain_with_the_database_gone_ends_and_so_does_the_block(
 
 @pytest.mark.requirement("Q15")
 async def test_a_clean_drain_does_not_wait_for_what_is_under_way_in_a_silent_database(
-    open_worker, raw, database, monkeypatch
+    open_worker, resting, database, monkeypatch
 ):
     monkeypatch.setattr("dataloader.supervisor.tree.LEAVE_S", 0.3)
     async with open_proxy(database.dsn) as proxy:
         with trio.fail_after(60):
             async with open_worker(Tasks(), dsn=proxy.dsn, reaper_period_s=0.2) as supervisor:
-                await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 0.5), lambda count: count == 1)
+                await resting(supervisor)
                 proxy.freeze()
                 await trio.sleep(0.5)  # the reaper asks, and has no answer
                 report = await supervisor.drain()

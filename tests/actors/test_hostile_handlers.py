@@ -138,6 +138,24 @@ async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
         assert await raw.fetchval(last) == "more than 30 lines; the rest is not kept"
 
 
+@pytest.mark.requirement("E11")
+async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_worker, raw):
+    tasks = Tasks()
+
+    @tasks.task("tell")
+    async def tell(job):
+        job.log_of("rates").warning("m" * 600, rows=["x" * 100] * 1_000)
+
+    async with open_worker(tasks) as supervisor:
+        job = await supervisor.jobs.enqueue("tell", queue="q")
+        await when_ended(supervisor, job.job_id, within_s=20)
+        [line] = (await supervisor.jobs.logs(job.job_id, load="rates", level="warning")).lines
+        assert (line.level, line.message) == ("warning", "m" * 500)
+        assert line.fields["bytes"] > 100_000
+        # It is no run, so nobody asks where its lines stand.
+        assert await raw.fetchval("SELECT count(*) FROM dl_etl_logs") == 0
+
+
 @pytest.mark.requirement("Q9")
 async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others(open_worker, raw):
     tasks, gate = Tasks(), trio.Event()

@@ -32,12 +32,12 @@ def new_run(token=1, *, key="k", lease_until=math.inf):
 MOMENTS = st.floats(0, 1_000) | st.just(math.inf)
 
 
-@given(lease=MOMENTS, key=MOMENTS, timeout=MOMENTS, committed=st.booleans())
+@given(lease=MOMENTS, key=MOMENTS, timeout=MOMENTS, period=MOMENTS, committed=st.booleans())
 def test_a_body_ends_by_whatever_comes_first_and_before_anybody_may_have_its_job_or_its_key(
-    lease, key, timeout, committed
+    lease, key, timeout, period, committed
 ):
-    ends, reason = Lease(LEASE_S, lease, key, timeout).body_ends(committed=committed)
-    bounds = {StopReason.TIMEOUT: timeout, StopReason.KEY_LOST: key}
+    ends, reason = Lease(LEASE_S, lease, key, timeout, period).body_ends(committed=committed)
+    bounds = {StopReason.TIMEOUT: timeout, StopReason.KEY_LOST: key, StopReason.PERIOD_END: period}
     if not committed:
         bounds[StopReason.LEASE_ENDED] = lease - margin_s(LEASE_S)
     assert ends == min(bounds.values())

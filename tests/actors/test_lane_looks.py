@@ -83,3 +83,16 @@ def test_a_process_without_lanes_looks_at_none():
     looks = LaneLooks(poll_s=1)
     looks.learned([])
     assert (looks.wait_s(5), looks.due(5)) == (math.inf, [])
+
+
+def test_lanes_of_a_paused_queue_are_looked_at_when_it_is_resumed_whatever_was_claimed_meanwhile(looks):
+    looks.told("a")
+    looks.due(1)
+    looks.answered(claim(), 1, ["a"])
+    looks.answered(claim(), 2, [])
+    assert looks.due(3) == []
+    looks.queue_told()
+    assert looks.due(3) == ["a"]
+    looks.answered(claim(("a", "empty", None)), 3, ["a"])
+    looks.queue_told()
+    assert looks.due(3) == []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from conditions import until, when_ended
 
-from dataloader import Tasks
+from dataloader import RetryPolicy, Tasks
 
 
 @pytest.mark.requirement("S5")
@@ -49,6 +50,56 @@ async def test_a_task_is_paused_resumed_removed_and_declared_again_while_process
             await when_ended(first, job.job_id, within_s=30)
         assert ran == [0, 1, 1, 2]
         await until(lambda: _knows(first))
+
+
+@pytest.mark.requirement("S1")
+async def test_a_retry_delay_that_is_set_holds_for_the_next_end_in_all_processes(open_worker, raw):
+    tasks, ends = Tasks(), trio.Event()
+
+    @tasks.task("one", queue="q", retry=RetryPolicy(base_s=7_000, jitter=0))
+    async def one(job):
+        await ends.wait()
+        raise ValueError(job.args)
+
+    async def delays():
+        sql = (
+            "SELECT DISTINCT (payload ->> 'delay_s')::float8 AS s FROM dl_job_events WHERE kind = 'requeue' ORDER BY s"
+        )
+        return [row["s"] for row in await raw.fetch(sql)]
+
+    async with open_worker(tasks, {"q": 1}) as first, open_worker(tasks, {"q": 1}) as second:
+        for n in range(2):
+            await first.jobs.enqueue("one", {"n": n})
+        # Each has a run, and no free slot: what is set holds for its end all the same.
+        await until(lambda: _all_busy(first, second))
+        await first.limits.set_tasks({"one": {"retry_delay_s": 5_000}})
+        for supervisor in (first, second):
+            await until(lambda supervisor=supervisor: _delayed(supervisor, 5_000))
+        ends.set()
+        await until(lambda: _ended(raw, 2))
+        assert await delays() == [5_000]
+        async with open_worker(tasks, {"other": 1}) as third:
+            assert third._parts.services.retry_delays == {"one": 5_000}, "it is known before the first claim"
+            job = await third.jobs.enqueue("one", {}, queue="other")
+            await until(lambda: _ended(raw, 3))
+            assert await delays() == [5_000]
+            await first.limits.set_tasks({"one": {"retry_delay_s": None}})
+            await until(lambda: _delayed(third, None))
+            await third.jobs.run_now(job.job_id)
+            await until(lambda: _ended(raw, 4))
+            assert await delays() == [5_000, 14_000], "the program's policy holds again"
+
+
+async def _all_busy(*supervisors):
+    return all(dispatcher.running == 1 for one in supervisors for dispatcher in one._parts.dispatchers)
+
+
+async def _delayed(supervisor, delay_s):
+    return supervisor._parts.services.retry_delays.get("one") == delay_s
+
+
+async def _ended(raw, times):
+    return await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == times
 
 
 async def _knows(supervisor):

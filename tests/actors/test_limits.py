@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
 import trio
-from conditions import until
+from conditions import until, when_ended
 
 from dataloader import Budget, NewJob, Next, RetryPolicy, Supplier, Tasks
 from dataloader.actors.dispatcher import Dispatcher
@@ -316,3 +318,118 @@ async def test_an_override_that_no_longer_fits_keeps_no_program_from_starting(op
         await service.limits.set_tasks({"t": {"batch_delay_s": 5}})
     async with open_worker(tasks):
         assert await raw.fetchval("SELECT batch_size FROM dl_tasks WHERE task = 't'") == 3
+
+
+@pytest.mark.requirement("S4")
+@pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
+async def test_what_runs_when_its_period_closes_goes_on_or_is_stopped_and_goes_back_to_its_lane(
+    open_worker, raw, row_of, journal_of, flavour
+):
+    tasks, told, is_back = Tasks(), [], trio.Event()
+    tasks.supplier(Supplier("hr", work_periods="DAILY 00:00-24:00"))
+    other_day = f"{(datetime.now(UTC) + timedelta(days=3)):%a} 00:00-24:00".upper()
+
+    async def on_trio(job):
+        try:
+            if not told:
+                await trio.sleep_forever()
+        finally:
+            told.append(job.stopped_by)
+
+    async def on_asyncio(job):
+        try:
+            if not told:
+                await asyncio.sleep(1_000)
+        finally:
+            told.append(job.stopped_by)
+
+    def in_thread(job):
+        try:
+            while not told:
+                job.checkpoint()
+                time.sleep(0.02)
+        finally:
+            told.append(job.stopped_by)
+
+    handler = {"trio": on_trio, "asyncio": on_asyncio, "thread": in_thread}[flavour]
+    tasks.task("nightly", queue="q", supplier="hr", at_period_end="stop", asyncio=flavour == "asyncio")(handler)
+
+    @tasks.task("patient", queue="q", supplier="hr")
+    async def patient(job):
+        await is_back.wait()
+
+    async def came_back():
+        return told and (await row_of(job.job_id))["waits_for"] == "limit"
+
+    async with open_worker(tasks) as service:
+        job, other = await service.jobs.enqueue("nightly"), await service.jobs.enqueue("patient")
+
+        async def running():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'")
+
+        await until(running, lambda number: number == 2)
+        await service.limits.pause_task("nightly")
+        await service.limits.resume_task("nightly")
+        assert not told
+        await service.limits.set_supplier("hr", {"work_periods": [other_day]})
+        await until(came_back)
+        is_back.set()
+        row = await row_of(job.job_id)
+        assert (row["status"], row["attempt"], row["lane"], row["error"]) == ("queued", 0, "nightly", None)
+        assert told == ["period_end"]
+        assert await journal_of(job.job_id) == ["queued", "picked", "requeue: period_end"]
+        assert (await when_ended(service, other.job_id, within_s=30)).status == "succeeded"
+        await service.limits.set_supplier("hr", {"work_periods": None})
+        assert (await when_ended(service, job.job_id, within_s=30)).status == "succeeded"
+
+
+@pytest.mark.requirement("S4")
+async def test_starts_keep_a_budget_by_day_at_the_first_line_of_the_handler_around_midnight(open_worker, raw):
+    tasks, began = Tasks(), []
+
+    @tasks.task("daily", queue="q", supplier=Supplier("hr", budgets=(Budget(7, per="day"),), margin_s=0.4))
+    async def daily(job):
+        began.append(time.time())
+
+    async with open_worker(tasks, {"q": 10}) as one, open_worker(tasks, {"q": 10}):
+        midnight = time.time() + 2.5
+        # A zone in which it is 24:00 then, in the database's own words.
+        clock = (datetime.fromtimestamp(midnight, UTC) - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() % 86_400
+        hours, rest = divmod(int(clock), 3_600)
+        zone = f"<x>+{hours:02}:{rest // 60:02}:{rest % 60:02}"
+        midnight -= clock - int(clock)
+        await raw.execute("UPDATE dl_sources SET zones = ARRAY[$1]", zone)
+        await one.jobs.enqueue_many([NewJob(task="daily") for _ in range(30)])
+
+        async def of_the_new_day():
+            return sum(at >= midnight for at in began)
+
+        await until(of_the_new_day, lambda number: number >= 7)
+    assert len(began) <= 14
+    assert await of_the_new_day() == 7
+
+
+@pytest.mark.requirement("S1")
+async def test_no_more_jobs_of_a_partition_run_at_once_than_may_over_all_processes_and_its_end_lets_the_next_start(
+    open_worker, raw
+):
+    tasks, crowds = Tasks(), {key: Crowd() for key in "abc"}
+
+    @tasks.task("shop", queue="q", max_running_per_partition=2)
+    async def shop(job):
+        await crowds[job.partition_key].stay(0.02)
+
+    async with open_worker(tasks, {"q": 10}) as one, open_worker(tasks, {"q": 10}):
+        await one.jobs.enqueue_many(
+            [
+                NewJob(task="shop", partition_key=key)
+                for key, number in (("a", 24), ("b", 3), ("c", 3))
+                for _ in range(number)
+            ]
+        )
+
+        async def ended():
+            return await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'")
+
+        await until(ended, lambda number: number == 30)
+    assert [crowd.most for crowd in crowds.values()] == [2, 2, 2]

@@ -40,7 +40,8 @@ async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, r
 
     async with open_worker(tasks) as supervisor:
         await raw.execute("ALTER TABLE dl_jobs ALTER attempt SET DEFAULT 2")
-        job = await supervisor.jobs.enqueue("fail", queue="q")
+        # With a key: one without may be added as running, from attempt 1.
+        job = await supervisor.jobs.enqueue("fail", queue="q", lock_key="k")
         row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
     assert (row["status"], row["attempt"], row["waits_for"]) == ("queued", 3, "time")
     # The first frame is the handler's: those that call it are the same for all.
@@ -244,9 +245,9 @@ async def test_lines_whose_row_was_locked_for_a_moment_at_the_jobs_end_are_kept(
             async with job.transaction():
                 pass
 
-    async def locked_at_first(connection, lines):
+    async def locked_at_first(connection, lines, **options):
         asked.append(lines)
-        return {lines[0][1]} if len(asked) == 1 else await aio_keep_lines(connection, lines)
+        return {lines[0][1]} if len(asked) == 1 else await aio_keep_lines(connection, lines, **options)
 
     monkeypatch.setattr("dataloader.actors.recorder.aio_keep_lines", locked_at_first)
     async with open_worker(tasks) as supervisor:

@@ -73,7 +73,7 @@ def a_recorder(session: object, runs: Runs) -> Recorder:
         runs=runs,
         outage=Outage(),
         telemetry=Telemetry(),
-        freed=lambda _queue, _slots: None,
+        freed=lambda _ended: None,
         released=Wake(),
         sums=RunSums(Statistics(), Outage()),
     )
@@ -91,7 +91,7 @@ async def test_it_rests_when_the_run_that_had_progress_to_be_shown_has_ended(moc
     runs, run = Runs(), a_run()
     runs.add(run)
     recorder = a_recorder(None, runs)
-    send, receive = open_channel(1)
+    send, receive = open_channel()
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run, receive)
         run.outbox.put_progress("{}")
@@ -119,7 +119,7 @@ class LockedRow:
 async def test_progress_that_waits_for_a_locked_row_has_its_place_and_is_not_told_of_again(mock_clock):
     runs, run = Runs(), a_run()
     runs.add(run)
-    send, receive = open_channel(1)
+    send, receive = open_channel()
     async with trio.open_nursery() as nursery:
         await nursery.start(a_recorder(LockedRow(), runs).run, receive)
         run.outbox.put_progress("{}")
@@ -144,7 +144,7 @@ async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_lo
 ):
     runs, session = Runs(), Session(tries=20)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(3)
+    send, receive = open_channel()
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run, receive)
         send.send_nowait(ended(runs, 1))
@@ -165,7 +165,7 @@ async def test_what_is_locked_goes_along_with_the_next_batch_and_by_itself_in_lo
 
 async def test_it_does_not_end_before_what_was_locked_is_written(autojump_clock):
     runs, session = Runs(), Session(tries=3)
-    send, receive = open_channel(1)
+    send, receive = open_channel()
     send.send_nowait(ended(runs, 1))
     send.close()
     with trio.fail_after(10):
@@ -176,7 +176,7 @@ async def test_it_does_not_end_before_what_was_locked_is_written(autojump_clock)
 async def test_at_the_bound_of_a_drain_what_is_locked_is_left_to_its_lease(autojump_clock):
     runs, session = Runs(), Session(tries=math.inf)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(1)
+    send, receive = open_channel()
     send.send_nowait(ended(runs, 1))
     async with trio.open_nursery() as nursery:
         await nursery.start(recorder.run, receive)
@@ -205,7 +205,7 @@ async def test_progress_and_lines_that_could_not_be_written_are_told_and_leave_n
     runs, run, session = Runs(), a_run(), Away()
     runs.add(run)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(1)
+    send, receive = open_channel()
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await nursery.start(recorder.run, receive)
@@ -249,7 +249,7 @@ class Gone:
 async def test_outcomes_wait_for_a_database_in_longer_and_longer_pauses_and_go_together_when_it_is_back(autojump_clock):
     runs, session = Runs(), Gone(trio.current_time() + 60)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(2)
+    send, receive = open_channel()
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await nursery.start(recorder.run, receive)
@@ -274,7 +274,7 @@ async def test_outcomes_wait_for_a_database_in_longer_and_longer_pauses_and_go_t
 async def test_at_the_bound_of_a_drain_what_a_database_that_is_away_could_not_take_is_left_to_its_lease(autojump_clock):
     runs, session = Runs(), Gone(math.inf)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(2)
+    send, receive = open_channel()
     with capture_logs() as lines:
         async with trio.open_nursery() as nursery:
             await nursery.start(recorder.run, receive)
@@ -309,7 +309,7 @@ class Particular:
 async def test_what_can_t_be_stored_ends_its_own_job_without_its_text_and_no_other_waits(autojump_clock, error):
     runs, session = Runs(), Particular(error)
     recorder = a_recorder(session, runs)
-    send, receive = open_channel(3)
+    send, receive = open_channel()
     messages = [ended(runs, token, result=result) for token, result in enumerate(("good", "bad", "good"), 1)]
     for message in messages:
         send.send_nowait(message)

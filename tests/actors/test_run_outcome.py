@@ -73,6 +73,7 @@ def test_a_reason_that_is_no_text_is_an_outcome_all_the_same(said, step):
         (StopReason.CANCEL, 1, Step.CANCEL, "ValueError: at the end"),
         (StopReason.DRAIN, 1, Step.RETURN, "ValueError: at the end"),
         (StopReason.KEY_LOST, 1, Step.RETURN, "ValueError: at the end"),
+        (StopReason.PERIOD_END, 1, Step.CLOSE, "ValueError: at the end"),
         (StopReason.TIMEOUT, 1, Step.RETRY, "timeout: the run took longer than 2 s\nValueError: at the end"),
         (StopReason.TIMEOUT, 5, Step.FAIL, "timeout: the run took longer than 2 s\nValueError: at the end"),
         (StopReason.LEASE_ENDED, 1, Step.RETRY, "no heartbeat got through: the lease could not be held\nValueError"),

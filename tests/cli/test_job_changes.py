@@ -84,6 +84,19 @@ def test_a_filter_changes_the_jobs_that_it_finds_and_no_others(on_database, add,
     assert statuses(database) == ["queued"] * 3
 
 
+@pytest.mark.requirement("P12")
+def test_jobs_that_wake_processes_are_none_of_many_that_are_canceled(on_database, add, database):
+    add("process.pay", "t")
+    assert on_database("process", "start", "pay", "1", "--timeout", "0").returncode == 0
+    for arguments in (("cancel", "--all"), ("bulk", "cancel")):
+        result = on_database(*arguments, "--queue", "process.pay", "--yes")
+        assert result.stdout.endswith("1 job\n" if arguments[0] == "cancel" else "  0 jobs\n")
+        assert (
+            result.stderr == "1 job that wakes a durable process is left out: stop its step, or remove the process.\n"
+        )
+    assert sorted(statuses(database)) == ["canceled", "queued"]
+
+
 def test_queued_jobs_are_made_due_and_get_another_priority_by_their_ids_or_a_filter(on_database, add, database):
     first, second = [add("q", "t", "--available-at", "1d") for _ in range(2)]
     assert on_database("run-now", first).stdout == f"{first}  queued\n"
@@ -132,7 +145,7 @@ def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, 
     assert database.psql("select count(*) from dl_jobs where available_at > now() + interval '50 min'") == "3"
     assert on_database("errors", "list").stderr == "no errors\n"
     unknown = on_database("errors", "retry", "00c8f1de4a91b37e", "--yes")
-    none_failed = "no job of the group '00c8f1de4a91b37e' failed or waits for a retry\n"
+    none_failed = "no job has failed with the error '00c8f1de4a91b37e', as far as the log of errors goes back\n"
     assert (unknown.returncode, unknown.stdout, unknown.stderr) == (4, "", none_failed)
 
 

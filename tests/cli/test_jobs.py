@@ -109,6 +109,8 @@ def test_status_shows_how_a_job_stands_to_people_and_to_machines(on_database, ad
     assert text["job_id"] == job_id
     assert text["status"] == "queued (waits for time)"
     assert "available_at" in text
+    assert text["waits"].startswith("because: It is not due until 20")
+    assert text["waits"].endswith("Z. No dataloader worker serves the queue q.")
     fields = json.loads(on_database("status", job_id, "--json").stdout)
     assert (fields["job_id"], fields["status"], fields["waits_for"]) == (job_id, "queued", "time")
     names = [line.split()[0] for line in on_database("status", job_id, "--all-fields").stdout.splitlines()]
@@ -174,6 +176,7 @@ def test_a_trigger_and_a_status_say_why_the_queue_does_not_take_the_job(on_datab
     assert "queue_state" not in on_database("status", job_id).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3")
 def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, database):
     waiting = start("trigger", "q", "t", "--wait", DL_DB_DSN=database.dsn)
@@ -192,6 +195,7 @@ def test_wait_says_why_the_job_waits_and_says_it_again_when_that_changes(start, 
     assert (waiting.returncode, stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3")
 def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_key_is_held(
     start, add, on_database, database

@@ -12,7 +12,8 @@ VALUES ('employee', 1, 'w', '{"max_running": 3}', 3, 1), ('plain', 1, 'w', NULL,
 """
 SEED = """
 [{"task_type": "employee", "work_periods": ["MON-FRI 00:00-06:00", "SAT-SUN 00:00-23:59"],
-  "task_max_batch_size": 1, "next_task_batch_delay_ms": 1500, "next_try_priority": 1000},
+  "task_max_batch_size": 1, "next_task_batch_delay_ms": 1500, "next_try_priority": 1000,
+  "next_try_delay_ms": 60000, "max_try_count": 3},
  {"task": "plain", "max_running": 2}]
 """
 
@@ -43,7 +44,10 @@ def test_tasks_are_listed_limited_paused_and_removed(ask, on_database):
     shown = ask("task", "show", "employee")
     assert 'declared     {"max_running":3}' in shown
     assert 'override     {"batch_size":2,"max_running":5,"batch_delay_s":0.5}' in shown
-    assert ask("task", "set", "employee", "--unset", "max_running", "--unset", "batch_size", "--unset", "batch_delay_s")
+    ask("task", "set", "employee", "--unset", "max_running", "--unset", "batch_size", "--unset", "batch_delay_s")
+    said = ask("task", "set", "employee", "--at-period-end", "stop", "--unset", "max_running")
+    assert said == 'employee  open  {"at_period_end":"stop","max_running":3}\n'
+    ask("task", "set", "employee", "--unset", "at_period_end")
     assert json.loads(ask("task", "show", "employee", "--json"))["override"] == {}
     ask("trigger", "q", "employee")
     refused = on_database("task", "remove", "employee")
@@ -66,6 +70,8 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
             "batch_size": 1,
             "batch_delay_s": 1.5,
             "retry_priority": 1000,
+            "retry_delay_s": 60.0,
+            "max_attempts": 3,
         },
         {"max_running": 2},
     ]
@@ -78,7 +84,8 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
             "[0].task_max_batch_size: must be given once",
         ),
         ('[{"task": "plain", "next_task_batch_delay_ms": "1"}]', "[0].next_task_batch_delay_ms: must be a number"),
-        ('[{"task": "plain", "max_try_count": 3}]', "[0].max_try_count: is what the program declares (max_attempts=)"),
+        ('[{"task": "plain", "max_try_count": 0}]', "[0].max_attempts: must be an integer from 1 to 1,000,000, not 0"),
+        ('[{"task": "plain", "next_try_delay_ms": -1}]', "[0].retry_delay_s: must be a number of seconds from 0"),
         ('[{"task": "plain", "colour": 3}]', "[0].colour: is no limit of a task; there are task, work_periods,"),
         ('[{"task": "plain", "max_running": 9}, {"task": "employee", "cost": -1}]', "[1].cost: must be"),
     ):
@@ -92,6 +99,9 @@ def test_a_file_sets_limits_of_many_tasks_by_either_names_all_or_none(ask, on_da
 
 @pytest.mark.requirement("S4", "S5")
 def test_suppliers_are_made_shown_shared_paused_and_removed(ask, on_database, database):
+    daily = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/day/Europe/Berlin")
+    assert daily.stdout == "hr  open  100 of 100/60 s, 5 of 5/day/Europe/Berlin\n"
+    assert ask("supplier", "show", "hr").splitlines()[-1].split()[:4] == ["5", "day/Europe/Berlin", "0", "5"]
     made = on_database("supplier", "set", "hr", "--budget", "100/60", "--budget", "5/5000")
     assert made.stdout == "hr  open  100 of 100/60 s, 5 of 5/5000 s\n"
     assert made.stderr == "no task names the supplier 'hr'; loads may\n"

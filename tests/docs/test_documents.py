@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
 import attrs
 import etl_reference
 import pytest
+import yaml
 
+import dataloader
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.states import BURNS_ATTEMPT, TRANSITIONS, Status, Step
 from dataloader.store.connection import connect
@@ -17,7 +20,7 @@ from dataloader.supervisor import tree
 from dataloader.supervisor.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def read(name: str) -> str:
@@ -85,6 +88,26 @@ def test_python_in_documents_compiles(path):
         compile(code, path.name, "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
+def test_the_board_and_the_alerts_ask_for_metrics_that_there_are():
+    page = read("http.md").split("`/metrics` has")[1].split("With `DL_TOKENS`")[0]
+    known = {
+        f"dataloader_{name}"
+        for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    histograms = {
+        f"{name}_{part}" for name in known if name.endswith("_seconds") for part in ("bucket", "count", "sum")
+    }
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus-rules.yaml").read_text())
+    board = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    panels = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    alerted = set(re.findall(r"dataloader_\w+", " ".join(alerts)))
+    assert alerted | set(re.findall(r"dataloader_\w+", " ".join(panels))) <= known | histograms
+    in_table = re.findall(r"^\| `(dataloader_\w+)", read("operations.md"), re.MULTILINE)
+    assert set(in_table) == alerted
+
+
 def test_the_tests_that_prove_the_guarantees_exist():
     named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
     modules = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
@@ -104,3 +127,17 @@ def test_the_reference_of_loads_has_every_class_with_every_argument():
             [f"`{one.name}`", etl_reference.type_of(one), etl_reference.default_of(one)] for one in arguments
         ], name
         assert all(meaning for *_, meaning in rows), name
+
+
+def test_the_reference_has_every_public_name_once():
+    page = read("api.md")
+    named = re.findall(r"^\.\. auto(?:class|exception|function|data):: (\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(dataloader.__all__)
+
+
+def test_every_page_has_a_place_in_the_menu_of_the_site():
+    named = set()
+    for menu in ("index.md", "recipes/index.md"):
+        for names in re.findall(r"```{toctree}\n(?::[^\n]*\n)*\n(.*?)```", read(menu), re.DOTALL):
+            named |= {Path(menu).parent / f"{name}.md" for name in names.split()}
+    assert {path.relative_to(ROOT / "docs") for path in DOCUMENTS} == named | {Path("index.md")}

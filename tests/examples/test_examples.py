@@ -37,7 +37,7 @@ def load(name: str):
 
 
 def test_every_example_has_a_test():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding", "earthquakes", "pages"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"tasks", "embedding", "earthquakes", "pages", "payments"}
 
 
 async def test_the_ten_line_task_counts_and_shows_it():
@@ -55,6 +55,16 @@ async def test_a_supervisor_is_embedded_in_a_program_with_a_trio_asyncio_loop_of
     with trio.fail_after(20):
         async with trio_asyncio.open_loop():
             assert await load("embedding").main(database.dsn) == 6
+
+
+@pytest.mark.requirement("P1")
+async def test_a_payment_is_reserved_refused_paid_and_captured_as_the_page_on_processes_says(database, capsys):
+    with trio.fail_after(60):
+        assert await load("payments").main(database.dsn) == ["reserved", "paid", "captured"]
+    assert capsys.readouterr().out == "reserved\nrefused: 5 is due\nthanks\nreserved, paid, captured\n"
+    example = (EXAMPLES / "payments.py").read_text()
+    steps = example[example.index("@attrs.frozen") : example.index("\n\nasync def main")].strip()
+    assert f"{steps}\n```" in (DOCS / "processes.md").read_text()
 
 
 @pytest.mark.slow

@@ -158,19 +158,17 @@ async def test_f16_replies_that_are_lost_after_the_commit_bring_no_second_job_an
     async with open_proxy(database.dsn) as proxy:
         service = await serve(dsn=proxy.dsn, pool_size=1, **UNHURRIED)
         async with asking(service) as ask, trio.open_nursery() as nursery:
-            once = partial(ask.trigger, "visit", lock_key="k", idempotency_key="once", args={"s": 1})
-            # The connection must know the statement, which gets no answer when it is prepared, either, and be nobody's.
-            await ask.added("quick", idempotency_key="before")
-            await until(partial(raw.fetchval, IDLE_SESSIONS, "pool", 0.5))
-            proxy.freeze("pool", answers_only=True)
+            once = partial(ask.trigger, "visit", lock_key="k", idempotency_key="asked for twice", args={"s": 3})
+            proxy.freeze_at("pool", b"asked for twice")
             nursery.start_soon(once)
-            [[job_id]] = await until(partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'once'"))
+            [[job_id]] = await until(
+                partial(raw.fetch, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'asked for twice'")
+            )
             proxy.cut("pool")
             proxy.thaw()
             answer = await once()
             assert (answer.status_code, answer.json()["job_id"]) == (200, str(job_id))
-            await until(ledger.visits)
-            proxy.freeze("recorder", answers_only=True)
+            proxy.freeze_at("recorder", job_id.bytes)
             await row_when(job_id, "succeeded")
             proxy.cut("recorder")
             proxy.thaw()
@@ -369,7 +367,7 @@ def tries_of(service, part):
 
 @pytest.mark.requirement("Q5", "Q6")
 async def test_f22_without_notifications_jobs_start_within_the_poll_and_with_them_at_once_again(
-    serve, add, asking, calm, row_when, database
+    serve, add, asking, calm, row_when, no_claim_is_due, database
 ):
     poll_s = 4
     async with open_proxy(database.dsn) as proxy:
@@ -382,7 +380,7 @@ async def test_f22_without_notifications_jobs_start_within_the_poll_and_with_the
             return trio.current_time() - began
 
         async with asking(service) as ask:
-            await ask.shows("listener_connected", 1, within_s=30)
+            await until(partial(no_claim_is_due, service, proxy))
             proxy.freeze("listener")
             # Polls are up to a fifth earlier or later.
             took_s = await one_after_another(3, within_s=poll_s * 1.2 + 15)

@@ -17,7 +17,7 @@ from functools import partial
 
 import pytest
 import trio
-from conditions import IDLE_SESSIONS, until
+from conditions import until
 from proxy import open_proxy
 from services import FAST, LEASE_S, PATIENT, PATIENT_LEASE_S, SWEEP_S, all_at_once
 
@@ -245,9 +245,8 @@ async def test_f03_a_job_whose_claimer_was_killed_before_it_read_the_reply_runs_
 ):
     async with open_proxy(database.dsn) as proxy:
         claimer = await serve(dsn=proxy.dsn, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
-        proxy.freeze("locks", answers_only=True)
-        job_id = await add("visit", lease_ttl_sec=LEASE_S)
+        proxy.freeze_at("locks", b"its claim")
+        job_id = await add("visit", lock_key="its claim", lease_ttl_sec=LEASE_S)
         claimed = await row_when(job_id, "running")
         await kill(claimer)
         await serve(**FAST)
@@ -266,10 +265,9 @@ async def test_f03_a_claim_whose_reply_was_lost_with_its_connection_is_given_bac
 ):
     async with open_proxy(database.dsn) as proxy:
         await serve(dsn=proxy.dsn, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
-        proxy.freeze("locks", answers_only=True)
+        proxy.freeze_at("locks", b"its claim")
         # Its lease outlives the test: not the reaper is to find it.
-        job_id = await add("visit", lease_ttl_sec=600)
+        job_id = await add("visit", lock_key="its claim", lease_ttl_sec=600)
         claimed = await row_when(job_id, "running")
         proxy.cut("locks")
         proxy.thaw()

@@ -92,6 +92,10 @@ def script(database):
 async def test_a_part_that_can_not_work_goes_on_trying_and_says_so(serve, add, raw, row_when):
     """What the database refuses to the parts besides the claims costs their duty, and is said."""
     service = await serve(poll_sec=0.2, reaper_period_sec=0.2, claim_backoff_sec=0.2, heartbeat_sec=0.2)
+    # A job that waits for its key, without which nobody looks at keys.
+    await raw.execute("SELECT pg_advisory_lock(hashtext('held'))")
+    held = await add("quick", lock_key="held")
+    await until(partial(raw.fetchval, "SELECT waits_for = 'lock' FROM dl_jobs WHERE job_id = $1", held))
     await raw.execute("ALTER FUNCTION dl_parked_keys RENAME TO gone; ALTER TABLE dl_workers RENAME TO gone_too")
     said = await until(partial(told, service, "a part can't do its work"), lambda lines: len(lines) == 2)
     assert {line["part"] for line in said} == {"stager", "sign of life"}

@@ -6,6 +6,7 @@ With a pooler of the tests' own, which gives its connections out in turn, and wi
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ async def test_f24_trigger_progress_wait_and_cancel_work_through_it(
 
 
 async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
-    serve, add, asking, calm, row_when, database, pooled
+    serve, add, asking, calm, row_when, no_claim_is_due, database, pooled
 ):
     poll_s = 4
     async with await pooled() as pooler, open_proxy(database.dsn) as direct:
@@ -122,7 +123,7 @@ async def test_f24_lost_notifications_cost_latency_only_behind_it_too(
             return trio.current_time() - began
 
         async with asking(service) as ask:
-            await ask.shows("listener_connected", 1, within_s=30)
+            await until(partial(no_claim_is_due, service, direct))
             direct.freeze("listener")
             assert await one_after_another(3) > 2 * poll_s * 0.8, "something else than the poll has started them"
             await ask.shows("listener_connected", 0, within_s=LISTENER_BOUND_S + 20)

@@ -141,11 +141,36 @@ async def fail_to_plan(raw):
     return await raw.fetchval("SELECT error_group FROM dl_jobs WHERE error_group IS NOT NULL LIMIT 1")
 
 
-async def crawl(client, ids, group):
-    """Every page that can be read, by its address, with its headers."""
-    parts = {"load": "spill", "run_id": "{job_id}", "kind": "draining", "group": group} | dict.fromkeys(
-        ("name", "task", "supplier"), "spill"
+async def fail_to_step(raw):
+    """A durable process with secrets in all that it keeps; the id of a task of it."""
+    told, secrets = f"password={CANARY} refused by https://u:{CANARY}@h/", json.dumps(canaries("process"))
+    key = await raw.fetchval(
+        "INSERT INTO dl_processes (type, process_id, status, detail, error_group, aux_state, metadata, last_event_id)"
+        " VALUES ('spill', 'spill', 'error', $1, 1, $2, $2, 1) RETURNING key",
+        told,
+        secrets,
     )
+    await raw.execute(
+        "INSERT INTO dl_process_events (key, event_id, task_id, payload) VALUES ($1, 1, 1, $2)", key, secrets
+    )
+    return await raw.fetchval(
+        "INSERT INTO dl_process_tasks (key, type, kind, method, status, args, context, response, error)"
+        " VALUES ($1, 'spill', 'call', 'm', 'error', $2, $2, $2, $3) RETURNING task_id",
+        key,
+        secrets,
+        told,
+    )
+
+
+async def crawl(client, ids, group, task_id):
+    """Every page that can be read, by its address, with its headers."""
+    chosen = {"action": "run_now", "lock_key": f"token={CANARY}-lock_key-return"}
+    begun = await client.post("/api/v1/bulk", json=chosen, headers=bearer("admin"))
+    parts = {"load": "spill", "run_id": "{job_id}", "kind": "draining", "group": group} | dict.fromkeys(
+        ("name", "task", "supplier", "process_type", "process_id"), "spill"
+    )
+    parts["task_id"] = str(task_id)
+    parts["bulk_id"] = begun.json()["bulk_id"]
     paths = (await client.get("/openapi.json")).json()["paths"]
     addresses = ["/openapi.json", "/docs"]
     for path, methods in paths.items():
@@ -210,7 +235,7 @@ async def test_no_secret_of_settings_jobs_handlers_or_requests_comes_out_anywher
             await client.post(f"/api/v1/queues/password={CANARY}-queue/pause", headers=bearer("operate"))
             await fail_to_load(raw, ids.values())
             group = f"{await fail_to_plan(raw) % 2**64:016x}"
-            said |= await crawl(client, ids.values(), group)
+            said |= await crawl(client, ids.values(), group, await fail_to_step(raw))
             shown = (await client.get(f"/api/v1/jobs/{ids['return']}", headers=bearer("read"))).json()
         process = Path("/proc", str(service.process.pid))
         said["the list of processes"] = process.joinpath("cmdline").read_text()

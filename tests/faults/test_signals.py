@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import trio
-from conditions import IDLE_SESSIONS, until
+from conditions import until
 from proxy import open_proxy
 from services import FAST, LEASE_S, all_at_once
 
@@ -109,7 +109,7 @@ async def test_a_thread_that_never_returns_is_named_and_left_behind(serve, add, 
 
 
 @pytest.mark.requirement("Q15")
-async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, raw, database):
+async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, no_claim_is_due, database):
     """Four at once, each with a queue of its own: what takes the time is that none gives up early."""
     codes = {"cut busy": 1, "cut idle": 0, "freeze busy": 1, "freeze idle": 0}
     async with AsyncExitStack() as stack:
@@ -123,7 +123,8 @@ async def test_a_drain_with_the_database_gone_ends_in_time(serve, add, ledger, r
                 await add("visit", {"s": 3_600}, queue=queue)
         services = await all_at_once(*(partial(start, queue) for queue in codes))
         await until(ledger.visits, lambda visits: len(visits) == 2)
-        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 4)
+        for queue, service in zip(codes, services, strict=True):
+            await until(partial(no_claim_is_due, service, proxies[queue]))
         for queue, service in zip(codes, services, strict=True):
             getattr(proxies[queue], queue.split()[0])()
             service.signal(signal.SIGTERM)
@@ -139,9 +140,8 @@ async def test_f10_what_a_claim_brought_whose_reply_was_lost_goes_back_or_the_ex
 ):
     async with open_proxy(database.dsn) as proxy:
         service = await serve(dsn=proxy.dsn, drain_timeout_sec=0.2, poll_sec=3_600)
-        await until(lambda: raw.fetchval(IDLE_SESSIONS, "locks", 1.5), lambda count: count == 1)
-        proxy.freeze("locks", answers_only=True)
-        job_id = await add("sleep", {"s": 3_600}, lease_ttl_sec=600)
+        proxy.freeze_at("locks", b"its claim")
+        job_id = await add("sleep", {"s": 3_600}, lock_key="its claim", lease_ttl_sec=600)
         await row_when(job_id, "running")
         proxy.cut()
         proxy.thaw()

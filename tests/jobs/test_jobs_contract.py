@@ -21,7 +21,7 @@ from dataloader import (
     StoreUnavailable,
 )
 from dataloader.jobs import contract
-from dataloader.jobs.failures import GroupRetry
+from dataloader.jobs.failures import ErrorGroupNotFound, GroupRetry
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import AuditPage, EventPage
 from dataloader.jobs.run_stats import StatsFilter
@@ -157,6 +157,8 @@ async def test_a_group_of_errors_is_found_and_retried_and_each_error_is_in_the_l
     assert await way.jobs.retry_group(group.group, at=LATER, spread_s=0.5, state="failed", limit=10) == 1
     assert [(await way.jobs.get(job_id)).status for job_id in ids] == [Status.QUEUED] * 3
     assert await way.jobs.retry_group(group.group) == 1
+    with pytest.raises(ErrorGroupNotFound):
+        await way.jobs.retry_group("0" * 16)
     assert (await way.jobs.get(ids[0])).waits_for is None
     for field, ask in {
         "group": lambda: way.jobs.retry_group("x"),
@@ -186,7 +188,7 @@ async def test_an_id_that_no_job_has_is_told_in_the_same_words(way):
 
 async def test_an_id_that_is_text_is_refused_by_every_way(way):
     text = str(await _add(way))
-    for ask in (way.jobs.get, way.jobs.events, way.jobs.logs, way.jobs.wait):
+    for ask in (way.jobs.get, way.jobs.events, way.jobs.logs, way.jobs.wait, way.jobs.why):
         with pytest.raises(BadRequest, match=f"^job_id: must be a UUID, not '{text}'$"):
             await ask(text)
 
@@ -260,6 +262,7 @@ async def test_jobs_are_found_by_each_criterion_in_pages_newest_first(way):
     ids = [await _add(way, lock_key=f"k{n}", **({"queue": "b"} if n == 2 else {})) for n in range(5)]
     await way.raw.execute("UPDATE dl_jobs SET created_at = $2 WHERE job_id = $1", ids[0], LATER - timedelta(days=9))
     await _end(way, ids[1], "failed")
+    await way.raw.execute("UPDATE dl_jobs SET schedule = 'nightly', planned_at = now() WHERE job_id = $1", ids[3])
     for criteria, expected in (
         ({}, [4, 3, 2, 1, 0]),
         ({"queue": "b"}, [2]),
@@ -270,6 +273,8 @@ async def test_jobs_are_found_by_each_criterion_in_pages_newest_first(way):
         ({"created_from": LATER - timedelta(days=8), "queue": "q"}, [4, 3, 1]),
         ({"finished_from": LATER - timedelta(days=8)}, [1]),
         ({"finished_to": LATER - timedelta(days=8)}, []),
+        ({"worker": "host:1"}, []),
+        ({"schedule": "nightly"}, [3]),
     ):
         found, after = [], None
         while True:
@@ -280,6 +285,14 @@ async def test_jobs_are_found_by_each_criterion_in_pages_newest_first(way):
                 break
         assert (criteria, [ids.index(job.job_id) for job in found]) == (criteria, expected)
         assert found == (await way.jobs.find(JobFilter(**criteria))).jobs
+
+
+async def test_why_a_job_does_not_run_is_one_sentence(way):
+    job_id = await _add(way, available_at=LATER)
+    reason = await way.jobs.why(job_id)
+    assert (reason.job_id, reason.cause, reason.until) == (job_id, "time", LATER)
+    assert reason.text == f"It is not due until {LATER:%Y-%m-%d %H:%M:%S}Z."
+    assert reason.also == ["No dataloader worker serves the queue q."]
 
 
 async def test_a_journal_and_a_log_are_read_in_pages(way):

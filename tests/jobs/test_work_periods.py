@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from odd_clocks import CHANGES, ODD_ZONES
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.work_periods import DAYS, WEEK, WorkPeriods
+from dataloader.jobs.work_periods import DAYS, WEEK, WorkPeriods, closes_at
 
 MINUTE = timedelta(minutes=1)
 UTC_ZONE = ZoneInfo("UTC")
@@ -109,3 +109,23 @@ def test_the_documents_periods():
 def test_what_is_no_period_is_refused(text):
     with pytest.raises(BadRequest, match=r"^work_periods: must be days and times, such as 'MON-FRI 00:00-06:00'"):
         WorkPeriods.parsed([text], UTC_ZONE)
+
+
+@pytest.mark.requirement("S4")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(PERIODS, st.sampled_from(ODD_ZONES), st.integers(0, 59)), min_size=1, max_size=3),
+    st.sampled_from(CHANGES),
+)
+def test_several_periods_close_together_with_the_first_by_its_margin_earlier(several, change):
+    together = [(WorkPeriods.parsed([text], ZoneInfo(zone)), margin_s) for text, zone, margin_s in several]
+    at = change - timedelta(hours=20)
+    closes = closes_at(together, at)
+    for minute in range(2 * 24 * 60):
+        now = at + minute * MINUTE
+        closed = [m for p, m in together if not p.is_open(now + timedelta(seconds=m))]
+        if closed:
+            assert closes is not None
+            assert now - MINUTE < closes <= now
+            return
+        assert closes is None or closes > now

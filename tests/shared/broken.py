@@ -11,7 +11,9 @@ import importlib
 import math
 import os
 import pkgutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 import trio
@@ -70,6 +72,20 @@ def _place(place: str) -> tuple[object, str]:
     return pkgutil.resolve_name(owner), name
 
 
+def edit_guard(old: str, new: str) -> Callable[[], None]:
+    """Replaces text in the program that guards the bodies in child processes: children that start later get a copy."""
+
+    def take_out() -> None:
+        child = importlib.import_module("dataloader.actors.children.child")
+        whole = Path(child.__file__).with_name("guard.py").read_text()
+        assert old in whole, f"the guard has no {old!r} any more"
+        with tempfile.NamedTemporaryFile("w", prefix="guard", suffix=".py", delete=False) as file:
+            file.write(whole.replace(old, new))
+        child.GUARD = file.name
+
+    return take_out
+
+
 def _nothing(*_args: object, **_more: object) -> None:
     """In the place of a function that guards."""
 
@@ -89,6 +105,14 @@ def _ends_without_lease(lease, *, committed: bool) -> tuple[float, object]:
 
 def _ends_without_key(lease, *, committed: bool) -> tuple[float, object]:
     return BODY_ENDS(attrs.evolve(lease, key_safe_until=math.inf), committed=committed)
+
+
+def _ends_without_period(lease, *, committed: bool) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, period_ends_at=math.inf), committed=committed)
+
+
+def _never_killed(_lease) -> tuple[float, float]:
+    return math.inf, math.inf
 
 
 def _never(*_args: object) -> bool:
@@ -134,6 +158,7 @@ def _reserves_at_any_time(dispatcher) -> bool:
 
 BODY_ENDS = importlib.import_module("dataloader.actors.lease").Lease.body_ends
 STORE, ACTORS, FAULTS = "tests/store/queue", "tests/actors", "tests/faults"
+PROCESSES = "tests/store/processes"
 
 GUARDS = {
     "token in the finish": Guard(
@@ -201,6 +226,11 @@ GUARDS = {
         f"{ACTORS}/test_lock_keys.py::test_a_body_ends_before_its_key_though_its_lease_is_held",
         put("actors.lease.Lease.body_ends", _ends_without_key),
     ),
+    "close of a period as the scope's deadline": Guard(
+        "a run whose task stops it at the close of its work period does not go on",
+        f"{ACTORS}/test_period_ends.py::test_a_run_is_stopped_its_margin_before_the_close_and_one_of_the_next_night_by_the_next_close",
+        put("actors.lease.Lease.body_ends", _ends_without_period),
+    ),
     "bound of a commit": Guard(
         "a commit that waits is given up before the lease can go to another",
         f"{ACTORS}/test_silence.py::test_a_commit_that_waits_is_given_up_before_the_lease_ends_and_leaves_nothing_waiting",
@@ -221,6 +251,11 @@ GUARDS = {
         "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_start_no_more_than_a_lane_allows",
         edit_schema("WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED", "WHERE l.lane = v_task.name"),
     ),
+    "turns of partitions": Guard(
+        "a partition with most of the jobs has no more turns than another",
+        "tests/store/limits/test_partitions.py::test_keys_that_wait_have_their_turns_however_many_jobs_one_has_and_whenever_they_came",
+        edit_schema("SET last_partition = v_turn", "SET last_partition = NULL"),
+    ),
     "lock of a supplier": Guard(
         "claims at once start no more jobs than a supplier's budget has",
         "tests/store/limits/test_limits_sql.py::test_two_claims_at_once_take_no_more_than_a_budget_has",
@@ -232,6 +267,11 @@ GUARDS = {
         "a body that would begin later than its supplier's budget counts it goes back",
         "tests/actors/test_limits.py::test_a_body_that_would_begin_later_than_it_was_counted_goes_back",
         put("actors.dispatcher.BEGIN_SHARE", math.inf),
+    ),
+    "margin before midnight": Guard(
+        "a start that might begin after midnight is counted by the day in which it begins",
+        "tests/store/limits/test_day_budgets.py::test_a_loads_request_counts_in_the_day_and_what_costs_nothing_may_start_before_midnight",
+        edit_schema("p_cost > 0 AND p_now + make_interval(secs => p_source.margin_s) >= v_midnight", "false"),
     ),
     "live lease in the claim": Guard(
         "a key whose holder lost its session, not its lease, is not claimed",
@@ -411,6 +451,99 @@ GUARDS = {
         "no answer shows a secret that stands in a queue's or task's name or in a key",
         "tests/web/test_secrets.py::test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown",
         put("web.shown.mask_text", str),
+    ),
+    "row lock in a request to a process": Guard(
+        "a call beside the last word of a run finds a job that runs it",
+        f"{PROCESSES}/test_process_races.py::test_a_call_beside_the_last_word_of_a_run_finds_a_job_that_runs_it",
+        edit_schema(
+            "p.removed_at IS NULL FOR NO KEY UPDATE;\n    IF FOUND THEN\n      verdict := CASE",
+            "p.removed_at IS NULL;\n    IF FOUND THEN\n      verdict := CASE",
+        ),
+    ),
+    "row lock in the begin of a step": Guard(
+        "a step begins with what was asked for before, not with the timer",
+        f"{PROCESSES}/test_process_races.py::test_a_begin_beside_a_call_waits_for_it_and_gives_it_before_the_timer",
+        edit_schema("ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED) AS l;\n\n", "ORDER BY p.key) AS l;\n\n"),
+    ),
+    "fence in the commit of a step": Guard(
+        "a step whose wake-up job is another run's writes nothing",
+        f"{PROCESSES}/test_process_races.py::test_a_run_whose_job_is_anothers_neither_begins_nor_commits",
+        edit_schema("WHERE j.token = a.token\n    FOR NO KEY", "WHERE true\n    FOR NO KEY"),
+    ),
+    "mark of the step that runs": Guard(
+        "a step that is sent twice is written once",
+        f"{PROCESSES}/test_process_races.py::test_a_commit_that_is_sent_again_is_void_and_a_begin_tells_how_it_goes_on",
+        edit_schema("AND p.running_task = a.task AND p.running_token = a.token", ""),
+    ),
+    "token of the mark": Guard(
+        "a step that has lost its worker is found out",
+        f"{PROCESSES}/test_steps.py::test_a_step_that_lost_its_worker_is_a_zombie_or_is_run_again_as_often_as_allowed",
+        edit_schema("p.running_token <> a.token AS crashed", "false AS crashed"),
+    ),
+    "oldest call first": Guard(
+        "calls of a process run in the order in which they came",
+        f"{PROCESSES}/test_steps.py::test_calls_go_before_a_timer_that_is_due_and_the_oldest_first",
+        edit_schema("ORDER BY t.key, t.task_id LIMIT 1", "ORDER BY t.task_id DESC LIMIT 1"),
+    ),
+    "hash of a request to a process": Guard(
+        "one idempotency key does not stand for two requests",
+        f"{PROCESSES}/test_steps.py::test_a_key_stands_for_one_request_and_another_one_is_a_conflict",
+        edit_schema("CASE WHEN v_known.request_hash = p_hash THEN 'again' ELSE 'conflict' END", "'again'"),
+    ),
+    "undoing of a request whose key is another's": Guard(
+        "a request that has lost its key leaves no process behind",
+        f"{PROCESSES}/test_process_races.py::test_one_key_sent_twice_at_once_stands_for_the_request_that_came_first",
+        edit_schema("IF v_made THEN  -- for", "IF false THEN  -- for"),
+    ),
+    "no going on after a stop": Guard(
+        "a stop does not hit the step after the one that it was for",
+        f"{PROCESSES}/test_process_races.py::test_a_stop_beside_the_end_of_its_step_does_not_stop_the_next_one",
+        edit_schema("AND (s.job_id = ANY (v_stopped)) IS NOT TRUE", ""),
+    ),
+    "row lock in taking a call back": Guard(
+        "a call that has begun is not told to have been taken back",
+        f"{PROCESSES}/test_process_races.py::test_a_call_is_not_taken_back_beside_its_beginning",
+        edit_schema("ORDER BY p.key FOR NO KEY UPDATE) AS l;", "ORDER BY p.key) AS l;"),
+    ),
+    "deadline of a child": Guard(
+        "a body in a child process dies before its lease is over, whatever it and its supervisor do",
+        f"{ACTORS}/test_children.py::test_a_lease_that_is_not_renewed_ends_the_body_before_it_is_over",
+        put("actors.lease.Lease.body_is_killed", _never_killed),
+    ),
+    "kernel's timer of a child": Guard(
+        "it dies in time though the process that guards it is stopped",
+        f"{ACTORS}/test_children.py::test_a_body_whose_guard_is_stopped_dies_before_its_lease_is_over_too",
+        edit_guard("self._last.set(float(last))", "pass"),
+    ),
+    "death signal of a child": Guard(
+        "it dies with its guard",
+        f"{FAULTS}/test_children.py::test_a_body_whose_service_and_guard_stand_still_dies_before_its_lease_is_over",
+        edit_guard("_check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))", "pass"),
+    ),
+    "kill of all that a child has started": Guard(
+        "what a function leaves behind dies with its process, whatever session it has made for itself",
+        f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
+        edit_guard(
+            "for pid in _children_of(os.getpid()):",
+            "if self._status is not None:\n                    break\n                for pid in ():",
+        ),
+    ),
+    "look at what a function has left behind": Guard(
+        "a function's processes do not outlive its job in a child that goes on",
+        f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
+        put("actors.children.body._leaves_processes", _never),
+    ),
+    "search for what a killed guard has left": Guard(
+        "what a function has started dies though its guard was killed",
+        f"{ACTORS}/test_children.py::test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt",
+        put("actors.children.child.kill_left_behind", _nothing),
+    ),
+    "end of a child with its service": Guard(
+        "no body outlives a service that was killed",
+        f"{FAULTS}/test_children.py::test_the_bodies_of_a_service_that_is_killed_die_at_once",
+        edit_guard(
+            "        _kill_group(self._body, signal.SIGKILL)\n", '        cause == "parent" and time.sleep(3600)\n'
+        ),
     ),
 }
 

@@ -20,10 +20,7 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE '% ' || $1 AND state = 'idle'
   AND state_change < clock_timestamp() - make_interval(secs => $2)
 """
-"""Those of role $1 that have had nothing to do for $2 seconds.
-
-With polls an hour apart, no claim is under way then that could be caught in the middle, which is another story.
-"""
+"""Those of role $1 that have had nothing to do for $2 seconds."""
 
 
 def patience_s() -> float:

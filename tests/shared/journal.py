@@ -14,6 +14,7 @@ STEPS = {
     "requeue: retry": Step.RETRY,
     "requeue: snooze": Step.SNOOZE,
     "requeue: return": Step.RETURN,
+    "requeue: period_end": Step.CLOSE,
     "requeue: the claim's reply was lost": Step.RETURN,
     "requeue: lease expired": Step.EXPIRE,
 }

@@ -28,6 +28,7 @@ CHANGES = [
     datetime(2017, 10, 15, tzinfo=UTC),
     datetime(2024, 3, 31, tzinfo=UTC),
     datetime(2024, 10, 27, tzinfo=UTC),
+    datetime(2024, 11, 3, tzinfo=UTC),
     datetime(2026, 3, 22, tzinfo=UTC),
     datetime(2026, 4, 5, tzinfo=UTC),
     datetime(2026, 10, 4, tzinfo=UTC),

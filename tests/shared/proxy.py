@@ -42,11 +42,18 @@ class Link:
 
     scope: trio.CancelScope
     role: str | None = None
+    asked: int = 0
+    is_answered: bool = True
 
     def greeted(self, data: bytes) -> None:
         """The client's first bytes: its startup packet."""
         name = re.search(rb"application_name\0[^\0]* ([^\0 ]+)\0", data)
         self.role = name[1].decode() if name else ""
+
+    def passed(self, data: bytes, *, answers: bool) -> None:
+        """A request, or a piece of its answer: the last one ends with the message that the server is ready and idle."""
+        self.is_answered = answers and data.endswith(b"Z\0\0\0\5I")
+        self.asked += not answers
 
 
 @attrs.define
@@ -62,6 +69,7 @@ class Proxy:
     jitter_s: float = 0
     reworded: tuple[bytes, bytes] = (b"", b"")
     _holds: set[Hold] = attrs.field(factory=set)
+    _marks: list[tuple[str, bytes]] = attrs.field(factory=list)
     _changed: trio.Event = attrs.field(factory=trio.Event)
     _links: set[Link] = attrs.field(factory=set)
     _refusing: bool = False
@@ -70,6 +78,13 @@ class Proxy:
         """A black hole: connections stay open, nothing passes, or no answers do."""
         self._holds.add(Hold(role, answers_only))
 
+    def freeze_at(self, role: str, mark: bytes) -> None:
+        """A black hole for the answers to a role's connections, from the first request or answer that has `mark` on.
+
+        So it is that statement whose answer is lost, whatever else the role sends meanwhile.
+        """
+        self._marks.append((role, mark))
+
     def forget(self) -> None:
         """A firewall that has lost its memory: nothing passes on what is open, for good; what comes later passes."""
         self._holds.add(Hold(None, answers_only=False, links=frozenset(self._links)))
@@ -77,6 +92,11 @@ class Proxy:
     def links(self, role: str) -> set[Link]:
         """The connections of a role that are open now, as far as the server knows."""
         return {link for link in self._links if link.role == role}
+
+    def asked(self, role: str) -> int | None:
+        """How many requests the connections of a role have sent; None while one has no answer, or there is none."""
+        links = self.links(role)
+        return sum(link.asked for link in links) if links and all(link.is_answered for link in links) else None
 
     def thaw(self) -> None:
         """The end of all black holes: what was held back goes on its way."""
@@ -117,9 +137,14 @@ class Proxy:
             async for data in source:
                 if not answers and link.role is None:
                     link.greeted(data)
+                for role, mark in self._marks.copy():
+                    if role == link.role and mark in data:
+                        self._marks.remove((role, mark))
+                        self.freeze(role, answers_only=True)
                 if self.delay_s or self.jitter_s:
                     await trio.sleep(self.delay_s + random.uniform(0, self.jitter_s))
                 await self._held_back(link, answers=answers)
+                link.passed(data, answers=answers)
                 await sink.send_all(data.replace(*self.reworded) if answers and self.reworded[0] else data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass

@@ -274,6 +274,24 @@ def metric(client_of):
     return metric
 
 
+@pytest.fixture
+def no_claim_is_due(metric):
+    """Whether a service whose polls are rare has made the claims of its start: the last one follows the listener's.
+
+    The proxy is the one before its lock session. An answer that has come through may lead to the next request in the
+    turns of the loop that follow: the service takes some for two requests of ours.
+    """
+
+    async def no_claim_is_due(service, proxy):
+        listens = await metric(service, "dataloader_listener_connected")
+        before = proxy.asked("locks")
+        for _ in range(2):
+            await metric(service, "dataloader_listener_connected")
+        return listens and before is not None and proxy.asked("locks") == before
+
+    return no_claim_is_due
+
+
 async def all_at_once(*starts):
     """What each of the async functions gives, in their order; they run together."""
     results = [None] * len(starts)

@@ -16,6 +16,9 @@ from dataloader.jobs.contract import Operator
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.limits.database_limits import DatabaseLimits
+from dataloader.store.processes.answers import Answers
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.queue.bulk import DatabaseBulkActs
 from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.queue.enqueuer import Enqueuer
 from dataloader.store.queue.queue_states import ServedQueues
@@ -87,6 +90,13 @@ async def open_server(dsn: str, *, default_lease_s: int = 60, tasks: Any = None,
             ),
             schedules=DatabaseSchedules(database=database, operator=Operator("the process")),
             limits=DatabaseLimits(database=database, operator=Operator("the process")),
+            processes=DatabaseProcesses(
+                database=database,
+                operator=Operator("the process"),
+                answers=Answers(database),
+                draining=lambda: state[0].draining,
+            ),
+            bulk=DatabaseBulkActs(database=database, operator=Operator("the process")),
             tasks=tasks or {},
             settings=WebSettings(**settings),
             state=lambda: state[0],

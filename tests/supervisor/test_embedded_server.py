@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -177,10 +177,21 @@ async def test_of_two_services_that_share_the_server_one_starts_it_again_and_bot
     with cluster().serialised():
         services[1].process.send_signal(signal.SIGTERM)
         await services[1].logged("the embedded PostgreSQL is left: it stops if nobody else uses it")
+        # A signal that came before it waits here would have it stop the server all the same.
+        lock = cluster().data_dir / "start.lock"
+        await until(partial(trio.to_thread.run_sync, has_open, services[1].process.pid, lock))
         await ended(services[1], 128 + signal.SIGTERM)
     await services[1].logged("ended by a signal that came after the drain: an embedded PostgreSQL may go on running")
     assert cluster().state() == "ready"
     cluster().stop()
+
+
+def has_open(pid, path):
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if file.readlink() == path:
+                return True
+    return False
 
 
 async def ended(service, code):

@@ -13,6 +13,7 @@ from dotenv import dotenv_values
 from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.notices import KINDS
+from dataloader.jobs.process_outbox import SINK_KINDS
 from dataloader.supervisor.parts import options_of
 from dataloader.supervisor.setting_lists import PLACEHOLDER
 from dataloader.supervisor.settings import ApiToken, Settings, Worker, settings_table
@@ -111,6 +112,7 @@ WORKERS = 'a JSON list such as [{"queue":"load.cbr","concurrency":2}]'
 DSN_LIKE = "the address of a database, for example postgresql://user:password@host:5432/name"
 ENCODED = "(in the password, write / ? # as %2F %3F %23)"
 ENTRY = '{"queue":"a","concurrency":1}'
+OF_TASKS = '{"queue":"a","concurrency":1,"tasks":["t"]}'
 BAD = [
     ("DL_HEARTBEAT_SEC", "0", f"must be {SEC} 10, not '0'"),
     ("DL_HEARTBEAT_SEC", "-1", f"must be {SEC} 10, not '-1'"),
@@ -125,6 +127,14 @@ BAD = [
     ("DL_CLAIM_BACKOFF_SEC", "inf", f"must be {SEC} 15, and at most 31536000 (a year), not 'inf'"),
     ("DL_DRAIN_TIMEOUT_SEC", "-1", "must be a number of seconds not less than 0, for example 30, not '-1'"),
     ("DL_DEFAULT_LEASE_TTL_SEC", "1.5", "must be an integer from 3 to 86400, not '1.5'"),
+    (
+        "DL_PUBLIC_URL",
+        "https://me:secret@ops.example.com",
+        (
+            "must be an http or https URL without user and query, for example "
+            "https://ops.example.com/dataloader, not 'https://me:secret@ops.example.com'"
+        ),
+    ),
     ("DL_PORT", "65536", "must be an integer from 0 to 65535, not '65536'"),
     ("DL_PORT", "8_0", "must be an integer from 0 to 65535, not '8_0'"),
     ("DL_PORT", "9" * 5000, f"must be an integer from 0 to 65535, not '{'9' * 200}…'"),
@@ -172,6 +182,21 @@ BAD = [
         f"[0].queue must be {NAME}, not ' '",
     ),
     ("WORKERS_JSON", f"[{ENTRY},{ENTRY}]", "[1].queue must be different in each entry, not 'a'"),
+    (
+        "WORKERS_JSON",
+        f"[{OF_TASKS},{ENTRY}]",
+        "[1].queue must be different in each entry, or all with it have tasks, not 'a'",
+    ),
+    (
+        "WORKERS_JSON",
+        f"[{OF_TASKS},{OF_TASKS}]",
+        "[1].tasks must be names that no other entry of the queue has, not 't'",
+    ),
+    (
+        "WORKERS_JSON",
+        OF_TASKS.join("[]").replace('["t"]', "[]"),
+        "[0].tasks must be a list of different names of tasks such as [\"employee\"], not '[]'",
+    ),
     (
         "DL_TOKENS",
         '[{"name":"a","role":"read","token":"s3cr3t"}]',
@@ -397,7 +422,7 @@ def test_the_example_file_has_every_setting_with_its_default() -> None:
     examples = [(name, value) for name, value in examples if name not in pipeline]
     rows = {row.name: row.value for row in explain({}, directory=ROOT / "no such directory")}
     assert {name for name, _ in examples} == set(rows) - {f"{PREFIX}…"}
-    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_NOTIFY", "DL_INSTANCE"}
+    only_examples = {"DL_DB_DSN", "DL_LOCK_DSN", "DL_TOKENS", "DL_PUBLIC_URL", "DL_NOTIFY", "DL_SINKS", "DL_INSTANCE"}
     assert {name: value for name, value in examples if name not in only_examples} == {
         name: value for name, value in rows.items() if name not in {*only_examples, f"{PREFIX}…"}
     }
@@ -441,3 +466,30 @@ def test_targets_are_checked_field_by_field_and_never_shown(tmp_path: Path) -> N
     ]  # fmt: skip
     assert not [line for line in lines if "s3cr3t" in line and "kinds" not in line]
     assert refusals({"DL_NOTIFY": "{}"}, tmp_path)[0].startswith("DL_NOTIFY: must be a JSON list such as")
+
+
+@pytest.mark.requirement("P9")
+def test_sinks_are_checked_field_by_field_and_their_addresses_never_shown(tmp_path: Path) -> None:
+    good = [
+        {"name": "books", "url": "https://hooks.example.org/T0/s3cr3t", "secret": "s3cr3t" * 4, "kinds": ["event"]},
+        {"name": "ledger", "types": ["payment", "payment"], "max_tries": 3, "timeout_s": 2},
+    ]
+    env = {"DL_SINKS": json.dumps(good)}
+    settings = load_settings(env, directory=tmp_path)
+    assert [(one.name, one.url is None, one.types, one.kinds, one.max_tries) for one in settings.sinks] == [
+        ("books", False, None, ("event",), 20),
+        ("ledger", True, ("payment",), SINK_KINDS, 3),
+    ]
+    rows = {row.name: row.value for row in explain(env, directory=tmp_path)}
+    assert "s3cr3t" not in repr(settings) + rows["DL_SINKS"] + str(settings.sinks)
+    bad = [
+        {"name": "messages", "url": "ftp://s3cr3t"},
+        {"name": "a", "secret": "s3cr3t" * 4, "types": ["a/b"], "kinds": ["s3cr3t"], "max_tries": 0},
+        {"name": "a", "types": []},
+    ]
+    lines = refusals({"DL_SINKS": json.dumps(bad)}, tmp_path)
+    assert [line.split(" ")[1] for line in lines] == [
+        "[0].name", "[0].url", "[0].secret", "[1].url", "[1].types", "[1].kinds", "[1].max_tries", "[2].types",
+        "[2].name",
+    ]  # fmt: skip
+    assert not [line for line in lines if "s3cr3t" in line and "kinds" not in line]

@@ -6,7 +6,9 @@ import asyncio
 import threading
 import time
 
+import pytest
 import trio
+import trio.testing
 from conditions import until
 from logged import capture_logs
 
@@ -17,14 +19,45 @@ from dataloader.supervisor.watchdog import STALL_S, watch_loop
 from dataloader.testing import run_task
 
 
+class Clock:
+    """The watchdog's clock, which the tests set; its thread looks at it in each round."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self._looks = threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        if threading.current_thread().name == "loop watchdog":
+            self._looks.release()
+        return self.now
+
+    def let_it_look(self) -> None:
+        """Block until the thread has looked at what is now: the second look has begun after this."""
+        while self._looks.acquire(blocking=False):
+            pass
+        for _ in range(3):
+            assert self._looks.acquire(timeout=60)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog, "TICK_S", 0.02)
+    return clock
+
+
 class Turns(trio.abc.Instrument):
-    """Counts the turns of the loop."""
+    """Counts the turns of the loop, and tells when the first one has ended in a wait."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.loop_waits = threading.Event()
 
-    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - as Trio calls it
+    def before_io_wait(self, timeout: float) -> None:
         self.count += 1
+        if timeout > 0:
+            self.loop_waits.set()
 
 
 def stalls(telemetry: Telemetry) -> tuple[int, float]:
@@ -37,28 +70,35 @@ def unheard(_for_s: float) -> None:
     """Nobody listens."""
 
 
-async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted():
+async def test_a_turn_that_takes_long_is_reported_while_it_lasts_and_counted(clock):
     telemetry, told = Telemetry(), []
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_loop, telemetry, told.append)
-            for seconds in (STALL_S / 2, 2 * STALL_S):
-                await trio.sleep(0.01)
-                time.sleep(seconds)  # noqa: ASYNC251 - this is what is watched for
+            await trio.lowlevel.checkpoint()
+            clock.now += 0.99 * STALL_S
+            clock.let_it_look()
+            await trio.lowlevel.checkpoint()
+            assert (told, stalls(telemetry)) == ([], (0, 0))
+            clock.now += 2 * STALL_S
+            clock.let_it_look()
+            clock.let_it_look()
+            assert stalls(telemetry) == (0, 0), "it lasts"
+            assert len(told) >= 2
+            await trio.lowlevel.checkpoint()
+            assert stalls(telemetry) == (1, 2 * STALL_S)
 
-            async def one_is_counted():
-                return stalls(telemetry)[0] == 1
+            async def is_logged():
+                return logs
 
-            await until(one_is_counted)
+            [report] = await until(is_logged)
             nursery.cancel_scope.cancel()
-    assert 2 * STALL_S <= stalls(telemetry)[1] < 10 * STALL_S
-    [report] = logs
+    assert len(logs) == 1
     assert report["event"] == "the event loop is blocked"
-    assert "time.sleep(seconds)" in report["stack"]
-    # Again and again, with how long it is by now.
+    assert "clock.let_it_look()" in report["stack"]
+    # Again and again, with how long it is by now: as long as the thread itself has seen it.
     assert told == sorted(told)
-    assert len(told) >= 2
-    assert told[-1] > STALL_S
+    assert 0 <= told[0] < told[-1] <= 2 * STALL_S
 
 
 async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other(monkeypatch):
@@ -87,13 +127,23 @@ async def test_an_asyncio_handler_that_blocks_the_loop_is_seen_as_any_other(monk
             nursery.cancel_scope.cancel()
 
 
-async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall():
-    telemetry, turns = Telemetry(), Turns()
+async def test_a_loop_with_nothing_to_do_is_not_woken_and_no_stall(clock):
+    telemetry, turns, passed = Telemetry(), Turns(), trio.Event()
+
+    def let_time_pass(token):
+        assert turns.loop_waits.wait(60)
+        clock.now += 10 * STALL_S
+        clock.let_it_look()
+        token.run_sync_soon(passed.set)
+
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(watch_loop, telemetry, unheard)
+            await trio.testing.wait_all_tasks_blocked()
             trio.lowlevel.add_instrument(turns)
-            await trio.sleep(2 * STALL_S)
+            threading.Thread(target=let_time_pass, args=[trio.lowlevel.current_trio_token()]).start()
+            await passed.wait()
             trio.lowlevel.remove_instrument(turns)
             nursery.cancel_scope.cancel()
-    assert (turns.count, stalls(telemetry), logs) == (1, (0, 0), [])
+    # Into the wait, and out of it by the thread's message, which has a turn before ours.
+    assert (turns.count, stalls(telemetry), logs) == (2, (0, 0), [])

@@ -1,11 +1,14 @@
 """Never run, only type-checked: what a user's program may expect of the public names."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, assert_type
 from uuid import UUID
 
 import attrs
 
 from dataloader import (
+    Budget,
     DrainReport,
     Enqueued,
     GiveUp,
@@ -13,6 +16,10 @@ from dataloader import (
     JobFilter,
     JobRecord,
     Jobs,
+    ProcessClient,
+    ProcessFilter,
+    ProcessJob,
+    ProcessRecord,
     Retry,
     RetryPolicy,
     RunStats,
@@ -20,15 +27,26 @@ from dataloader import (
     Snooze,
     StatsFilter,
     Status,
+    Supplier,
     Task,
     Tasks,
     ThreadJob,
     Worker,
     open_jobs,
+    open_processes,
     open_supervisor,
 )
 
 tasks = Tasks()
+
+
+@tasks.task("render", process=True, memory_mb=512, max_jobs=100)
+def render(job: ProcessJob) -> float:
+    """A function in a child process."""
+    assert_type(job.args, dict[str, Any])
+    job.progress({"n": 1})
+    assert_type(job.enqueue("load.rates"), Enqueued)
+    return job.deadline
 
 
 @tasks.task("load.rates", retry=RetryPolicy(base_s=5), timeout_s=60)
@@ -42,6 +60,20 @@ async def load_rates(job: Job) -> Retry | Snooze | GiveUp | int:
         await transaction.execute("SELECT $1", job.attempt)
         transaction.result = {"rows": 1}
     return Retry(after_s=job.deadline)
+
+
+@tasks.resource
+@asynccontextmanager
+async def lines() -> AsyncIterator[list[str]]:
+    """A resource is of the type that it yields."""
+    yield []
+
+
+@tasks.task("read", supplier=Supplier("library", budgets=(Budget(1, per_s=1),)), retry=RetryPolicy(final=(OSError,)))
+async def read(job: Job) -> None:
+    """It is asked for by its declaration, or by its type."""
+    assert_type(job.resource(lines), list[str])
+    assert_type(job.resource(dict[str, int]), dict[str, int])
 
 
 @tasks.task("crunch")
@@ -87,6 +119,16 @@ async def ask_in_both_ways() -> None:
         assert_type(await ask(by_database), int)
     async with open_jobs(url="http://localhost:8080", token="secret") as by_service:
         assert_type(by_service, Jobs)
+
+
+async def ask_processes() -> None:
+    """The same for durable processes."""
+    async with open_processes("postgresql://localhost/jobs", operator="me") as by_database:
+        assert_type(by_database, ProcessClient)
+        assert_type((await by_database.find(ProcessFilter(type="payment"))).processes, list[ProcessRecord])
+        assert_type(await by_database.resume_many(ProcessFilter(type="payment")), int)
+    async with open_processes(url="http://localhost:8080", token="secret") as by_service:
+        assert_type(by_service, ProcessClient)
 
 
 async def embed() -> Status:

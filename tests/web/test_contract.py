@@ -37,14 +37,41 @@ CONFIGURATION = """
 "path.name" = "nightly"
 "path.supplier" = "hr"
 "path.group" = "00c8f1de4a91b37e"
+"path.process_type" = "payment"
+"path.process_id" = "77"
+"path.task_id" = 1
 
 [[operations]]
 include-path = "/api/v1/jobs/{{job_id}}/status"
 parameters = {{ wait = 0.05 }}
 
 [[operations]]
+include-path = "/api/v1/processes/{{process_type}}/{{process_id}}/repair"
+parameters = {{ "path.process_id" = "mended", wait = 0.05 }}
+
+[[operations]]
+include-name = "PUT /api/v1/processes/{{process_type}}/{{process_id}}"
+parameters = {{ "path.process_id" = "imported" }}
+
+[[operations]]
+include-path = "/api/v1/processes/{{process_type}}/{{process_id}}/remove"
+parameters = {{ "path.process_id" = "removed" }}
+
+[[operations]]
+include-path = "/api/v1/processes/{{process_type}}/{{process_id}}/call"
+parameters = {{ wait = 0.05 }}
+
+[[operations]]
+include-path-regex = "/api/v1/processes/({{process_type}}|{{process_type}}/{{process_id}}|tasks/{{task_id}})"
+parameters = {{ wait = 0.05 }}
+
+[[operations]]
 include-name = "DELETE /api/v1/tasks/{{task}}"
 parameters = {{ "path.task" = "gone" }}
+
+[[operations]]
+include-name = "POST /api/v1/schedules/{{name}}/run"
+parameters = {{ "path.name" = "hourly" }}
 
 [[operations]]
 include-path-regex = "/api/v1/tasks/[^{{].*"
@@ -108,11 +135,24 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
     )
     await raw.execute("UPDATE dl_tasks SET queue = 'q' WHERE task = 'quick'")
     await raw.execute("INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('employee', 1, 'w'), ('gone', 1, 'w')")
+    await raw.execute(
+        "INSERT INTO dl_schedules (name, spec, task, origin, stored_by)"
+        """ VALUES ('hourly', '{"task": "quick", "cron": "@hourly", "job": {"queue": "q"}}', 'quick', 'code', 'x')"""
+    )
     await row_when(await add("log", {"password": "sesame"}, max_attempts=1), "failed")
     await row_when(await add("sleep", {"s": 3_600}), "running")
     await add("no such task", lock_key="k")
     await raw.execute(
         "UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE job_id = $1", await add("x", queue="x")
+    )
+    await raw.execute(
+        "INSERT INTO dl_processes (type, process_id, status, error_group) VALUES"
+        " ('payment', '77', 'running', NULL), ('payment', 'mended', 'error', 1),"
+        " ('payment', 'removed', 'running', NULL)"
+    )
+    await raw.execute(
+        "INSERT INTO dl_process_tasks (task_id, key, type, kind)"
+        " SELECT 1, min(key), 'payment', 'call' FROM dl_processes"
     )
     configuration, report = tmp_path / "schemathesis.toml", tmp_path / "report.har"
     configuration.write_text(CONFIGURATION.format(run_id=run_id))
@@ -155,8 +195,15 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
         if not one_task.fullmatch(path)
     }
     # Each was served, also those that take a job which has to be there first: the sequences have led to them.
-    needs_an_ended_job = {"POST /api/v1/jobs/{job_id}/retry"}
-    assert operations - good.keys() - needs_an_ended_job == set()
+    one_process = "/api/v1/processes/{process_type}/{process_id}"
+    needs_another_status = {
+        "POST /api/v1/jobs/{job_id}/retry",
+        "POST /api/v1/errors/{group}/retry",
+        f"POST {one_process}/resume",
+        f"POST {one_process}/stop",
+    }
+    needs_a_new_id = {"POST /api/v1/schedules/{name}/run"}  # the sequences give it those of jobs
+    assert operations - good.keys() - needs_another_status - needs_a_new_id == set()
     wrong = [line for line in service.lines if line["level"] in {"error", "critical", "no JSON"}]
     # The machine's fault.
     assert [line for line in wrong if line["event"] != "the event loop is blocked"] == []
@@ -184,7 +231,8 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
         wrong = []
         part = quote(text, safe="")
         parts = {"job_id": job_id, "run_id": job_id, "load": part, "kind": part, "name": part, "group": part}
-        parts |= {"task": part, "supplier": part}
+        parts |= {"task": part, "supplier": part, "bulk_id": job_id}
+        parts |= {"process_type": part, "process_id": part, "task_id": 1}
         for path in (path.format(**parts) for path, methods in paths.items() if "get" in methods):
             answer = await web.client.get(path)
             wrong += judge(answer.status_code, answer.headers.items(), answer.content, path)

@@ -22,6 +22,9 @@ INSERT INTO dl_workers (worker, host, pid, version, queues)
   SELECT 'w' || i, 'h', i, '1', '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_tasks (task, layout, declared_by) SELECT 't' || i, 1, 'w' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_sources (source) SELECT 's' || i FROM generate_series(1, 5) AS i;
+INSERT INTO dl_bulk (bulk_id, action, filter, actor, created_at)
+  SELECT ('00000000-0000-7000-8000-00000000000' || i)::uuid, 'cancel', '{{}}', 'a',
+         timestamptz '2026-01-01' + i / 2 * interval '1 s' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_audit (actor, action, detail) SELECT 'a', 'x' || i, '{{}}' FROM generate_series(1, 5) AS i;
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by)
   SELECT 's' || i, '{{"task": "t", "every_s": 60}}', 't', 'code', 'w' FROM generate_series(1, 5) AS i;
@@ -40,6 +43,13 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at)
          timestamptz '2026-01-02' + i / 2 * interval '1 s' FROM generate_series(1, 9) AS i;
 INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, error)
   SELECT now(), '{run}', 't', 'q', 1, 'failed', 1, 'e' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_processes (type, process_id, status, error_group, detail)
+  SELECT 't', 'p' || i, 'error', i, 'e' FROM generate_series(1, 5) AS i;
+INSERT INTO dl_process_holdups (sink, key, partition, tries, error) SELECT 'books', key, 0, 1, 'away' FROM dl_processes;
+INSERT INTO dl_process_events (key, event_id, task_id, payload)
+  SELECT key, i, 1, '{{}}' FROM dl_processes, generate_series(1, 5) AS i WHERE process_id = 'p1';
+INSERT INTO dl_process_tasks (key, type, kind, status)
+  SELECT key, 't', 'call', 'finished' FROM dl_processes, generate_series(1, 5) AS i WHERE process_id = 'p1';
 """
 # What comes in front of what is listed, once its first page has been read.
 NEWER = """
@@ -48,6 +58,7 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)
 INSERT INTO dl_queues (queue, paused) VALUES ('a', true);
 INSERT INTO dl_workers (worker, host, pid, version, queues) VALUES ('a', 'h', 1, '1', '{}');
 INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('a', 1, 'w');
+INSERT INTO dl_bulk (bulk_id, action, filter, actor) VALUES (gen_random_uuid(), 'cancel', '{}', 'a');
 INSERT INTO dl_audit (actor, action, detail) VALUES ('a', 'new', '{}');
 INSERT INTO dl_sources (source) VALUES ('a');
 INSERT INTO dl_schedules (name, spec, task, origin, stored_by) VALUES ('a', '{}', 't', 'code', 'w');
@@ -55,6 +66,7 @@ INSERT INTO dl_schedule_events (name, kind) VALUES ('s1', 'changed');
 INSERT INTO dl_run_stats_new (queue, task, outcome, runs, total_s, max_s) VALUES ('a', 't', 'succeeded', 1, 1, 1);
 INSERT INTO dl_errors (at, job_id, task, queue, attempt, status, error_group, error)
   SELECT now(), job_id, 't', 'q', 1, 'failed', 1, 'e' FROM dl_jobs LIMIT 1;
+INSERT INTO dl_processes (type, process_id) VALUES ('t', 'a');
 INSERT INTO dl_etl_runs (run_id, name, kind) SELECT job_id, 'load', 'load' FROM dl_jobs WHERE queue = 'a';
 INSERT INTO dl_etl_tasks (run_id, ordinal, task, status)
   SELECT job_id, 1, 'a', 'succeeded' FROM dl_jobs WHERE queue = 'a';
@@ -68,11 +80,17 @@ LISTS = {
     "/api/v1/tasks": ("tasks", "task"),
     "/api/v1/suppliers": ("suppliers", "supplier"),
     "/api/v1/audit": ("audit", "audit_id"),
+    "/api/v1/bulk": ("bulk", "bulk_id"),
     "/api/v1/errors": ("groups", "group"),
     "/api/v1/errors/log": ("errors", "error_id"),
     "/api/v1/errors/<path:group>/jobs": ("jobs", "job_id"),
     "/api/v1/schedules": ("schedules", "name"),
     "/api/v1/schedules/<path:name>/events": ("events", "event_id"),
+    "/api/v1/processes": ("processes", "process_id"),
+    "/api/v1/processes/errors": ("groups", "group"),
+    "/api/v1/processes/deliveries": ("deliveries", "process_id"),
+    "/api/v1/processes/<process_type>/<path:process_id>/events": ("events", "event_id"),
+    "/api/v1/processes/<process_type>/<path:process_id>/tasks": ("tasks", "task_id"),
     "/api/v1/stats": ("stats", "task"),
     "/api/v1/runs": ("runs", "run_id"),
     "/api/v1/runs/<uuid:run_id>/timeline": ("tasks", "ordinal"),
@@ -81,7 +99,7 @@ LISTS = {
     "/api/v1/loads/<path:load>/failures": ("failures", "failure_id"),
 }
 GARBAGE = ("nonsense", "", "é", "\x00", "9" * 30)
-NUMBERS = {"event_id", "failure_id", "audit_id", "ordinal", "error_id"}
+NUMBERS = {"task_id", "event_id", "failure_id", "audit_id", "ordinal", "error_id"}
 GROUP = "c39d794661f141e5"
 """That of the task t and no error."""
 
@@ -89,6 +107,7 @@ GROUP = "c39d794661f141e5"
 def address(rule):
     for part in ("<uuid:job_id>", "<uuid:run_id>"):
         rule = rule.replace(part, RUN)
+    rule = rule.replace("<process_type>/<path:process_id>", "t/p1")
     return rule.replace("<path:load>", "load%201").replace("<path:name>", "s1").replace("<path:group>", GROUP)
 
 

@@ -130,6 +130,8 @@ async def show_timeline(call: Call, run_id: UUID, query: TimelineQuery) -> Answe
 def _masked_task(task: TaskRecord) -> TaskRecord:
     return attrs.evolve(
         task,
+        task=mask_text(task.task),
+        layer=mask_text(task.layer),
         reason=shown.text(task.reason),
         phases=shown.fields(task.phases),
         tables=shown.fields(task.tables),

@@ -129,7 +129,7 @@ async def retry_error_group(call: Call, group: str, body: GroupRetryRequest) -> 
     """Retry the jobs of a group of errors, oldest first, up to its limit; repeat with `next` as `after` until null.
 
     Those that failed for good are queued as if they were new; of those that wait for a retry the next attempt is moved.
-    A job that has begun meanwhile is left.
+    A job that has begun meanwhile is left. 404 if the group has no job.
     """
     wanted = GroupRetry(group=group, at=body.at, spread_s=body.spread_s, state=body.state)
     return Answer(value=await call.jobs.retry_some_of_group(wanted, limit=body.limit, after=body.after))

@@ -68,7 +68,14 @@ class Changed(Struct, frozen=True):
     changed: Annotated[int, about("How many jobs were changed.")]
 
 
-@routes.add("POST", "/api/v1/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, answers={200: JobStatus}, rows=True)
+@routes.add(
+    "POST",
+    "/api/v1/jobs/<uuid:job_id>/cancel",
+    role=Role.OPERATE,
+    answers={200: JobStatus},
+    rows=True,
+    conflicts=True,
+)
 async def cancel_job(call: Call, job_id: UUID) -> Answer:
     """Cancel a job.
 
@@ -121,7 +128,10 @@ async def change_priority(call: Call, job_id: UUID, body: PriorityRequest) -> An
 
 @routes.add("POST", "/api/v1/jobs/cancel", role=Role.ADMIN, body=BulkRequest, answers={200: Changed})
 async def cancel_many(call: Call, body: BulkRequest) -> Answer:
-    """Cancel the jobs that fit a filter, up to its limit; repeat until it changes 0."""
+    """Cancel the jobs that fit a filter, up to its limit; repeat until it changes 0.
+
+    Jobs that wake durable processes are left out; `POST /api/v1/bulk` with `dry_run` counts them.
+    """
     changed = await call.jobs.cancel(body.job_filter(), limit=body.limit)
     return Answer(value=Changed(changed))
 

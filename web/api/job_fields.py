@@ -103,6 +103,8 @@ class Criteria(JobFields, kw_only=True):
     error_group: (
         Annotated[str, Meta(description="Jobs with an error of this group, failed or waiting for a retry.")] | None
     ) = None
+    worker: Annotated[str, Meta(description="The process that runs it.")] | None = None
+    schedule: Annotated[str, Meta(description="The schedule that it is of.")] | None = None
 
     @classmethod
     def _try(cls, fields: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from dataloader.jobs.listings import EventPage, JobPage, Level, LogPage
 from dataloader.jobs.model import JobRecord, about
 from dataloader.jobs.states import Status, WaitsFor
+from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, Criteria, Instant, LoadName, QueueStateNow
 from dataloader.web.auth import Role
@@ -119,6 +120,12 @@ async def show_job(call: Call, job_id: UUID) -> Answer:
     """Show all of a job."""
     [job] = await masked(call.services, [await call.jobs.get(job_id)])
     return Answer(value=job)
+
+
+@routes.add("GET", "/api/v1/jobs/<uuid:job_id>/why", role=Role.READ, answers={200: WaitReason})
+async def show_why(call: Call, job_id: UUID) -> Answer:
+    """Say why a job does not run now, in one sentence."""
+    return Answer(value=shown.wait_reason(await call.jobs.why(job_id)))
 
 
 async def masked(services: Services, jobs: Sequence[JobRecord]) -> list[JobRecord]:

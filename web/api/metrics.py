@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from dataloader.jobs.measures import Counter, Distribution, Gauge, Histogram, Measure
 from dataloader.jobs.model import QueueRecord
 from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.gauges import ProcessGauges
 from dataloader.store.queue import reads
 from dataloader.web.server.connections import Phase
 from dataloader.web.services import Services
@@ -34,10 +35,11 @@ _STATES: Final = ("ready", "delayed", "blocked", "unknown_task", "dependent", "l
 async def render(services: Services) -> bytes:
     """The metrics in Prometheus' text format. While the database is gone, or slow to count, the depths are missing."""
     depths = await services.depths.latest()
+    processes = await services.process_gauges.latest()
     up = services.state().store_ready and (depths is not None or await reads.answers(services.database, PING_S))
     families = CollectorRegistry()
     families.register(Measured((*services.measures, services.refusals.measure())))
-    families.register(_Gauges(services, depths, up=up))
+    families.register(_Gauges(services, depths, processes, up=up))
     async with services.turns.scrapes:
         text = generate_latest(families)
         await trio.lowlevel.checkpoint()
@@ -95,9 +97,12 @@ def _shown(found: Mapping[tuple[str, ...], A]) -> dict[tuple[str, ...], A]:
 class _Gauges(Collector):
     """The process and its queues at one moment."""
 
-    def __init__(self, services: Services, depths: list[QueueRecord] | None, *, up: bool) -> None:
+    def __init__(
+        self, services: Services, depths: list[QueueRecord] | None, processes: ProcessGauges | None, *, up: bool
+    ) -> None:
         self._services = services
         self._depths = depths
+        self._processes = processes
         self._up = up
 
     def collect(self) -> Iterator[Metric]:
@@ -128,6 +133,8 @@ class _Gauges(Collector):
         yield slots
         if self._depths is not None:
             yield from _depth_families(self._depths)
+        if self._processes is not None:
+            yield from _process_families(self._processes)
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:
@@ -151,3 +158,40 @@ def _depth_families(queues: list[QueueRecord]) -> Iterator[Metric]:
     yield depth
     yield paused
     yield oldest
+
+
+def _process_families(gauges: ProcessGauges) -> Iterator[Metric]:
+    """The families, for a scrape. Names that differ in their secrets alone are one series."""
+    processes: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for (process_type, status), count in gauges.processes.items():
+        processes[mask_text(process_type), status] += count
+    yield _family("dataloader_processes", "Durable processes.", ("type", "status"), processes)
+    calls: defaultdict[tuple[str, ...], float] = defaultdict(int)
+    oldest: dict[tuple[str, ...], float] = {}
+    for one in gauges.calls:
+        labels = (mask_text(one.type),)
+        calls[labels] += one.waiting
+        oldest[labels] = min(oldest.get(labels, float("inf")), one.oldest_at.timestamp())
+    yield _family("dataloader_process_calls_waiting", "Starts, calls and repairs that wait.", ("type",), calls)
+    yield _family(
+        "dataloader_process_oldest_call_time_seconds", "Since when the oldest of them waits.", ("type",), oldest
+    )
+    sinks = {(mask_text(one.sink),): one for one in gauges.sinks}
+    for name, about, value in (
+        ("rows", "Deliveries that wait.", "waiting"),
+        ("held_up", "Processes whose deliveries have failed, and are tried again or held.", "held_up"),
+        ("held", "Processes whose deliveries wait for an operator.", "held"),
+    ):
+        values = {labels: float(getattr(one, value)) for labels, one in sinks.items()}
+        yield _family(f"dataloader_process_outbox_{name}", about, ("sink",), values)
+    since = {labels: one.oldest_at.timestamp() for labels, one in sinks.items() if one.oldest_at is not None}
+    yield _family(
+        "dataloader_process_outbox_oldest_time_seconds", "Since when the oldest delivery waits.", ("sink",), since
+    )
+
+
+def _family(name: str, about: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for given, value in values.items():
+        family.add_metric(given, value)
+    return family

@@ -19,6 +19,7 @@ from dataloader.jobs.schedule_contract import (
     ScheduleRecord,
 )
 from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.states import Status
 from dataloader.web import shown
 from dataloader.web.api.job_fields import EXAMPLE_ID, NAME, QueueName, TaskName, described
 from dataloader.web.auth import Role
@@ -94,6 +95,15 @@ class BackfillRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     end: Annotated[Instant, about("The end, exclusive.")]
     again: Annotated[bool, about("Whether times that have a job get another one.")] = False
     dry_run: Annotated[bool, about("Add nothing, only say what would be added.")] = False
+    backfill_id: (
+        Annotated[UUID, about("The backfill's id; a request with the same one again adds nothing twice.")] | None
+    ) = None
+
+
+class ScheduleRunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which job is added."""
+
+    job_id: Annotated[UUID, Meta(description="The job's id; the same id again adds no second job.")] | None = None
 
 
 class NextTimes(Struct, frozen=True):
@@ -107,10 +117,12 @@ class NextTimes(Struct, frozen=True):
 class ScheduleRun(Struct, frozen=True):
     """The job that was added beside the plan."""
 
-    EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "queue": "reports"}
+    EXAMPLE: ClassVar[Any] = {"job_id": EXAMPLE_ID, "queue": "reports", "status": "queued", "created": True}
 
     job_id: Annotated[UUID, about("The job's id.")]
     queue: QueueName
+    status: Annotated[Status, about("The job's status.")]
+    created: Annotated[bool, about("False: an earlier request has added the job.")]
 
 
 @routes.add("GET", "/api/v1/schedules", role=Role.READ, query=SchedulesQuery, answers={200: SchedulePage}, pages=True)
@@ -168,13 +180,20 @@ async def resume_schedule(call: Call, name: str) -> Answer:
     return Answer(value=shown.schedule(await call.schedules.resume(name)))
 
 
-@routes.add("POST", f"{_ADDRESS}/run", role=Role.OPERATE, answers={201: ScheduleRun})
-async def run_schedule(call: Call, name: str) -> Answer:
-    """Add a job of a schedule now, beside its plan."""
-    added = await call.schedules.run(name)
+@routes.add(
+    "POST",
+    f"{_ADDRESS}/run",
+    role=Role.OPERATE,
+    query=ScheduleRunQuery,
+    answers={201: ScheduleRun, 200: ScheduleRun},
+    conflicts=True,
+)
+async def run_schedule(call: Call, name: str, query: ScheduleRunQuery) -> Answer:
+    """Add a job of a schedule now, beside its plan. 201 if it is new, 200 if an earlier request has added it."""
+    added = await call.schedules.run(name, job_id=query.job_id)
     return Answer(
-        value=ScheduleRun(added.job_id, added.queue),
-        status=HTTPStatus.CREATED,
+        value=ScheduleRun(added.job_id, added.queue, added.status, added.created),
+        status=HTTPStatus.CREATED if added.created else HTTPStatus.OK,
         headers={"Location": f"/api/v1/jobs/{added.job_id}"},
     )
 
@@ -184,5 +203,7 @@ async def backfill_schedule(call: Call, name: str, body: BackfillRequest) -> Ans
     """Add the jobs of planned times that have passed, or only say which."""
     if body.end <= body.begin:
         raise BadRequest("end", "must be later than begin")
-    found = await call.schedules.backfill(name, body.begin, body.end, again=body.again, dry_run=body.dry_run)
+    found = await call.schedules.backfill(
+        name, body.begin, body.end, again=body.again, dry_run=body.dry_run, backfill_id=body.backfill_id
+    )
     return Answer(value=found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,7 +21,20 @@ routes: Final = Routes()
 _ADDRESS: Final = "/api/v1/suppliers/<path:supplier>"
 
 
-_Budget = Annotated[list[float], Meta(min_length=2, max_length=2, description="At most so many, in so many seconds.")]
+_Span = Annotated[list[float], Meta(min_length=2, max_length=2, description="At most so many, in so many seconds.")]
+
+
+class DayBudget(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A budget by the calendar: from midnight to midnight."""
+
+    EXAMPLE: ClassVar[Any] = {"requests": 10_000, "per": "day", "zone": "Europe/Berlin"}
+
+    requests: Annotated[int, about("At most so many units")]
+    per: Annotated[Literal["day"], about("in each day.")]
+    zone: Annotated[str, about("The time zone whose midnight that is.")] = "UTC"
+
+
+_Budget = _Span | DayBudget
 _Budgets = Annotated[list[_Budget], Meta(max_length=MAX_BUDGETS)]
 
 
@@ -34,9 +47,11 @@ class SuppliersQuery(PageQuery, kw_only=True):
 class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     """Limits of a supplier in place of those that programs declare; null: the programs' again."""
 
-    EXAMPLE: ClassVar[Any] = {"budgets": [[100, 60], [1000, 3600]], "work_periods": ["MON-FRI 00:00-06:00"]}
+    EXAMPLE: ClassVar[Any] = {"budgets": [[100, 60], DayBudget.EXAMPLE], "work_periods": ["MON-FRI 00:00-06:00"]}
 
-    budgets: Annotated[_Budgets | UnsetType | None, about("All of them hold, in any span of their seconds.")] = UNSET
+    budgets: Annotated[
+        _Budgets | UnsetType | None, about("All of them hold, in any span of their seconds or in each day.")
+    ] = UNSET
     work_periods: PeriodTexts = UNSET
     zone: ZoneName = UNSET
     margin_s: Annotated[
@@ -48,7 +63,10 @@ class SupplierChanges(Struct, forbid_unknown_fields=True, kw_only=True):
         """What is to change, by name."""
         values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
         if isinstance(self.budgets, list):
-            values["budgets"] = [[_whole(number), per_s] for number, per_s in self.budgets]
+            values["budgets"] = [
+                msgspec.structs.asdict(budget) if isinstance(budget, DayBudget) else [_whole(budget[0]), budget[1]]
+                for budget in self.budgets
+            ]
         return values
 
 

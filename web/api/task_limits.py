@@ -8,9 +8,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dataloader.jobs.errors import BadRequest
-from dataloader.jobs.limits import MAX_DELAY_S
+from dataloader.jobs.limits import MAX_DELAY_S, AtPeriodEnd
 from dataloader.jobs.listings import MAX_PAGE
-from dataloader.jobs.model import MAX_INT, MAX_NAME, about
+from dataloader.jobs.model import MAX_ATTEMPTS, MAX_INT, MAX_NAME, about
+from dataloader.jobs.retry import MAX_RETRY_DELAY_S
 from dataloader.jobs.task_listings import TaskState
 from dataloader.web import shown
 from dataloader.web.api.job_fields import TaskName
@@ -35,7 +36,16 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
 
     work_periods: PeriodTexts = UNSET
     zone: ZoneName = UNSET
+    at_period_end: Annotated[
+        AtPeriodEnd | UnsetType | None,
+        about(
+            "What becomes of running jobs at the close of a period: they `finish`, or `stop` and go back to their lane."
+        ),
+    ] = UNSET
     max_running: Annotated[_AtLeastOne | UnsetType | None, about("How many run at once, over all processes.")] = UNSET
+    max_running_per_partition: Annotated[
+        _AtLeastOne | UnsetType | None, about("And how many of one `partition_key`; the keys have their turns.")
+    ] = UNSET
     batch_size: Annotated[_AtLeastOne | UnsetType | None, about("They start in batches of so many.")] = UNSET
     batch_delay_s: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | UnsetType | None,
@@ -51,6 +61,14 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     retry_priority: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
         about("A job's priority when a run has failed, or has lost its worker."),
+    ] = UNSET
+    retry_delay_s: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_RETRY_DELAY_S)] | UnsetType | None,
+        about("From a run that failed to the next one, in place of the program's policy."),
+    ] = UNSET
+    max_attempts: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | UnsetType | None,
+        about("Runs before a job is failed or lost, for jobs that are added from now on."),
     ] = UNSET
 
     def given(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ can't be cut off by a cancellation. It uses only public names of Quart, which te
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -18,11 +19,16 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.datastructures import Headers
 from werkzeug.wrappers import Response as WerkzeugResponse
 
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.web.server.bodies import Body
 from dataloader.web.server.connections import Client
+from dataloader.web.server.streamed import StreamedResponse
 
 if TYPE_CHECKING:
     from dataloader.web.app import App
+
+log = get_logger(__name__)
 
 END_S: Final = 10.0
 """How long the end of a response may take, whatever is cancelled."""
@@ -53,7 +59,11 @@ class QuartConnection:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_receive, request.received, receive, nursery.cancel_scope)
-                await _send(send, await self._app.handle_request(request))
+                response = await self._app.handle_request(request)
+                if isinstance(response, StreamedResponse):
+                    await _send_pieces(send, response, request)
+                else:
+                    await _send(send, response)
                 nursery.cancel_scope.cancel()
         finally:
             request.received.drop()
@@ -63,8 +73,9 @@ class QuartConnection:
         scope, services = self._scope, self._app.services
         headers = Headers([(name.decode("latin1"), value.decode("latin1")) for name, value in scope["headers"]])
         headers.setdefault("Host", "")
+        path = services.settings.public.without_base(_path(scope["path"]))
         request = Request(
-            *(scope["method"], scope["scheme"], _path(scope["path"]), scope["query_string"], headers),
+            *(scope["method"], scope["scheme"], path, scope["query_string"], headers),
             *("", scope["http_version"], scope),
             send_push_promise=_push_nothing,
         )
@@ -101,6 +112,30 @@ async def _send(send: ASGISendCallable, response: Response | WerkzeugResponse) -
     end: ASGISendEvent = {"type": "http.response.body", "body": bytes(data), "more_body": False}
     with trio.move_on_after(END_S, shield=True):
         await send(end)
+
+
+async def _send_pieces(send: ASGISendCallable, response: StreamedResponse, request: Request) -> None:
+    """Send a response while it is made. One that does not come to its end has no last chunk."""
+    async with aclosing(response.pieces) as pieces:
+        headers = encode_headers(response.headers)
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        with trio.move_on_after(response.deadline_s) as sending:
+            try:
+                async for piece in pieces:
+                    for begin in range(0, len(piece), PIECE):
+                        data = piece[begin : begin + PIECE]
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            except Exception as error:  # noqa: BLE001 - too late for a problem: the client must see that it is not whole
+                told = mask_text(repr(error))
+                log.warning("a streamed answer was given up", path=mask_text(request.path), error=told)
+                request.client.give_way()
+                return
+        if sending.cancelled_caught:
+            log.warning("a streamed answer took too long", path=mask_text(request.path))
+            request.client.give_way()
+            return
+    with trio.move_on_after(END_S, shield=True):
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _push_nothing(_path: str, _headers: Headers) -> None:

@@ -136,6 +136,10 @@ class Load:
                 f"load {self.name}: windows.column: is missing; delete_missing needs it to find the rows of a window "
                 f"in {self.target.table}"
             )
+        if any(budget.per is not None for budget in self.budgets):
+            raise ValueError(
+                f"load {self.name}: budgets: must have per_s; a Supplier with the source's name may have per='day'"
+            )
         if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
             raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
         for function in self._functions() if self.processes else ():

@@ -112,6 +112,7 @@ async def run_dimensions(run: EtlRun, dimensions: Dimensions, as_of: dt.date, do
                 "tables_failed": len(failed),
                 "tables": tables,
             }
+            run.job.end_log_of(dimensions.name)
     if failed:
         first = tables[failed[0]]["error"]
         raise TablesFailed(

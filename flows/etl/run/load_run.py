@@ -72,6 +72,7 @@ async def run_one(run: EtlRun, load: Load, config: PipelineConfig, asked: LoadAr
             }
             # No warning if it has failed: the job fails with it, and that is logged.
             LoadLog.of(run.job, load.name).info("ended", phase="run", **told)
+            run.job.end_log_of(load.name)
     return verdict
 
 

@@ -29,7 +29,8 @@
 -- and one more, if fewer than p_limit were found, when ready jobs are left that somebody else has locked at the moment:
 --   locked    worth another claim soon; nobody notifies when a lock goes
 -- p_limited are those of p_tasks that have a lane, p_lanes those of them that are worth a look; the jobs of those that are open are
--- candidates, too, in one order with the ready ones, at most p_limit of a lane. One row more for each of p_lanes:
+-- candidates, too, in one order with the ready ones, at most p_limit of a lane. If p_tasks is NULL, they are the only ones: no ready
+-- job is looked at. One row more for each of p_lanes:
 --   lane      task is its name, args why no more of it may start (NULL: nothing keeps them), waited_s in how many seconds it is
 --             worth a look, NULL: when something tells
 CREATE OR REPLACE FUNCTION {schema}.dl_claim_runs(
@@ -60,6 +61,9 @@ DECLARE
   v_cost int[];
   v_units bigint[];
   v_margin float8[];
+  v_asked int[];
+  v_turns uuid[] := '{}';
+  v_passed_over boolean[];
   v_job_lanes text[];
 BEGIN
   -- The next job of a freed key may stand before p_after.
@@ -118,6 +122,13 @@ BEGIN
         v_cost := v_cost || v_open.cost;
         v_units := v_units || v_open.left_units;
         v_margin := v_margin || v_open.margin_s;
+        -- By turns no more are taken than may start: who has had one waits for the others.
+        v_asked := v_asked || CASE v_open.why WHEN 'partitions' THEN 0 ELSE least(v_open.allowed, p_limit) END;
+        IF v_open.why = 'partitions' THEN
+          v_jobs := {schema}.dl_turns(v_open.lane, p_queue, least(v_open.allowed, p_slots));
+          v_turns := v_turns || v_jobs;
+        END IF;
+        v_passed_over := v_passed_over || (v_open.why = 'partitions' AND array_position(v_jobs, NULL) IS NOT NULL);
       ELSE
         RETURN QUERY SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, v_open.lane, v_open.why, NULL::text, NULL::text,
                             NULL::int, NULL::int, NULL::int, v_open.wait_s, NULL::jsonb;
@@ -133,11 +144,11 @@ BEGIN
         AND (j.priority, j.created_at, j.job_id)
           > (coalesce(v_priority, -1), coalesce(v_created_at, '-infinity'), coalesce(p_after, '00000000-0000-0000-0000-000000000000'))
       ORDER BY j.priority, j.created_at, j.job_id
-      LIMIT p_limit
+      LIMIT CASE WHEN p_tasks IS NULL THEN 0 ELSE p_limit END
       FOR NO KEY UPDATE SKIP LOCKED
     ), laned AS MATERIALIZED (
       SELECT w.*, false AS files, o.lane, o.supplier, o.cost, o.units
-      FROM unnest(v_lane, v_allowed, v_supplier, v_cost, v_units) AS o (lane, allowed, supplier, cost, units)
+      FROM unnest(v_lane, v_asked, v_supplier, v_cost, v_units) AS o (lane, asked, supplier, cost, units)
       CROSS JOIN LATERAL (
         SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
                j.priority, j.created_at
@@ -145,13 +156,21 @@ BEGIN
         WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
           AND j.status = 'queued' AND j.waits_for = 'limit'
         ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id
-        LIMIT least(o.allowed, p_limit)
+        LIMIT o.asked
         FOR NO KEY UPDATE SKIP LOCKED
       ) AS w
+    ), turned AS MATERIALIZED (
+      SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
+             j.priority, j.created_at, false AS files, o.lane, o.supplier, o.cost, o.units
+      FROM unnest(v_turns) AS t (job_id)
+      CROSS JOIN LATERAL (SELECT * FROM {schema}.dl_jobs j WHERE j.job_id = ANY (ARRAY[t.job_id]) ORDER BY j.job_id LIMIT 1) AS j
+      JOIN unnest(v_lane, v_supplier, v_cost, v_units) AS o (lane, supplier, cost, units) ON o.lane = j.lane
     ), picked AS (
       SELECT * FROM ready
       UNION ALL
       SELECT job_id, h, known, stop, priority, created_at, files, lane, supplier, cost, units FROM laned
+      UNION ALL
+      SELECT * FROM turned
     ), placed AS MATERIALIZED (
       SELECT p.*, h IS NOT NULL AND (h = ANY (p_held)
              OR row_number() OVER (PARTITION BY h, known AND NOT stop AND NOT files ORDER BY priority, created_at, job_id) > 1) AS held
@@ -176,7 +195,7 @@ BEGIN
     )
     SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL), array_agg(judged.lane),
            (SELECT p.job_id FROM ready p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1),
-           (SELECT count(*) FROM ready)
+           CASE WHEN p_tasks IS NULL THEN p_limit ELSE (SELECT count(*) FROM ready) END
     INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready FROM judged;
   END IF;
   IF v_ready < p_limit AND v_created_at IS NULL THEN
@@ -191,22 +210,6 @@ BEGIN
                           NULL::int, NULL::int, NULL::int, NULL::float8, NULL::jsonb;
     END IF;
   END IF;
-  IF v_lane <> '{}' THEN
-    -- One from which as many came as may start is worth a look at once.
-    RETURN QUERY
-    SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE WHEN p.picked >= least(o.allowed, p_limit) THEN 0 ELSE (
-             -- Of more than came somebody has the rows locked: nobody notifies when a lock goes.
-             SELECT 0.05 FROM {schema}.dl_jobs j
-             WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
-               AND j.status = 'queued' AND j.waits_for = 'limit'
-             ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id OFFSET p.picked LIMIT 1) END::float8, NULL::jsonb
-    FROM unnest(v_lane, v_allowed) AS o (lane, allowed)
-    CROSS JOIN LATERAL (SELECT count(*) AS picked FROM unnest(v_job_lanes) AS j (lane) WHERE j.lane = o.lane) AS p;
-  END IF;
-  IF v_jobs IS NULL THEN
-    RETURN;
-  END IF;
-
   -- Second snapshot, taken with the locks in hand: a key whose running row has a live lease is not free, whoever lost the
   -- session that held its lock.
   IF v_keyed THEN
@@ -229,6 +232,31 @@ BEGIN
   END IF;
 
   IF v_lane <> '{}' THEN
+    -- One from which as many came as may start is worth a look at once; by turns also one of whose jobs some can't start after all:
+    -- others of their keys may.
+    RETURN QUERY
+    SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, o.lane, NULL::text, NULL::text, NULL::text, NULL::int, NULL::int, NULL::int, CASE
+             WHEN p.picked >= CASE o.asked WHEN 0 THEN least(o.allowed, p_slots) ELSE o.asked END THEN 0
+             WHEN o.asked = 0 AND p.is_parked THEN 0
+             -- Of more than came somebody has the rows locked: nobody notifies when a lock goes.
+             WHEN o.passed_over THEN 0.05
+             WHEN o.asked > 0 THEN (
+               SELECT 0.05 FROM {schema}.dl_jobs j
+               WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
+                 AND j.status = 'queued' AND j.waits_for = 'limit'
+               ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id OFFSET p.picked LIMIT 1)
+           END::float8, NULL::jsonb
+    FROM unnest(v_lane, v_allowed, v_asked, v_passed_over) AS o (lane, allowed, asked, passed_over)
+    CROSS JOIN LATERAL (
+      SELECT count(*) AS picked, bool_or(j.v NOT IN ('run', 'later', 'over')) AS is_parked
+      FROM unnest(v_job_lanes, v_verdicts) AS j (lane, v) WHERE j.lane = o.lane
+    ) AS p;
+  END IF;
+  IF v_jobs IS NULL THEN
+    RETURN;
+  END IF;
+
+  IF v_lane <> '{}' THEN
     PERFORM {schema}.dl_charge_lanes(array_agg(o.lane), array_agg(o.supplier), array_agg(o.cost))
     FROM unnest(v_job_lanes, v_verdicts) AS j (lane, v)
     JOIN unnest(v_lane, v_supplier, v_cost) AS o (lane, supplier, cost) ON o.lane = j.lane
@@ -246,7 +274,7 @@ BEGIN
     WHERE j.job_id = ANY (ARRAY[w.id])
     RETURNING j.job_id, j.token, j.queue, j.task, j.args, CASE WHEN j.keyed THEN j.lock_key END AS lock_key, j.partition_key,
               j.attempt, j.max_attempts, j.lease_ttl_sec, j.available_at, j.schedule, j.planned_at,
-              j.lane, j.previous
+              j.lane, j.previous, j.requested_version
   ), journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT m.job_id, m.queue, 'picked', jsonb_build_object('attempt', m.attempt, 'worker', p_worker) FROM mine m
@@ -256,9 +284,9 @@ BEGIN
               ELSE (SELECT a FROM (SELECT m.args::text AS a OFFSET 0) AS whole WHERE octet_length(a) <= 16777216) END,
          m.lock_key, m.partition_key, m.attempt, m.max_attempts, m.lease_ttl_sec,
          CASE WHEN isfinite(m.available_at) THEN extract(epoch FROM clock_timestamp() - m.available_at) ELSE 0 END::float8,
-         CASE WHEN num_nonnulls(m.schedule, m.lane, m.previous) > 0
+         CASE WHEN num_nonnulls(m.schedule, m.lane, m.previous, m.requested_version) > 0
               THEN jsonb_strip_nulls(jsonb_build_object(
-                'schedule', m.schedule, 'planned_at', m.planned_at,
+                'schedule', m.schedule, 'planned_at', m.planned_at, 'version', m.requested_version,
                 'margin_s', (SELECT o.margin FROM unnest(v_lane, v_margin) AS o (lane, margin) WHERE o.lane = m.lane)))
                 || CASE WHEN m.previous IS NULL THEN '{}' ELSE jsonb_build_object('previous', m.previous) END END
   FROM mine m;

@@ -1,5 +1,15 @@
 -- What programs of the release before call, in terms of what took its place. It goes with a later set.
 
+-- dl_units_left knew no budgets by day. Its callers pass the supplier's own budgets, or one of them.
+CREATE OR REPLACE FUNCTION {schema}.dl_units_left(
+  p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_cost int, p_now timestamptz, OUT units bigint, OUT wait_s float8
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  SELECT b.units, b.wait_s INTO units, wait_s
+  FROM {schema}.dl_budgets_left(p_source, p_units, p_spans_s, p_source.zones, p_cost, p_now) AS b;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_units_left({schema}.dl_sources, int[], float8[], int, timestamptz) FROM PUBLIC;
+
 -- dl_claim_jobs knew no lanes, and told nothing that only some jobs have.
 CREATE OR REPLACE FUNCTION {schema}.dl_claim_jobs(
   p_queue text, p_limit int, p_slots int, p_worker text, p_tasks text[], p_held int[], p_backoff_s float8, p_freed int[],

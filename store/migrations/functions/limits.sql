@@ -30,31 +30,64 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_opens_in(int4multirange, text, timestamptz, float8) FROM PUBLIC;
 
+-- When the day of a zone began that it is at p_now, and when it ends: by the two offsets that its clock may have had at midnight, or
+-- will have. A midnight that is left out is the moment of the change; of one that comes twice, the first begins the day.
+CREATE OR REPLACE FUNCTION {schema}.dl_day(p_zone text, p_now timestamptz, OUT begins timestamptz, OUT ends timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  v_day timestamp := date_trunc('day', p_now AT TIME ZONE p_zone);
+  v_next timestamp := v_day + interval '1 day';
+  v_began timestamptz := v_day AT TIME ZONE 'UTC' - (p_now AT TIME ZONE p_zone - p_now AT TIME ZONE 'UTC');
+  v_before timestamptz := v_began - interval '3 h';
+  v_after timestamptz := v_began + interval '27 h';
+BEGIN
+  SELECT coalesce(min(c.at) FILTER (WHERE c.at <= p_now AND c.at AT TIME ZONE p_zone >= v_day), min(c.at)) INTO begins
+  FROM (VALUES (v_began), (v_day AT TIME ZONE 'UTC' - (v_before AT TIME ZONE p_zone - v_before AT TIME ZONE 'UTC'))) AS c (at);
+  SELECT coalesce(min(c.at) FILTER (WHERE c.at > p_now AND c.at AT TIME ZONE p_zone >= v_next), max(c.at)) INTO ends
+  FROM (VALUES (v_began + interval '24 h'),
+               (v_next AT TIME ZONE 'UTC' - (v_after AT TIME ZONE p_zone - v_after AT TIME ZONE 'UTC'))) AS c (at);
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_day(text, timestamptz) FROM PUBLIC;
+
 -- How many units of a supplier may be taken at p_now: NULL if there is no bound. In how many seconds p_cost of them may be: 0 now.
+-- Where a span is 0, the budget counts by the day of its zone: what was taken since midnight. Nothing is taken in the last margin of
+-- a day, since it might begin, and be counted by the supplier, after midnight.
 -- The caller has its row locked. A load's request under way, whose moment nobody knows, counts as one unit; that of a load which died
 -- counts until a span after the end of its slot, or until a load asks again.
-CREATE OR REPLACE FUNCTION {schema}.dl_units_left(
-  p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_cost int, p_now timestamptz, OUT units bigint, OUT wait_s float8
+CREATE OR REPLACE FUNCTION {schema}.dl_budgets_left(
+  p_source {schema}.dl_sources, p_units int[], p_spans_s float8[], p_zones text[], p_cost int, p_now timestamptz,
+  OUT units bigint, OUT wait_s float8
 ) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 SET enable_sort = off SET jit = off
 AS $$
 DECLARE
+  v_since timestamptz;
+  v_midnight timestamptz;
   v_under_way int;
   v_left bigint;
   v_at timestamptz;
 BEGIN
   wait_s := 0;
   FOR i IN 1 .. cardinality(p_units) LOOP
-    v_under_way := CASE WHEN p_source.holder IS NOT NULL
-      AND p_source.held_until > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s) THEN 1 ELSE 0 END;
+    IF p_spans_s[i] > 0 THEN
+      v_since := p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s);
+      v_midnight := NULL;
+    ELSE
+      SELECT d.begins - interval '1 us', d.ends INTO v_since, v_midnight FROM {schema}.dl_day(coalesce(p_zones[i], 'UTC'), p_now) AS d;
+    END IF;
+    v_under_way := CASE WHEN p_source.holder IS NOT NULL AND p_source.held_until > v_since THEN 1 ELSE 0 END;
     v_left := p_units[i] - v_under_way - coalesce(p_source.last_n - (
       SELECT c.n - c.cost FROM {schema}.dl_source_calls c
-      WHERE c.source BETWEEN p_source.source AND p_source.source AND c.at > p_now - make_interval(secs => p_spans_s[i] + p_source.margin_s)
+      WHERE c.source BETWEEN p_source.source AND p_source.source AND c.at > v_since
       ORDER BY c.source, c.at LIMIT 1), 0);
     units := least(units, v_left);
-    IF v_left < p_cost THEN
+    IF v_midnight IS NOT NULL THEN
+      IF v_left < p_cost OR (p_cost > 0 AND p_now + make_interval(secs => p_source.margin_s) >= v_midnight) THEN
+        wait_s := greatest(wait_s, extract(epoch FROM v_midnight - p_now), 0.001);
+      END IF;
+    ELSIF v_left < p_cost THEN
       SELECT c.at INTO v_at FROM {schema}.dl_source_calls c
       WHERE c.source BETWEEN p_source.source AND p_source.source AND c.n >= p_source.last_n + v_under_way + p_cost - p_units[i]
       ORDER BY c.source, c.n LIMIT 1;
@@ -67,12 +100,13 @@ BEGIN
     END IF;
   END LOOP;
 END $$;
-REVOKE ALL ON FUNCTION {schema}.dl_units_left({schema}.dl_sources, int[], float8[], int, timestamptz) FROM PUBLIC;
+REVOKE ALL ON FUNCTION {schema}.dl_budgets_left({schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
 
 -- Of the lanes p_lanes those that may start jobs of p_queue now, and how many; of the others why not, and in how many seconds they
 -- are worth a look: NULL, when something tells. Lanes and suppliers that may start any are locked until the end of the transaction;
 -- what others have locked is passed over. Counted is in a new snapshot, after the lock: so all former holders' starts are seen.
 --   left_units   what the supplier's budgets leave for all its lanes together; NULL: there is no bound
+--   why          of one that may start some, 'partitions' if it is by dl_turns that it is known which
 CREATE OR REPLACE FUNCTION {schema}.dl_open_lanes(p_queue text, p_lanes text[])
 RETURNS TABLE (lane text, allowed int, supplier text, cost int, left_units bigint, margin_s float8, why text, wait_s float8)
 LANGUAGE plpgsql
@@ -99,6 +133,14 @@ BEGIN
     WHERE j.lane BETWEEN v_task.name AND v_task.name AND j.queue BETWEEN p_queue AND p_queue AND j.status = 'queued' AND j.waits_for = 'limit'
     ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1;
     IF NOT FOUND THEN
+      -- The pause after a batch begins with its end, also if nothing waits then.
+      IF v_task.batch_size IS NOT NULL THEN
+        PERFORM FROM {schema}.dl_lanes l WHERE l.lane = v_task.name AND l.idle_since IS NULL FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND THEN
+          UPDATE {schema}.dl_lanes l SET batch_left = 0, idle_since = v_now
+          WHERE l.lane = v_task.name AND NOT EXISTS (SELECT FROM {schema}.dl_jobs j WHERE j.lane = v_task.name AND j.status = 'running');
+        END IF;
+      END IF;
       why := 'empty';
       RETURN NEXT;
       CONTINUE;
@@ -119,13 +161,15 @@ BEGIN
     END IF;
     allowed := 2147483647;
 
-    IF v_task.max_running IS NOT NULL OR v_task.batch_size IS NOT NULL THEN
+    IF num_nonnulls(v_task.max_running, v_task.batch_size, v_task.max_running_per_partition) > 0 THEN
       SELECT * INTO v_lane FROM {schema}.dl_lanes l WHERE l.lane = v_task.name FOR NO KEY UPDATE SKIP LOCKED;
       IF NOT FOUND THEN
         allowed := 0; why := 'locked'; wait_s := 0.01;
         RETURN NEXT;
         CONTINUE;
       END IF;
+    END IF;
+    IF v_task.max_running IS NOT NULL OR v_task.batch_size IS NOT NULL THEN
       SELECT count(*) INTO v_running FROM (
         SELECT FROM {schema}.dl_jobs j WHERE j.lane = v_task.name AND j.status = 'running' LIMIT v_task.max_running
       ) AS work;
@@ -179,7 +223,7 @@ BEGIN
           why := 'period';
         ELSE
           SELECT u.units, u.wait_s INTO left_units, wait_s
-          FROM {schema}.dl_units_left(v_source, v_source.units, v_source.spans_s, v_task.cost, v_now) AS u;
+          FROM {schema}.dl_budgets_left(v_source, v_source.units, v_source.spans_s, v_source.zones, v_task.cost, v_now) AS u;
           IF wait_s > 0 THEN
             why := 'budget';
           END IF;
@@ -198,10 +242,83 @@ BEGIN
         allowed := least(allowed, left_units / cost);
       END IF;
     END IF;
+    IF v_task.max_running_per_partition IS NOT NULL THEN
+      why := 'partitions';
+    END IF;
     RETURN NEXT;
   END LOOP;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_open_lanes(text, text[]) FROM PUBLIC;
+
+-- Up to p_limit jobs of p_queue of a lane that may start now by max_running_per_partition: of each key that waits as many as it has
+-- room for, from the key behind that of the last turn. The caller has the lane's row locked. From one key to the next is one step in
+-- the index, however many jobs wait behind a key; passed over are no more keys than have jobs in work. The jobs are locked; a NULL
+-- behind them tells that somebody else has jobs locked that could start. A key is told by its hash if an index has no room for it.
+CREATE OR REPLACE FUNCTION {schema}.dl_turns(p_lane text, p_queue text, p_limit int) RETURNS uuid[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET enable_sort = off SET jit = off
+AS $$
+DECLARE
+  v_each int;
+  v_first text;
+  v_key text;
+  v_behind int;
+  v_found text;
+  v_again boolean;
+  v_busy text[];
+  v_running int[];
+  v_room int;
+  v_jobs uuid[] := '{}';
+  v_some uuid[];
+  v_passed_over boolean := false;
+  v_turn text;
+BEGIN
+  SELECT t.max_running_per_partition, l.last_partition INTO v_each, v_first
+  FROM {schema}.dl_tasks t JOIN {schema}.dl_lanes l ON l.lane = ANY (ARRAY[t.task]) WHERE t.task = p_lane;
+  SELECT array_agg(r.key), array_agg(r.jobs) INTO v_busy, v_running FROM (
+    SELECT CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END AS key, count(*)::int AS jobs
+    FROM {schema}.dl_jobs j WHERE j.lane = p_lane AND j.status = 'running' GROUP BY 1
+  ) AS r;
+  v_again := v_first IS NULL;
+  v_key := coalesce(v_first, '');
+  -- Behind all of a key, or, at the beginning, before all of ''.
+  v_behind := CASE WHEN v_first IS NULL THEN -1 ELSE 2147483647 END;
+  WHILE cardinality(v_jobs) < p_limit LOOP
+    SELECT CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END INTO v_found FROM {schema}.dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'limit'
+      AND (j.lane, j.queue, CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END, j.priority) > (p_lane, p_queue, v_key, v_behind)
+      AND (j.lane, j.queue) <= (p_lane, p_queue)
+    ORDER BY j.lane, j.queue, CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END, j.priority, j.created_at, j.job_id LIMIT 1;
+    IF NOT FOUND AND NOT v_again THEN
+      v_again := true;
+      v_key := '';
+      v_behind := -1;
+      CONTINUE;
+    END IF;
+    EXIT WHEN v_found IS NULL OR (v_again AND v_found > v_first);
+    v_room := v_each - coalesce(v_running[array_position(v_busy, v_found)], 0);
+    IF v_room > 0 THEN
+      v_some := ARRAY(
+        SELECT j.job_id FROM {schema}.dl_jobs j
+        WHERE j.status = 'queued' AND j.waits_for = 'limit'
+          AND (j.lane, j.queue, CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END, j.priority) > (p_lane, p_queue, v_found, -1)
+          AND (j.lane, j.queue, CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END) <= (p_lane, p_queue, v_found)
+        ORDER BY j.lane, j.queue, CASE WHEN octet_length(j.partition_key) <= 500 THEN j.partition_key ELSE md5(j.partition_key) END, j.priority, j.created_at, j.job_id
+        LIMIT least(v_room, p_limit - cardinality(v_jobs))
+        FOR NO KEY UPDATE SKIP LOCKED);
+      v_jobs := v_jobs || v_some;
+      v_passed_over := v_passed_over OR v_some = '{}';
+      v_turn := v_found;
+    END IF;
+    v_key := v_found;
+    v_behind := 2147483647;
+  END LOOP;
+  UPDATE {schema}.dl_lanes l SET last_partition = v_turn WHERE l.lane = p_lane AND l.last_partition IS DISTINCT FROM v_turn AND v_turn IS NOT NULL;
+  RETURN CASE WHEN v_passed_over THEN v_jobs || NULL::uuid ELSE v_jobs END;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_turns(text, text, int) FROM PUBLIC;
 
 -- Units of a supplier, whose row the caller has locked, are taken now. No two calls of a supplier have one instant: their numbers
 -- grow with it, whatever the clock does.

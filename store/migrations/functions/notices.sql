@@ -27,8 +27,26 @@ BEGIN
   RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_schedule_noticed() FROM PUBLIC;
+
+-- A durable process that is in error now, and was not before.
+CREATE OR REPLACE FUNCTION {schema}.dl_process_noticed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF EXISTS (SELECT FROM {schema}.dl_notice_watch WHERE until > now()) THEN
+    INSERT INTO {schema}.dl_notices (kind, name, queue, error)
+    VALUES ('process_failed', NEW.type, 'process.' || NEW.type, left(NEW.detail, 1000));
+    PERFORM pg_notify('dl_notice', '');
+  END IF;
+  RETURN NULL;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_process_noticed() FROM PUBLIC;
 DO $do$
 BEGIN
+  IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_processes'::regclass AND tgname = 'dl_process_noticed') THEN
+    CREATE TRIGGER dl_process_noticed AFTER UPDATE OF status ON {schema}.dl_processes FOR EACH ROW
+      WHEN (NEW.status = 'error' AND OLD.status <> 'error')
+      EXECUTE FUNCTION {schema}.dl_process_noticed();
+  END IF;
   IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_errors'::regclass AND tgname = 'dl_error_noticed') THEN
     CREATE TRIGGER dl_error_noticed AFTER INSERT ON {schema}.dl_errors FOR EACH ROW
       WHEN (NEW.status IN ('failed', 'lost') AND NEW.task NOT IN ('notify.webhook', 'notify.command'))

@@ -3,7 +3,7 @@
 -- A supplier's slot for `p_lease_s` seconds, or how long to wait, and what for. The row's lock makes one of all who ask at once the
 -- first. Budgets, the load's own and the supplier's: at most p_requests[i] in any p_spans_s[i] seconds, starts of tasks counted. A
 -- request counts until a span after its end, since nobody knows when in between it arrived: while it is under way as one unit
--- (dl_units_left), from then on as a call. If nobody has given the slot back, that was at the end of the lease.
+-- (dl_budgets_left), from then on as a call. If nobody has given the slot back, that was at the end of the lease.
 CREATE OR REPLACE FUNCTION {schema}.dl_source_take(
   p_source text, p_holder bigint, p_lease_s float8, p_requests int[], p_spans_s float8[],
   OUT wait_s float8, OUT waits_for text
@@ -52,7 +52,8 @@ BEGIN
   ELSE
     v_kept_s := v_kept_s + v_source.margin_s;
   END IF;
-  v_wait_s := (SELECT u.wait_s FROM {schema}.dl_units_left(v_source, p_requests || v_source.units, p_spans_s || v_source.spans_s, 1, v_now) AS u);
+  v_wait_s := (SELECT u.wait_s FROM {schema}.dl_budgets_left(v_source, p_requests || v_source.units, p_spans_s || v_source.spans_s,
+    array_fill(NULL::text, ARRAY[cardinality(p_requests)]) || v_source.zones, 1, v_now) AS u);
   IF v_wait_s > wait_s THEN
     wait_s := v_wait_s;
     waits_for := 'budget';
@@ -110,7 +111,7 @@ BEGIN
     why := 'period';
     RETURN;
   END IF;
-  wait_s := (SELECT u.wait_s FROM {schema}.dl_units_left(v_source, v_source.units, v_source.spans_s, p_units, v_now) AS u);
+  wait_s := (SELECT u.wait_s FROM {schema}.dl_budgets_left(v_source, v_source.units, v_source.spans_s, v_source.zones, p_units, v_now) AS u);
   IF wait_s > 0 THEN
     why := 'budget';
   ELSE

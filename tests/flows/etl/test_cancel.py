@@ -19,6 +19,7 @@ from dataloader.flows.etl import CancellationToken, Target, run_load
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import LeaseLost
 from dataloader.store.etl.run_journal import staging_name
+from dataloader.store.etl.run_views import get_run_view
 from dataloader.store.queue.control import cancel
 
 pytestmark = [pytest.mark.slow, pytest.mark.requirement("E4")]
@@ -203,7 +204,9 @@ async def test_a_job_that_is_cancelled_in_a_pause_writes_what_has_come_and_asks_
         assert (progress["waiting"]["for"], progress["waiting"]["source"]) == ("pause", "127.0.0.1")
         await cancel(supervisor.database, job.job_id, OPERATOR)
         ended = await when_ended(supervisor, job.job_id, within_s=20)
+        view = await get_run_view(supervisor.database, job.job_id)
     assert (ended.status, ended.result["status"]) == ("canceled", "canceled")
+    assert (view.status, view.rows, view.tasks[0].counts["requests"]) == ("canceled", 1, 1)
     assert ended.result["counts"]["inserted"] == 1
     assert "waiting" not in ended.progress
     assert await record() == ([1], "02", ("canceled", "canceled"))
@@ -261,7 +264,7 @@ async def test_a_job_that_is_cancelled_in_a_wait_for_a_place_in_the_queue_ends(i
         full = {"for": "a place in the processing queue"}
         await until(progress_of, lambda progress: progress.get("waiting") == full)
         await cancel(supervisor.database, job.job_id, OPERATOR)
-        await until(partial(_is_asking, items.service), lambda is_asking: not is_asking)
+        await until(partial(_is_stopped, supervisor))
         release.set()
         ended = await when_ended(supervisor, job.job_id, within_s=20)
     assert (ended.status, ended.result["counts"]["inserted"]) == ("canceled", 2)
@@ -269,8 +272,8 @@ async def test_a_job_that_is_cancelled_in_a_wait_for_a_place_in_the_queue_ends(i
     assert (await record())[:2] == ([1, 2], "03")
 
 
-async def _is_asking(service):
-    return any(seen.ended_at is None for seen in service.requests)
+async def _is_stopped(supervisor):
+    return all(run.stop_reason is not None for run in supervisor._parts.runs)
 
 
 async def test_a_timeout_of_the_task_writes_what_has_come_and_the_next_attempt_goes_on(items, supervised, raw, record):

@@ -19,6 +19,8 @@ from dataloader.flows.etl.parse.transform import HASH_VERSION, content_hash
 from dataloader.flows.etl.run import pipeline_state
 from dataloader.flows.etl.run.pipeline_state import Backpressure
 from dataloader.flows.etl.write import writer
+from dataloader.store.etl.run_logs import LinesWanted, read_lines
+from dataloader.store.etl.run_views import get_run_view
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +213,9 @@ async def test_a_queue_that_stays_full_is_warned_of_once(items, counts_of, soon,
 
 
 @pytest.mark.requirement("E11")
-async def test_log_lines_are_kept_by_the_number_for_each_task_of_a_flow(items, supervised, raw):
+async def test_u4_log_lines_are_kept_by_the_number_for_each_task_of_a_flow_and_the_rest_are_counted(
+    items, supervised, raw
+):
     items.records = [item(number, number) for number in range(1, 11)]
     loads = [items_load(items.service.url, name=name) for name in ("items", "others")]
     tasks = Tasks()
@@ -219,9 +223,22 @@ async def test_log_lines_are_kept_by_the_number_for_each_task_of_a_flow(items, s
     async with supervised(tasks, log_lines_per_job=5) as supervisor:
         job = await supervisor.jobs.enqueue("nightly", {"to": "2026-01-11"}, queue="q")
         assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "succeeded"
-    lines = "SELECT count(*) FROM dl_job_events WHERE kind = 'log' AND payload->'fields'->>'load' = $1"
-    # And one for each that says that there were more.
-    assert [await raw.fetchval(lines, load.name) for load in loads] == [6, 6]
+        view = await get_run_view(supervisor.database, job.job_id)
+        # And two for each: that there were more, and how many.
+        assert [(task.task, task.lines, task.warnings) for task in view.tasks] == [("items", 7, 2), ("others", 7, 2)]
+        for task in view.tasks:
+            wanted = LinesWanted(task=task.ordinal)
+            lines = (await read_lines(supervisor.database, job.job_id, wanted, after=0, limit=100)).lines
+            assert [line.fields["load"] for line in lines] == [task.task] * 7
+            assert lines[-1].event_id == task.last_event
+            assert lines[5].message == "more than 5 lines; the rest is not kept"
+            lost = lines[6].fields["not_kept"]
+            assert lines[6].message == f"{lost} lines were not kept"
+            assert lost > 10
+        own = await read_lines(supervisor.database, job.job_id, LinesWanted(tasks=[]), after=0, limit=100)
+        assert [line.kind for line in own.lines] == ["picked", "done"]
+    kept = "SELECT count(*) FROM dl_job_events WHERE kind = 'log' AND payload->'fields'->>'load' = $1"
+    assert [await raw.fetchval(kept, load.name) for load in loads] == [7, 7]
 
 
 @pytest.mark.requirement("E3")

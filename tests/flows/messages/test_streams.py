@@ -13,7 +13,7 @@ import pytest
 import trio
 from conditions import until
 from coredis import Redis
-from message_server import a_valkey
+from valkey_server import a_valkey
 
 from dataloader import Settings, Tasks, Worker, new_job, open_supervisor
 from dataloader.flows.messages import Messages
@@ -254,9 +254,9 @@ async def a_reader(reading, url):
         ({"url": 5}, "url: must begin with redis:// or rediss://, not 'int'"),
         ({"stream": ""}, "stream: must have 1 to 200 characters, not 0"),
         ({"group": "a\nb"}, "group: must be on one line"),
-        ({"most_tries": 0}, "most_tries: must be a number from 1 to 1,000, not 0"),
+        ({"most_tries": 0}, "most_tries: must be an integer from 1 to 1,000, not 0"),
         ({"again_after_s": "1"}, "again_after_s: must be a number from 0.01 to 86,400, not '1'"),
-        ({"batch": 1_001}, "batch: must be a number from 1 to 1,000, not 1001"),
+        ({"batch": 1_001}, "batch: must be an integer from 1 to 1,000, not 1001"),
     ],
 )
 def test_what_a_source_can_not_be_is_refused_when_it_is_declared(given, error):

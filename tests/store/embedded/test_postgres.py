@@ -170,6 +170,21 @@ async def test_a_new_data_directory_gives_a_durable_database_of_its_own(data_dir
     assert not is_alive(server.pid)
 
 
+def test_who_leaves_last_waits_for_the_end_of_the_server_s_process_not_of_its_lock_file(data_dir):
+    data_dir.chmod(0o711)
+    real = Cluster.in_directory(data_dir / "data", 18).programs.bin_dir
+    programs = data_dir / "bin"
+    programs.mkdir(mode=0o755)
+    for name in ("postgres", "initdb", "pg_isready", "psql"):
+        (programs / name).symlink_to(real / name)
+    # As if the server took long from the removal of its lock file to its end.
+    (programs / "pg_ctl").write_text(f'#!/bin/sh\n[ $1 = start ] || set -- "$@" --no-wait\nexec {real}/pg_ctl "$@"\n')
+    (programs / "pg_ctl").chmod(0o755)
+    with embedded_postgres(data_dir / "data", extra_settings=QUICK, bin_dir=programs) as server:
+        assert is_alive(server.pid)
+    assert not is_alive(server.pid)
+
+
 def test_its_owner_alone_reaches_it(home):
     with home.user() as user:
         assert user.sql("select 1") == "1"

@@ -208,3 +208,22 @@ def test_a_budget_that_makes_no_sense_is_refused(requests, per_s, said):
     with pytest.raises(ValueError, match=r".") as caught:
         Budget(requests, per_s)
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "per_s: must be a number of seconds from 0.001 to 604,800, not None"),
+        ({"per": "week"}, "per: must be 'day', not 'week'"),
+        ({"per": "day", "per_s": 60}, "per_s: must not be given beside per='day', and is 60"),
+        ({"per_s": 60, "zone": "UTC"}, "zone: must be given with per='day' only, not with per_s: 'UTC'"),
+        (
+            {"per": "day", "zone": "Mars"},
+            "zone: must be a name of the IANA database, such as Europe/Berlin, not 'Mars'",
+        ),
+    ],
+)
+def test_a_budget_has_either_a_span_or_a_zones_day(more, said):
+    with pytest.raises(ValueError, match=r".") as caught:
+        Budget(1, **more)
+    assert str(caught.value) == said

@@ -75,13 +75,40 @@ async def test_an_override_holds_at_once_and_outlives_a_deploy_until_it_is_remov
     assert '"max_running": 5' in audit[0]["detail"]
 
 
+@pytest.mark.requirement("S1")
+async def test_a_number_of_attempts_that_is_set_is_that_of_new_jobs_and_outlives_a_deploy(limits, declare, raw):
+    async def attempts(sql="SELECT max_attempts FROM dl_jobs ORDER BY created_at DESC LIMIT 1"):
+        await raw.fetchval("SELECT dl_enqueue('employee')")
+        return await raw.fetchval(sql)
+
+    await declare(max_attempts=7)
+    assert await attempts() == 7
+    retries = {"max_attempts": 3, "retry_delay_s": 60}
+    changed, _ = await limits.set_tasks({"employee": retries, "plain": retries})
+    assert changed.limits == {"max_attempts": 3, "retry_delay_s": 60}
+    assert not await raw.fetchval("SELECT limited FROM dl_tasks WHERE task = 'plain'"), "it takes no lane"
+    assert await attempts() == 3
+    declared_at = (await limits.task("employee")).declared_at
+    await declare(max_attempts=7)
+    assert (await limits.task("employee")).declared_at == declared_at, "what is so already is not written"
+    await declare(max_attempts=9)
+    assert await attempts() == 3
+    await limits.set_tasks({"employee": {"max_attempts": None}})
+    assert await attempts() == 9
+    kept = await raw.fetch("SELECT max_attempts FROM dl_jobs ORDER BY created_at")
+    assert [row["max_attempts"] for row in kept] == [7, 3, 3, 9], "a job keeps its own"
+
+
 @pytest.mark.requirement("S5")
 async def test_several_tasks_are_changed_all_or_none(limits, declare):
     with pytest.raises(TaskNotFound):
         await limits.set_tasks({"employee": {"max_running": 9}, "none such": {"max_running": 9}})
     assert (await limits.task("employee")).limits == {"max_running": 3}
-    found = await limits.set_tasks({"plain": {"max_running": 1}, "employee": {"max_running": 2}})
+    found = await limits.set_tasks(
+        {"plain": {"max_running": 1}, "employee": {"max_running": 2, "at_period_end": "stop"}}
+    )
     assert [(one.task, one.limits["max_running"]) for one in found] == [("plain", 1), ("employee", 2)]
+    assert found[1].override["at_period_end"] == "stop"
 
 
 @pytest.mark.requirement("S5")
@@ -92,6 +119,10 @@ async def test_several_tasks_are_changed_all_or_none(limits, declare):
         ({"batch_delay_s": 1}, "batch_delay_s"),
         ({"work_periods": ["MON 25:00-26:00"]}, "work_periods"),
         ({"zone": "Mars"}, "zone"),
+        ({"retry_delay_s": -1}, "retry_delay_s"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"at_period_end": "pause"}, "at_period_end"),
+        ({"max_running_per_partition": 0}, "max_running_per_partition"),
         ({"supplier": "none such"}, "supplier"),
         ({"colour": 1}, "colour"),
     ],
@@ -185,6 +216,14 @@ async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, decla
     changed = await limits.set_supplier("hr", {"budgets": [[10, 30], [50, 600]], "margin_s": 0.5})
     assert changed.limits["budgets"] == [[10, 30], [50, 600]]
     assert (changed.declared["budgets"], changed.margin_s) == ([[5, 60]], 0.5)
+    in_berlin = {"requests": 1_000, "per": "day", "zone": "Europe/Berlin"}
+    daily = await limits.set_supplier("hr", {"budgets": [[10, 30], in_berlin]})
+    assert daily.limits["budgets"] == [[10, 30], in_berlin]
+    assert [(one.per_s, one.per, one.zone, one.left) for one in daily.budgets] == [
+        (30, None, None, 10),
+        (None, "day", "Europe/Berlin", 1_000),
+    ]
+    await limits.set_supplier("hr", {"budgets": [[10, 30], [50, 600]]})
     row = await raw.fetchrow("SELECT units, spans_s FROM dl_sources WHERE source = 'hr'")
     assert (row["units"], row["spans_s"]) == ([10, 50], [30, 600])
     paused = await limits.pause_supplier("hr")
@@ -197,6 +236,8 @@ async def test_a_suppliers_budgets_are_overridden_and_it_is_paused(limits, decla
     for changes, field in (
         ({"budgets": [[0, 1]]}, "budgets"),
         ({"budgets": [[1, 60]]}, "budgets"),
+        ({"budgets": [{**in_berlin, "zone": "Mars"}]}, "budgets"),
+        ({"budgets": [{**in_berlin, "requests": 0}]}, "budgets"),
         ({"margin_s": 100}, "margin_s"),
         ({"colour": 1}, "colour"),
     ):

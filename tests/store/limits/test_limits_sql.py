@@ -258,6 +258,22 @@ async def test_the_first_batch_begins_at_once_and_the_next_after_its_end_and_the
     assert len((await claims("t"))[0]) == 2
 
 
+@pytest.mark.requirement("S1")
+async def test_the_pause_after_a_batch_begins_with_its_end_also_if_nothing_waits_then(limited, claims, raw):
+    tasks = Tasks()
+    tasks.task("t", queue="q", batch_size=2, batch_delay_s=60)(noop)
+    await limited(tasks, [NewJob(task="t")])
+    assert len((await claims("t"))[0]) == 1
+    assert await claims("t") == ([], {"t": ("empty", None)})
+    assert await raw.fetchval("SELECT idle_since FROM dl_lanes WHERE lane = 't'") is None, "one runs"
+    await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE status = 'running'")
+    assert await claims("t") == ([], {"t": ("empty", None)})
+    await raw.execute("UPDATE dl_lanes SET idle_since = idle_since - interval '60 s' WHERE lane = 't'")
+    assert await claims("t") == ([], {"t": ("empty", None)})
+    await limited(tasks, [NewJob(task="t")])
+    assert len((await claims("t"))[0]) == 1
+
+
 @pytest.mark.requirement("S4")
 async def test_the_request_of_a_load_that_died_counts_until_a_span_after_its_slot(limited, claims, store, raw):
     await limited(supplied([Budget(1, per_s=3_600)], "t"), [NewJob(task="t")])

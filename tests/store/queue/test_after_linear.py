@@ -83,7 +83,7 @@ async def buffers_of(store, raw, jobs):
         (a_chain, 50),
         pytest.param(one_before_many, 2_500, marks=pytest.mark.slow),
         pytest.param(many_before_one, 2_500, marks=pytest.mark.slow),
-        pytest.param(a_chain, 2_500, marks=pytest.mark.slow),
+        pytest.param(a_chain, 1_000, marks=pytest.mark.slow),
     ],
 )
 async def test_four_times_as_many_jobs_cost_four_times_as_much(store, raw, shape, number):

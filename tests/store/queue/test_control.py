@@ -11,10 +11,11 @@ from dataloader.jobs.errors import BadRequest, Conflict, JobNotFound
 from dataloader.jobs.ids import uuid7
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import TRANSITIONS, Status, Step, WaitsFor
-from dataloader.store.queue import control, failures, reads
-from dataloader.store.queue.leases import Beat, find_endless
+from dataloader.store.queue import control, failures, leases, reads
+from dataloader.store.queue.leases import Beat, reap
 
 ALICE = Operator("alice", "req-1")
+BY_ALICE = {"reason": "operator", "by": "alice"}
 LATER = "now() + interval '1 hour'"
 ACTIONS = {
     "cancel": control.cancel,
@@ -35,7 +36,7 @@ async def test_a_queued_job_is_canceled_at_once_whatever_it_waits_for(store, add
     job = await control.cancel(store, job_id, ALICE)
     assert (job.status, job.cancel_requested, job.waits_for) == (Status.CANCELED, True, None)
     assert job.finished_at >= job.created_at
-    assert await journal(store, job_id) == [("canceled", {"reason": "operator"})]
+    assert await journal(store, job_id) == [("canceled", BY_ALICE)]
 
 
 @pytest.mark.requirement("Q4")
@@ -98,7 +99,7 @@ async def test_a_retried_job_is_as_new_but_keeps_its_progress(store, raw, add_jo
     assert (job.started_at, job.finished_at, job.progress) == (None, None, {"rows": 3})
     assert job.available_at >= job.created_at
     assert await raw.fetchval("SELECT refunds FROM dl_jobs") == 0
-    assert await journal(store, job_id) == [("requeue", {"reason": "operator"})]
+    assert await journal(store, job_id) == [("requeue", BY_ALICE)]
 
 
 # Running, by the row alone: some other service has written them.
@@ -125,7 +126,7 @@ async def test_a_running_job_with_an_endless_lease_is_canceled_at_once_and_its_k
     job = await control.cancel(store, job_id, ALICE)
     assert (job.status, job.lease_expires_at) == ("canceled", None)
     assert (await reads.get_job(store, next_id)).waits_for is None
-    assert await journal(store, job_id) == [("canceled", {"reason": "operator"})]
+    assert await journal(store, job_id) == [("canceled", BY_ALICE)]
     assert (await reads.list_audit(store)).audit[0].detail["was"] == "running"
 
 
@@ -160,7 +161,7 @@ async def test_a_job_of_a_living_worker_is_not_ended_though_somebody_has_made_it
     job_id, worker = await add_job(), start_worker()
     [claimed] = await worker.claim()
     await raw.execute(f"UPDATE dl_jobs SET lease_expires_at = {lease}")
-    assert await find_endless(store, 9) == []
+    assert (await reap(store, 9)).endless == []
     assert (await control.cancel(store, job_id, ALICE)).status is Status.RUNNING
     with pytest.raises(Conflict):
         await control.retry(store, job_id, ALICE, force=True)
@@ -179,13 +180,14 @@ async def test_a_bulk_cancel_ends_those_with_endless_leases_and_asks_the_others(
 
 
 @pytest.mark.requirement("Q10")
-async def test_jobs_with_endless_leases_are_found_and_no_other(store, add_job):
+async def test_jobs_with_endless_leases_are_found_and_no_other(store, add_job, monkeypatch):
+    monkeypatch.setattr(leases, "MAX_ENDLESS", 1)
     for held in HELD.values():
         await add_job(**LONG_AGO | held)
     await add_job()
     endless = {await add_job(**LONG_AGO | {"lease_expires_at": lease}) for lease in ENDLESS.values()}
     # Those that somebody renews come first, and take no place of theirs.
-    assert set(await find_endless(store, 1)) == endless
+    assert set((await reap(store, 9)).endless) == endless
 
 
 async def test_of_two_retries_at_once_one_is_refused(store, add_job):
@@ -304,7 +306,7 @@ async def test_cancels_and_finishes_that_race_leave_each_job_with_one_end(store,
     for job_id in jobs:
         job = await reads.get_job(store, job_id)
         canceled = job.status is Status.CANCELED
-        assert await journal(store, job_id) == ([("canceled", {"reason": "operator"})] if canceled else [])
+        assert await journal(store, job_id) == ([("canceled", BY_ALICE)] if canceled else [])
         assert job.status in {Status.CANCELED, Status.SUCCEEDED} or (
             job.status is Status.RUNNING and job.cancel_requested
         )

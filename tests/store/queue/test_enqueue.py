@@ -332,7 +332,7 @@ async def test_jobs_that_come_one_by_one_during_a_statement_are_added_by_the_nex
 
 @pytest.mark.requirement("Q12")
 async def test_nobody_joins_a_group_whose_time_was_over_before_its_turn_came(store, raw, monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    monkeypatch.setattr("dataloader.store.queue.enqueuer.ANSWER_S", 0.1)
     enqueuer = Enqueuer(store)
     errors = []
 

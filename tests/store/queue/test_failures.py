@@ -16,7 +16,7 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import GroupRetry, group_id, group_key
 from dataloader.jobs.listings import JobFilter
 from dataloader.jobs.states import Status, Step
-from dataloader.store.queue import control, failures, reads
+from dataloader.store.queue import control, failing_jobs, failures, reads
 from dataloader.store.queue.leases import reap
 
 pytestmark = pytest.mark.requirement("R2")
@@ -295,7 +295,7 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
 
     async def explained(connection, limit):
         explaining = Explaining(connection)
-        sql = failures._GROUPS.format(exact="NULL::bigint", by_exact="", of_task="")
+        sql = failures._GROUPS.format(of_state="")
         rows = await failures._aio_groups(explaining, sql, [["failed", "lost", "queued"], *failures._FIRST, limit])
         return rows, explaining.plans[0]
 
@@ -310,8 +310,9 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
     assert max(node["Actual Rows"] for node in nodes(batch)) == 100
     assert batch["Shared Hit Blocks"] + batch["Shared Read Blocks"] < 200
     # What the statistics say of tables that grew since does not matter, nor what a vacuum has not seen yet.
+    indexes = {None, "ix_dl_jobs_failing", "dl_jobs_pkey"}
     rows, plan = await store.run(explained, 51)
-    assert {node.get("Index Name") for node in nodes(plan)} == {None, "ix_dl_jobs_failing"}
+    assert {node.get("Index Name") for node in nodes(plan)} == indexes
     await raw.execute("VACUUM ANALYZE dl_jobs")
     rows, plan = await store.run(explained, 51)
     assert len(rows) == 12
@@ -319,8 +320,23 @@ async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
     scans = [node for node in nodes(plan) if "Index Name" in node]
     assert scans[0]["Node Type"] == "Index Only Scan"
     assert scans[0]["Heap Fetches"] == 0
-    assert {node["Index Name"] for node in scans} == {"ix_dl_jobs_failing"}
+    # Of the groups that are shown the first and the last job are looked up there, and that last one is read.
+    assert {node["Index Name"] for node in scans} == indexes - {None}
     assert all(node["Actual Rows"] <= 1 for node in scans[1:])
+
+    # What the page of a group and the bars of several read.
+    async def pages(connection):
+        explaining = Explaining(connection)
+        await explaining.fetch(failing_jobs.HEAD, 1)
+        await explaining.fetch(failing_jobs.JOBS, 1, *failing_jobs._NEWEST, 26)
+        await explaining.fetch(failing_jobs._BARS, list(range(12)))
+        return explaining.plans
+
+    for plan, bound in zip(await store.run(pages), (10_000, 26, 12 * failing_jobs.DATED), strict=True):
+        indexes = {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+        assert indexes <= {"ix_dl_jobs_failing", "dl_jobs_pkey"}
+        assert not {node["Node Type"] for node in nodes(plan)} & {"Seq Scan", "Bitmap Heap Scan"}
+        assert max(node["Actual Rows"] * node["Actual Loops"] for node in nodes(plan)) <= bound
 
 
 @pytest.mark.requirement("S6")

@@ -21,13 +21,14 @@ from dataloader.store.connection.bridge import Session
 from dataloader.store.queue.finish import MAX_REFUNDS, aio_finish, aio_keep_lines, aio_show_progress
 from dataloader.store.queue.leases import reap
 
-STEPS = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CANCEL]
+STEPS = [Step.SUCCEED, Step.FAIL, Step.RETRY, Step.SNOOZE, Step.RETURN, Step.CLOSE, Step.CANCEL]
 EVENTS = {
     Step.SUCCEED: "done",
     Step.FAIL: "failed: fail",
     Step.RETRY: "requeue: retry",
     Step.SNOOZE: "requeue: snooze",
     Step.RETURN: "requeue: return",
+    Step.CLOSE: "requeue: period_end",
     Step.CANCEL: "canceled: cancel",
 }
 

@@ -272,7 +272,9 @@ async def test_after_a_jump_of_the_databases_clock_the_reaper_looks_twice(store,
     async with trio.open_nursery() as nursery:
         telemetry = Telemetry()
         nursery.start_soon(
-            Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.01, jumped=jumped).run
+            Reaper(
+                database=store, outage=Outage(), telemetry=telemetry, period_s=0.01, jumped=jumped, default_lease_s=60
+            ).run
         )
         with trio.fail_after(30):
             await swept.wait()
@@ -294,7 +296,14 @@ async def test_a_sweep_that_has_waited_for_a_table_takes_that_for_no_jump_of_the
         async with trio.open_nursery() as nursery:
             telemetry = Telemetry()
             nursery.start_soon(
-                Reaper(database=store, outage=Outage(), telemetry=telemetry, period_s=0.05, jumped=jumped).run
+                Reaper(
+                    database=store,
+                    outage=Outage(),
+                    telemetry=telemetry,
+                    period_s=0.05,
+                    jumped=jumped,
+                    default_lease_s=60,
+                ).run
             )
             await raw.execute(EXPIRE, first.job_id)
             await until(taken, first.job_id)

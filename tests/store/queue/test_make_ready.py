@@ -15,10 +15,10 @@ from dataloader.actors import stager as actor
 from dataloader.actors.outage import Outage
 from dataloader.actors.stager import MAX_REST_S, REST, Stager
 from dataloader.jobs.model import NewJob
-from dataloader.jobs.tasks import Tasks
 from dataloader.store.queue import make_ready
 from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.make_ready import BATCH, Judged, Staged, ready_after, ready_due, ready_known
+from dataloader.store.queue.poll import Parked
 
 SOON = "now() + interval '50 milliseconds'"
 LATER = "now() + interval '1 hour'"
@@ -118,7 +118,7 @@ async def test_a_job_is_not_claimed_before_its_time(start_worker, add_job, store
 @pytest.mark.requirement("Q2")
 async def test_a_stager_that_sleeps_is_woken_by_the_notification_of_an_earlier_job(database, store, raw, until):
     """Also by one that a client whose clock is ahead made 'for now'."""
-    stager = Stager(database=store, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=3600, poll_s=3600)
+    stager = Stager(database=store, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=3600, poll_s=3600)
     heard = trio.Event()
     due = []
     async with raw_connection(database.dsn) as listener, trio.open_nursery() as nursery:
@@ -158,7 +158,7 @@ async def test_a_stager_that_ends_keep_awake_finds_a_job_that_was_added(store, r
         return judged
 
     monkeypatch.setattr(actor, "ready_after", look)
-    stager = Stager(database=store, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=sweep_s, poll_s=3600)
+    stager = Stager(database=store, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=sweep_s, poll_s=3600)
     [first] = await enqueue(store, [NewJob(queue="q", task="t")])
     await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
 
@@ -186,6 +186,14 @@ async def test_a_delayed_row_never_stands_in_the_index_of_ready_jobs(raw, add_jo
 
 
 @pytest.mark.requirement("Q6")
+async def test_a_job_of_an_unknown_task_goes_to_the_lane_of_its_task(store, raw, add_job):
+    await raw.execute("INSERT INTO dl_tasks (task, limited, layout, declared_by) VALUES ('laned', true, 1, 'w')")
+    jobs = [await add_job(task=f"'{task}'", waits_for="'task'") for task in ("laned", "plain")]
+    assert await ready_known(store, ["q"], ["laned", "plain"]) == 2
+    rows = [await raw.fetchrow("SELECT waits_for, lane FROM dl_jobs WHERE job_id = $1", job_id) for job_id in jobs]
+    assert [tuple(row) for row in rows] == [("limit", "laned"), (None, None)]
+
+
 async def test_jobs_of_unknown_tasks_are_readied_in_batches(store, raw, add_job, monkeypatch):
     monkeypatch.setattr(make_ready, "BATCH", 2)
     for task in ("'known'", "'known'", "'known'", "'other'"):
@@ -201,8 +209,8 @@ def rounds_of(monkeypatch):
     async def rounds_of(*batches):
         left, began, done = list(batches), [], trio.Event()
 
-        async def nothing(*_args):
-            """Nothing is parked."""
+        async def nothing(_store):
+            return Parked(for_keys=False, for_tasks=False, to_judge=False)
 
         async def meet(_store):
             began.append(trio.current_time())
@@ -216,10 +224,10 @@ def rounds_of(monkeypatch):
         async def none_to_judge(_store, *, added):
             return Judged(0, more=False)
 
-        fakes = {"ready_declared": nothing, "ready_free": nothing, "ready_due": meet, "ready_after": none_to_judge}
+        fakes = {"look_for_parked": nothing, "ready_due": meet, "ready_after": none_to_judge}
         for name, fake in fakes.items():
             monkeypatch.setattr(actor, name, fake)
-        stager = Stager(database=None, queues=["q"], tasks=Tasks(), outage=Outage(), sweep_s=60, poll_s=60)
+        stager = Stager(database=None, served=lambda: [(["q"], [])], outage=Outage(), sweep_s=60, poll_s=60)
         async with trio.open_nursery() as nursery:
             await nursery.start(stager.run)
             await done.wait()

@@ -15,7 +15,7 @@ from dataloader.jobs.model import NewJob
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.connection.bridge import Session
-from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_session, make_ready
+from dataloader.store.queue import enqueue, finish, job_inserts, leases, lock_session, make_ready, poll
 
 ROUNDS = 2
 
@@ -37,6 +37,9 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
   SELECT gen_random_uuid(), 'q', 'u', 'unknown ' || i, 'unknown ' || i, 'task' FROM generate_series(1, 20) AS i;
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key, waits_for)
   SELECT gen_random_uuid(), 'q', 't', 'parked ' || i, 'parked ' || i, 'lock' FROM generate_series(1, 20) AS i;
+-- Its key's hash is less than all others, so who looks for the first parked job finds it, and none of what was deleted.
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
+  VALUES (gen_random_uuid(), 'q', 't', 'parked 762779', 'lock');
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
   VALUES (gen_random_uuid(), 'q', 't', 'soon', now() + interval '30 min');
 SET session_replication_role = replica; -- rows that fell due since, as time does it: without our triggers
@@ -207,10 +210,6 @@ async def reap(_connection, measuring):
     await leases._aio_reap(measuring, 10)
 
 
-async def find_endless(_connection, measuring):
-    await leases._aio_find_endless(measuring, 100)
-
-
 async def release(connection, measuring):
     hashes = await connection.fetchval("SELECT array_agg(hashtext('parked ' || i)) FROM generate_series(1, 10) AS i")
     await measuring.fetch(lock_session._RELEASE, hashes)
@@ -233,6 +232,14 @@ async def ready_known(_connection, measuring):
     await make_ready._aio_ready_known(measuring, ["q"], ["u"])
 
 
+async def poll_all(_connection, measuring):
+    await poll._aio_poll(measuring, ["q", "keyless", "none"], ["lane", "t"], ["t", "u"])
+
+
+async def look_for_parked(_connection, measuring):
+    await poll._aio_look_for_parked(measuring)
+
+
 async def add(_connection, measuring):
     jobs = [NewJob(queue="q", task="t", idempotency_key=f"key {n}") for n in range(10)]
     rows = [enqueue.row_of(job, 60) for job in jobs]
@@ -252,18 +259,19 @@ OPERATIONS = [
     beat,
     show_progress,
     reap,
-    find_endless,
     release,
     unpark,
     sweep,
     ready_due,
     ready_known,
+    poll_all,
+    look_for_parked,
     add,
     add_started,
 ]
 # Without the sweep, which asks for each key once: of those there are many more in the million.
 BY_SESSIONS = [look, claim_fifty, claim_fifty_keyless, finish_all, beat, show_progress, release]
-BY_THE_POOL = [reap, unpark, ready_due, ready_known, add, add_started]
+BY_THE_POOL = [reap, unpark, ready_due, ready_known, poll_all, look_for_parked, add, add_started]
 
 
 async def measure(connection, operations=OPERATIONS):

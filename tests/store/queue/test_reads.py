@@ -233,7 +233,7 @@ async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_
     await raw.execute("ANALYZE dl_jobs")
     for name, job_filter in FILTERS.items():
         for after in (None, (datetime(2026, 1, 1, 3, tzinfo=UTC), UUID(int=0))):
-            plan = await explain(store, *reads._list_statement(job_filter, 51, after))
+            plan = await explain(store, *reads.list_statement(reads._SELECT_JOB, job_filter, 51, after))
             assert not [node for node in plan if node["Node Type"] == "Seq Scan"], (name, plan)
             if name.startswith("rare"):
                 visited = sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan)
@@ -264,7 +264,7 @@ async def test_jobs_that_ended_in_a_short_span_are_found_by_the_index_on_it(stor
     begin = datetime(2026, 2, 2, tzinfo=UTC)
     for statuses, found in ((None, 30), (frozenset({Status.FAILED}), 4)):
         span = JobFilter(status=statuses, finished_from=begin, finished_to=begin + timedelta(minutes=30))
-        plan = await explain(store, *reads._list_statement(span, 51, None))
+        plan = await explain(store, *reads.list_statement(reads._SELECT_JOB, span, 51, None))
         assert "ix_dl_jobs_finished" in {node.get("Index Name") for node in plan}
         assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan) <= 4 * found + 10, plan
         assert len((await reads.list_jobs(store, span)).jobs) in {found, found + 1}

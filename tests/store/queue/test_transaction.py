@@ -5,6 +5,8 @@ The handler's rows and the job's success together, or neither, whatever is lost 
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import trio
 import trio.testing
@@ -293,6 +295,23 @@ async def test_a_cancelled_block_leaves_no_transaction_behind(transactions, run,
     assert scope.cancelled_caught
     await until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE state <> 'idle' AND query LIKE '%pg_sleep(60)')")
     assert (await raw.fetchval(ROWS), await row_of(job.job_id, "status")) == (0, "running")
+
+
+async def test_a_cancelled_block_does_not_wait_for_a_silent_server_longer_than_a_lease_has_left(
+    transactions, run, monkeypatch
+):
+    async def is_silent(_connection):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(module, "aio_close", is_silent)
+    _worker, _job, success = run
+    async with transactions.open(success):
+        pass
+    with trio.move_on_after(0.1) as scope:
+        async with transactions.open(success):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert trio.current_time() - scope.deadline < 1
 
 
 @pytest.mark.requirement("Q12")

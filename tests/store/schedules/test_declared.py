@@ -54,6 +54,10 @@ async def test_what_does_not_change_its_times_keeps_the_next_one(declare, row, r
     assert (stored["next_at"].hour, stored["paused"]) == (4, True)
     assert stored["next_at"] > stored["changed_at"]
     assert await raw.fetchval("SELECT count(*) FROM dl_schedule_events WHERE kind = 'changed'") == 2
+    # Of what nobody can read nothing is kept.
+    await raw.execute("UPDATE dl_schedules SET spec = '[1]', next_at = '2020-01-01'")
+    await declare(nightly())
+    assert (await row())["next_at"].year > 2020
 
 
 @pytest.mark.requirement("R7")

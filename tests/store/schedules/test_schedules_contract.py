@@ -9,7 +9,7 @@ import pytest
 from web_server import TOKENS, all_tokens, open_server
 
 from dataloader.jobs.contract import Operator
-from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict
 from dataloader.jobs.schedule_contract import MAX_BACKFILL, ScheduleNotFound
 from dataloader.jobs.schedules import Schedule
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
@@ -38,16 +38,30 @@ def hourly(**fields):
 
 @pytest.mark.requirement("R7")
 async def test_what_is_put_is_due_from_now_on_and_programs_leave_it(schedules, store):
+    now = datetime.now(UTC)
     put = await schedules.put(hourly(args={"n": 1}))
     assert (put.origin, put.stored_by, put.paused, put.retired_at) == ("operator", "chief", False, None)
     assert put.schedule == hourly(args={"n": 1})
-    assert NOW < put.next_at <= NOW + HOUR + timedelta(seconds=60)
+    assert now < put.next_at <= now + HOUR + timedelta(seconds=60)
     assert await schedules.get("hourly") == put
     assert await store.write(aio_declare_schedules, [hourly()], ["report"], "w") == ["hourly"]
     again = await schedules.put(hourly(args={"n": 2}))
     assert (again.next_at, again.stored_at) == (put.next_at, put.stored_at)
     [event] = (await schedules.events("hourly")).events
     assert (event.kind, event.payload) == ("changed", {"by": "chief"})
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_of_a_task_that_nobody_has_declared_is_stored_and_says_so(schedules, raw):
+    assert (await schedules.put(hourly())).unknown_task
+    await raw.execute("INSERT INTO dl_tasks (task, layout, declared_by) VALUES ('report', 1, 'w')")
+    assert not (await schedules.put(hourly())).unknown_task
+    await schedules.put(hourly(name="daily", task="rpeort"))
+    assert [(one.name, one.unknown_task) for one in (await schedules.find()).schedules] == [
+        ("daily", True),
+        ("hourly", False),
+    ]
+    assert (await schedules.pause("daily")).unknown_task
 
 
 @pytest.mark.requirement("R7")
@@ -67,18 +81,24 @@ async def test_a_pause_keeps_what_was_due_for_its_end(schedules, store, raw):
 
 @pytest.mark.requirement("R7")
 async def test_the_next_times_are_told_paused_or_not(schedules):
-    await schedules.put(hourly(end_at=NOW + 3 * HOUR))
+    now = datetime.now(UTC).replace(microsecond=0)
+    await schedules.put(hourly(end_at=now + 3 * HOUR))
     await schedules.pause("hourly")
     times = await schedules.next_times("hourly", number=100)
     assert len(times) == 3
     assert {later - earlier for earlier, later in pairwise(times)} == {HOUR}
-    assert all(NOW < at < NOW + 3 * HOUR for at in times)
+    assert all(now < at < now + 3 * HOUR for at in times)
 
 
 @pytest.mark.requirement("R7")
 async def test_a_run_beside_the_plan_does_not_change_the_plan(schedules, raw):
     put = await schedules.put(hourly(args={"n": 1}))
     first, second = await schedules.run("hourly"), await schedules.run("hourly")
+    repeated = await schedules.run("hourly", job_id=second.job_id)
+    assert (repeated.job_id, repeated.created, repeated.queue) == (second.job_id, False, second.queue)
+    await schedules.put(Schedule(name="another", task="t", every_s=3600))
+    with pytest.raises(IdempotencyConflict):
+        await schedules.run("another", job_id=second.job_id)
     assert first.job_id != second.job_id
     assert first.queue == "q"
     rows = await raw.fetch("SELECT schedule, planned_at, available_at <= now() AS due FROM dl_jobs")
@@ -97,6 +117,8 @@ async def test_a_backfill_adds_what_has_no_job(schedules, raw):
     rest = await schedules.backfill("hourly", begin, begin + 3 * HOUR)
     assert (rest.times, rest.had_jobs) == ([begin + 2 * HOUR], 2)
     again = await schedules.backfill("hourly", begin, begin + HOUR, again=True)
+    repeated = await schedules.backfill("hourly", begin, begin + HOUR, again=True, backfill_id=again.backfill)
+    assert repeated.times == []
     assert (again.times, again.had_jobs) == ([begin], 0)
     assert len({first.backfill, rest.backfill, again.backfill}) == 3
     rows = await raw.fetch("SELECT planned_at, backfill FROM dl_jobs ORDER BY planned_at, backfill")

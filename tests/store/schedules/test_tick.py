@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import pytest
 import trio
 from databases import raw_connection
@@ -79,6 +80,35 @@ async def test_a_schedule_that_is_due_adds_its_job_and_knows_when_it_is_due_next
     stored = await raw.fetchrow("SELECT * FROM dl_schedules")
     assert (stored["next_at"], stored["last_at"], stored["last_job_id"]) == (NOW + HOUR, NOW, row["job_id"])
     assert (await tick(store)).added == 0
+
+
+@pytest.mark.requirement("R7")
+async def test_what_is_kept_of_a_schedule_goes_by_all_of_it(store, raw, put):
+    """Schedules that are planned alike differ by the rest, and one that was changed is another one."""
+    alike = {
+        f"s{n}": await put(f"s{n}", every_s=3_600 * (n + 1), args={"n": n}, job={"queue": f"q{n}"}) for n in range(3)
+    }
+    once = await put("once", job={"queue": "q", "idempotency_key": "only one"})
+    twice = await put("twice", late=2 * HOUR, missed="all", overlap="all")
+    assert (await tick(store)).added == 3 + 1 + 3
+    nexts = await raw.fetch("SELECT next_at FROM dl_schedules WHERE name LIKE 's_' ORDER BY name")
+    assert [row["next_at"] for row in nexts] == [NOW + n * HOUR for n in (1, 2, 3)]
+    for name, schedule in [*alike.items(), ("once", once), ("twice", twice)]:
+        changed = attrs.evolve(schedule, args={"changed": name}, overlap="parallel")
+        await raw.execute(
+            "UPDATE dl_schedules SET spec = $2, next_at = $3 WHERE name = $1", name, spec_text(changed), NOW
+        )
+    await raw.execute("UPDATE dl_jobs SET planned_at = planned_at - interval '1 d'")
+    assert (await tick(store)).added == 4, "the idempotency key is known"
+    rows = await raw.fetch(
+        "SELECT schedule, queue, args::text AS args, keyed FROM dl_jobs ORDER BY schedule, created_at"
+    )
+    assert [tuple(row) for row in rows if row["schedule"].startswith("s")] == [
+        (f"s{n}", f"q{n}", args, keyed)
+        for n in range(3)
+        for args, keyed in ((f'{{"n": {n}}}', True), (f'{{"changed": "s{n}"}}', False))
+    ]
+    assert len({row["job_id"] for row in await raw.fetch("SELECT job_id FROM dl_jobs")}) == 11
 
 
 @pytest.mark.requirement("R7")
@@ -243,6 +273,9 @@ async def test_a_schedule_that_another_process_has_is_looked_at_again_soon(store
 async def test_a_schedule_that_this_program_can_not_read_is_left_to_others(store, raw, put, planned):
     await put("newer", late=HOUR)
     await raw.execute('UPDATE dl_schedules SET spec = spec || \'{"calendar": "TARGET2"}\'')
+    for spec in ("{}", "[1]", '"text"', '{"task": "t", "cron": 7}', '{"task": "t", "cron": "* * * * *", "args": 3}'):
+        await put(f"strange {spec}", late=HOUR)
+        await raw.execute("UPDATE dl_schedules SET spec = $1 WHERE name = $2", spec, f"strange {spec}")
     await put()
     ticked = await tick(store)
     assert ticked.added == 1
@@ -282,7 +315,7 @@ async def test_while_none_is_due_a_tick_is_one_statement(store, put):
 @pytest.mark.requirement("R7")
 async def test_other_tasks_have_their_turns_while_many_schedules_are_planned(store, put, monkeypatch):
     for number in range(60):
-        await put(f"s{number}", overlap="parallel")
+        await put(f"s{number}", overlap="parallel", grace_s=number)
     plan, turns, seen = ticks.plan, 0, []
 
     def seen_plan(*args):

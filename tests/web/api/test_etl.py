@@ -243,6 +243,13 @@ async def test_a_run_whose_job_has_ended_without_a_word_shows_the_jobs_status(op
         assert (await get(web, "/loads/b"))["last_run"]["status"] == job
 
 
+async def test_a_timeline_shows_no_secret_that_the_name_of_a_task_has(open_web, add_run):
+    run_id = add_run([(SECRET, "succeeded")])
+    async with open_web() as web:
+        [task] = (await get(web, f"/runs/{run_id}/timeline"))["tasks"]
+    assert task["task"] == "postgresql://***@db/x"
+
+
 async def test_a_run_keeps_its_own_end_whatever_becomes_of_the_job(open_web, add_run):
     run_id = add_run(status="failed", job="queued")
     async with open_web() as web:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import attrs
 import pytest
 import trio
+from certificates import certificate
 from source_app import Answer, open_source_app
 from walking import ask, first, records, requests, walk
 
@@ -526,28 +527,6 @@ def test_what_a_source_can_t_be_is_refused_when_it_is_declared_and_no_secret_sho
 
 
 # TLS.
-
-
-def certificate(folder):
-    """A certificate for 127.0.0.1 that nobody trusts, with its key, as a file."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography comes with what tests S3")
-    import ipaddress  # noqa: PLC0415
-
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(datetime(2020, 1, 1, tzinfo=UTC)).not_valid_after(
-        datetime(2099, 1, 1, tzinfo=UTC)
-    )
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path = folder / "both.pem"
-    path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*plain))
-    return path
 
 
 async def test_a_certificate_that_nobody_trusts_is_refused_and_asking_again_will_not_help(tmp_path):

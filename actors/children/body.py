@@ -1,0 +1,203 @@
+"""The wrapper in a body's process: imports the user's function once, then calls it for one job after the other.
+
+Talks to the service through the socket `data` alone; what the function prints goes to pipes of its own. It uses neither
+Trio nor the database, and imports nothing that does. All that must happen whatever the function does is the guard's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.body_port import AioBodyPort, BodyPort, Channel
+from dataloader.actors.failure_text import error_text
+from dataloader.actors.handles import read_fields
+from dataloader.actors.wrapping import inside
+from dataloader.jobs.args import ArgsType
+from dataloader.jobs.errors import BadRequest, JobStopped, LimitReached
+from dataloader.jobs.hooks import Around
+from dataloader.jobs.job import AioProcessJob, ProcessJob
+from dataloader.jobs.module_names import Place
+from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
+from dataloader.jobs.retry import RetryPolicy
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.tasks import DEFAULT_RETRY, Task
+from dataloader.jobs.text import MAX_JSON, exact_json, read_json, storable_json, storable_text
+
+EXPENDABLE: Final = 500
+"""What is added to `oom_score_adj`: when memory runs out, a body ends before the service does."""
+
+
+@attrs.define(eq=False)
+class _Body:
+    """What is imported, and the job that runs, if one does."""
+
+    channel: Channel
+    stop_notes: int
+    memory_mb: int | None
+    call: Callable[[Any], object]
+    around: tuple[Around, ...]
+    is_asyncio: bool
+    args: ArgsType[Any] | None
+    retry: RetryPolicy
+    port: BodyPort | None = None
+    cancel: Callable[[], object] | None = None
+
+    def on_term(self, *_args: object) -> None:
+        """Stop the job, if it is the guard that says so: others end a service, not its bodies."""
+        try:
+            os.read(self.stop_notes, 1)
+        except BlockingIOError:
+            return
+        if self.port is None:
+            return
+        self.port.stopped = True
+        if self.cancel is not None:
+            self.cancel()
+        elif not self.is_asyncio:
+            self.channel.interrupt()
+
+    def run(self, job: wire.RunJob) -> wire.Ended:
+        """Run a job; what it came to."""
+        port = (AioBodyPort if self.is_asyncio else BodyPort)(self.channel, job.max_lines)
+        try:
+            text = bytes(job.args)
+            args = read_json(text.decode()) if self.args is None else self.args.decode(text)
+        except BadRequest as misfit:
+            return wire.Ended("give_up", text=str(misfit))
+        make: Callable[..., Any] = AioProcessJob if self.is_asyncio else ProcessJob
+        handle = make(args=args, port=port, **read_fields(job.fields))
+        try:
+            self.port = port
+            try:
+                with ExitStack() as stack:
+                    if self.around:
+                        stack.enter_context(inside(self.around, handle))
+                    value = self._aio_run(handle) if self.is_asyncio else self.call(handle)
+            finally:
+                self.port = None
+                port.end()
+            return self._ended_with(value, is_stage=job.is_stage)
+        except BaseException as error:  # noqa: ASYNC103, BLE001 - whatever it raises is the job's error
+            return self._failed(error, was_stopped=port.stopped)  # noqa: ASYNC104
+
+    def _aio_run(self, handle: object) -> object:
+        async def main() -> object:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None  # noqa: S101
+            self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            try:
+                called = self.call(handle)
+                assert inspect.isawaitable(called)  # noqa: S101
+                return await called
+            finally:
+                self.cancel = None
+
+        coroutine: Coroutine[Any, Any, object] = main()
+        return asyncio.run(coroutine)
+
+    def _ended_with(self, value: object, *, is_stage: bool) -> wire.Ended:  # noqa: PLR0911 - one for each kind
+        match value:
+            case Retry():
+                return wire.Ended("retry", text=value.reason, seconds=value.after_s)
+            case Snooze():
+                return wire.Ended("snooze", text=value.reason, seconds=value.for_s)
+            case GiveUp():
+                return wire.Ended("give_up", text=value.reason)
+            case Canceled():
+                return wire.Ended("canceled", text=value.reason)
+            case Next():
+                return _with_value("next", value.value, value.to, is_exact=True)
+            case Finish():
+                return _with_value("finish", value.value, is_exact=False)
+            case _:
+                return _with_value("value", value, is_exact=is_stage)
+
+    def _failed(self, error: BaseException, *, was_stopped: bool) -> wire.Ended:
+        if isinstance(error, LimitReached):
+            return wire.Ended("limit", text=storable_text(str(error)), seconds=error.for_s)
+        text = error_text(error)
+        if isinstance(error, MemoryError) and self.memory_mb is not None:
+            text = f"used more than {self.memory_mb:,} MB (memory_mb)\n{text}"
+        stopped = was_stopped and isinstance(error, JobStopped | asyncio.CancelledError)
+        is_final, is_spent = self.retry.is_final(error), isinstance(error, MemoryError)
+        return wire.Ended("error", text=text, is_final=is_final, stopped=stopped, is_spent=is_spent)
+
+
+def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wire.Ended:
+    if value is None:
+        return wire.Ended(kind, text=to)
+    try:
+        encoded = exact_json("value", value, MAX_JSON) if is_exact else storable_json(value)
+    except BadRequest as error:
+        return wire.Ended("refused", text=mask_text(error.message))
+    return wire.Ended(kind, msgspec.Raw(encoded.encode()), text=to)
+
+
+def _leaves_processes() -> bool:
+    """Whether the function has left processes behind; those that have ended are taken away.
+
+    All that it has started are our children: this process is a subreaper.
+    """
+    try:
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+    except ChildProcessError:
+        return False
+
+
+def _limit(memory_mb: int | None) -> None:
+    """Bound the memory that this process can write to and shares with none, and each that it starts."""
+    if memory_mb is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_mb * 2**20,) * 2)
+    with suppress(OSError), Path("/proc/self/oom_score_adj").open("r+b", buffering=0) as file:
+        file.write(f"{min(int(file.read()) + EXPENDABLE, 1_000)}".encode())
+
+
+def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
+    """Import what `declared` names, then run jobs until the service closes the socket."""
+    channel = Channel(data)
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # they are text files
+    try:
+        told = msgspec.convert(declared, wire.Declared)
+        _limit(told.memory_mb)
+        found = Place(told.module, told.name).find()
+        task = found if isinstance(found, Task) else None
+        body = _Body(
+            channel=channel,
+            stop_notes=stop_notes,
+            memory_mb=told.memory_mb,
+            call=found if task is None else task.handler,
+            around=tuple(Place(*place).find() for place in told.around),
+            is_asyncio=told.asyncio,
+            args=None if task is None else task.args,
+            retry=DEFAULT_RETRY if task is None else task.retry,
+        )
+    except BaseException as error:  # noqa: ASYNC103, BLE001 - a module may raise anything
+        channel.send(wire.Started(error_text(error)))
+        return  # noqa: ASYNC104
+    signal.signal(signal.SIGTERM, body.on_term)
+    channel.send(wire.Started())
+    while line := channel.read():
+        ended = body.run(wire.read_job(line))
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        ended.left = _leaves_processes()
+        channel.send(ended)

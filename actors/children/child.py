@@ -1,0 +1,349 @@
+"""One child from the service's side: its guard, its body, and what both say.
+
+All waits here are the caller's to bound, but for the end of a child: that is awaited until no process of it is left, as
+a thread's end is. The guard is asked first; one that does not answer is killed, and the body with it by the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.left_behind import MARK, kill_left_behind
+from dataloader.jobs.errors import BodyFailed
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import MAX_MASKED, storable_text
+
+log = get_logger(__name__)
+
+GUARD: Final = str(Path(__file__).with_name("guard.py"))
+START_S: Final = 60.0
+"""The time in which a child must have imported the task's module, in seconds."""
+GUARD_S: Final = 1.0
+"""The time in which a guard has killed its body, in seconds; then it is killed itself."""
+LOOK_S: Final = 5.0
+PAUSE_S: Final = 0.01
+CHUNK: Final = 65_536
+UNWANTED_S: Final = 0.01
+"""The pause after each chunk of which nothing is kept, in seconds: a body that prints without end waits for us."""
+MAX_OUTPUT_LINE: Final = 8_192
+"""Bytes of what a body prints without a line's end that become one line of the log."""
+
+
+class ChildDied(Exception):  # noqa: N818 - a state of the child
+    """The child has ended, or says what nobody understands; the text is for the job's error."""
+
+
+@attrs.define(eq=False)
+class Output:
+    """One of the two pipes of what the body prints, cut into lines."""
+
+    fd: int
+    name: str
+    _rest: bytes = b""
+
+    async def pump(self, put: Callable[[str, str], bool]) -> None:
+        """Give each line to `put`, until cancelled or the pipe is closed; after its False, read on and keep nothing."""
+        is_wanted = True
+        while True:
+            try:
+                chunk = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.fd)
+                continue
+            if not chunk:
+                return
+            is_wanted = is_wanted and self._take(chunk, put)
+            await trio.sleep(0 if is_wanted else UNWANTED_S)
+
+    def drain(self, put: Callable[[str, str], bool]) -> None:
+        """Give what is there by now to `put`, a last line without its end, too."""
+        with suppress(BlockingIOError):
+            for _ in range(16):  # a pipe has 64 KiB as a rule; what goes on to write is not waited for
+                if not (chunk := os.read(self.fd, CHUNK)):
+                    break
+                if not self._take(chunk, put):
+                    return
+        rest, self._rest = self._rest, b""
+        if rest:
+            put(self.name, rest.decode(errors="replace"))
+
+    def _take(self, chunk: bytes, put: Callable[[str, str], bool]) -> bool:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > MAX_OUTPUT_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        # The rest of a chunk is not looked at once no more is wanted.
+        return all(put(self.name, line.removesuffix(b"\r").decode(errors="replace")) for line in lines)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Child:
+    """A running child. `jobs` counts those that it has begun; `idle_since` is Trio's clock."""
+
+    _process: trio.Process
+    _mark: str
+    _control: trio.socket.SocketType
+    _data: trio.SocketStream
+    outputs: tuple[Output, Output]
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
+    _body: int = attrs.field(default=0, init=False)
+    _body_fd: int = attrs.field(default=-1, init=False)
+    _ended: str | None = attrs.field(default=None, init=False)
+    jobs: int = attrs.field(default=0, init=False)
+    idle_since: float = attrs.field(default=math.inf, init=False)
+
+    @property
+    def pid(self) -> int:
+        """The body's process id."""
+        return self._body
+
+    @property
+    def guard_pid(self) -> int:
+        """The guard's process id."""
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, declared: wire.Declared) -> Child:
+        """A child that has imported its function. Raises `BodyFailed`, with what it printed, if it can't."""
+        mark = secrets.token_hex(16)
+        control, guards = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data, bodys = socket.socketpair()
+        pipes = os.pipe(), os.pipe()
+        try:
+            process = await trio.lowlevel.open_process(  # an OSError is the job's error
+                [sys.executable, "-P", GUARD, str(guards.fileno()), str(bodys.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                pass_fds=(guards.fileno(), bodys.fileno()),
+                start_new_session=True,
+                env=os.environ | {MARK: mark},
+            )
+        except BaseException:
+            for end in (control, data):
+                end.close()
+            for pipe in pipes:
+                os.close(pipe[0])
+            raise
+        finally:
+            for end in (guards, bodys):
+                end.close()
+            for pipe in pipes:
+                os.close(pipe[1])
+        for pipe in pipes:
+            os.set_blocking(pipe[0], False)
+        child = cls(
+            process=process,
+            mark=mark,
+            control=trio.socket.from_stdlib_socket(control),
+            data=trio.SocketStream(trio.socket.from_stdlib_socket(data)),
+            outputs=(Output(pipes[0][0], "stdout"), Output(pipes[1][0], "stderr")),
+        )
+        try:
+            await child._import(declared)
+        except BaseException:
+            await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            raise
+        return child
+
+    async def _import(self, declared: wire.Declared) -> None:
+        printed: list[str] = []
+
+        def put(_stream: str, line: str) -> bool:
+            printed.append(line)
+            del printed[:-50]
+            return True
+
+        error: str | None = f"its module was not imported within {START_S:g} s"
+        with trio.move_on_after(START_S):
+            try:
+                await self._begin()
+                await self._data.send_all(wire.line_of(declared))
+                async with trio.open_nursery() as nursery:
+                    for output in self.outputs:
+                        nursery.start_soon(output.pump, put)
+                    line = await self.read()
+                    nursery.cancel_scope.cancel()
+                message = None if line is None else wire.read_from_body(line)
+                error = message.error if isinstance(message, wire.Started) else await self.why_ended()
+            except (OSError, trio.BrokenResourceError, ChildDied, ValueError) as died:
+                error = str(died)
+        if error is not None:
+            for output in self.outputs:
+                output.drain(put)
+            text = "\n".join([f"the child process could not start: {error}", *printed]).rstrip()
+            raise BodyFailed(storable_text(mask_text(storable_text(text, MAX_MASKED))))
+
+    async def _begin(self) -> None:
+        match (await self._reply()).split():
+            case ["body", pid]:
+                self._body = int(pid)
+                with suppress(OSError):
+                    self._body_fd = os.pidfd_open(self._body)
+            case _:
+                raise ChildDied("its guard ended")
+
+    async def arm(self, until: tuple[float, float]) -> bool:
+        """Let a job run until these times, the guard's and the kernel's, by Trio's clock.
+
+        False if the child has ended.
+        """
+        if not self._command("arm", until):
+            return False
+        while self._ended is None:
+            if (await self._reply()) == "armed":
+                self.jobs += 1
+                return True
+        return False
+
+    def renew(self, until: tuple[float, float]) -> None:
+        """Let the job that runs go on until these times, as `arm`.
+
+        A guard that is stopped does not hear it: then the body ends at the former time.
+        """
+        self._command("until", until)
+
+    def disarm(self) -> None:
+        """The job is over."""
+        self._command("idle")
+
+    def tell_to_stop(self) -> None:
+        """Send SIGTERM to the body's process group."""
+        self._command("term")
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Send a message to the body. One that has ended is noticed by `why_ended`."""
+        with suppress(trio.BrokenResourceError):
+            await self._data.send_all(wire.line_of(message))
+
+    async def read(self) -> bytes | None:
+        """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > wire.MAX_MESSAGE:
+                raise ChildDied(f"the child process sent a message of more than {wire.MAX_MESSAGE:,} bytes")
+            try:
+                part = await self._data.receive_some(CHUNK)
+            except trio.BrokenResourceError:
+                return None
+            if not part:
+                return None
+            self._buffer += part
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    async def why_ended(self) -> str:
+        """Wait until the guard says that the body has ended, or has ended itself; the reason in words."""
+        while self._ended is None:
+            await self._reply()
+        return _words(self._ended)
+
+    @property
+    def was_killed_at_deadline(self) -> bool:
+        """Whether the lease's end has ended it."""
+        return self._ended is not None and self._ended.endswith(" deadline")
+
+    async def _reply(self) -> str:
+        """The guard's next word. An end is remembered."""
+        try:
+            reply = (await self._control.recv(1_000)).decode()
+        except OSError:
+            reply = ""
+        if not reply:
+            self._ended = self._ended or "guard"
+        elif reply.startswith("ended "):
+            self._ended = reply
+        return reply
+
+    def _command(self, name: str, until: tuple[float, float] | None = None) -> bool:
+        """Send a command without waiting. Times are given by CLOCK_BOOTTIME."""
+        if until is not None:
+            # In this order: should this process stand still in between, the body has less time, not more.
+            boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+            ahead = boot - trio.current_time()
+            name = f"{name} {until[0] + ahead:.6f} {until[1] + ahead:.6f}"
+        try:
+            os.write(self._control.fileno(), name.encode())
+        except OSError:
+            return False
+        return True
+
+    async def end(self) -> None:
+        """Kill the body and all that it has started, and wait until they are gone."""
+        self._command("kill")
+        waits: list[Callable[[], Awaitable[object]]] = [self.why_ended, self._process.wait]
+        for wait in waits:
+            with trio.move_on_after(GUARD_S, shield=True) as waited:
+                await wait()
+            if waited.cancelled_caught:
+                break
+        if self._ended is None or not self._ended.startswith("ended "):
+            await self._end_without_guard()
+        with trio.CancelScope(shield=True):  # it is dead, or about to be
+            await self._process.wait()
+        self._control.close()
+        with trio.move_on_after(0, shield=True):
+            await self._data.aclose()
+        for output in self.outputs:
+            os.close(output.fd)
+        if self._body_fd >= 0:
+            os.close(self._body_fd)
+
+    async def _end_without_guard(self) -> None:
+        """The guard was killed, or does not answer: the kernel kills the body with it, and we what is left."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        if self._body_fd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._body_fd, signal.SIGKILL)
+        told = False
+        while True:
+            with trio.move_on_after(LOOK_S, shield=True) as looking:
+                if self._body_fd >= 0:
+                    await trio.lowlevel.wait_readable(self._body_fd)
+                # Others' processes tell nobody of their end.
+                while await trio.to_thread.run_sync(partial(kill_left_behind, self._mark, self._body)):  # noqa: ASYNC110
+                    await trio.sleep(PAUSE_S)
+            if not looking.cancelled_caught:
+                return
+            if not told:
+                told = True
+                log.error("a child process does not end, though it was killed", pid=self._body)
+
+
+def _words(ended: str) -> str:
+    """How the body has ended, by what its guard said: `ended STATUS CAUSE`, or `guard` if it said nothing."""
+    if not ended.startswith("ended "):
+        return "the child process was killed"
+    _, text, cause = ended.split()
+    if cause == "deadline":
+        return "the child process was killed: its lease was not renewed in time"
+    status = int(text)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        more = ", perhaps because the machine had no memory left" if number == signal.SIGKILL else ""
+        return f"the child process was ended by {name}{more}"
+    return f"the child process ended with exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,238 @@
+"""Runs a job's function in a child, and does what its handle asks for, by the Trio port.
+
+A stop sends SIGTERM, and after the grace SIGKILL; the run is over when no process of the child is left. The body has a
+deadline of its own, which its guard keeps: it moves with each confirmed renewal of the lease.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.child import Child, ChildDied
+from dataloader.actors.children.pool import HURRIED_GRACE_S, Children
+from dataloader.actors.handles import fields_of
+from dataloader.actors.job_runs import BeginsTooLate, Run
+from dataloader.actors.trio_port import TrioPort
+from dataloader.jobs.errors import BodyFailed
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze, StopReason
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.stages import MoveRefused
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import storable_text
+
+log = get_logger(__name__)
+
+MAX_ASKS: Final = 32
+"""Questions of one body that are worked on at a time."""
+MESSAGES_A_TURN: Final = 100
+PAUSE_S: Final = 0.01
+"""After so many messages the body waits so long, in seconds: one that floods us does not get all of our time."""
+DEAF_S: Final = 1.0
+"""How long a body may go on after it has closed its socket, in seconds."""
+
+
+async def call_in_child(task: Task[Any], run: Run, children: Children, port: TrioPort, max_lines: int) -> object:
+    """What the function returns.
+
+    Raises `BodyFailed` for what it raises, and for a child that has ended; `BeginsTooLate` for one that took too long
+    to start.
+    """
+    async with children.lend(task, run) as child:
+        if trio.current_time() > run.begin_by:
+            child.idle_since = trio.current_time()
+            raise BeginsTooLate(
+                "the job goes back: its child process has taken longer to start than its budget counts on"
+            )
+        talk = _Talk(child, run, port, max_lines)
+        run.on_move = talk.renew
+        talk.renew()  # it may have moved while the child was started
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(talk.serve)
+                try:
+                    await talk.begin(task)
+                    await talk.read()
+                except trio.Cancelled:  # noqa: ASYNC103 - see below
+                    await talk.stop(children.grace_s)  # noqa: ASYNC102 - it has a shield with a deadline
+                    # What has ended in another way than by the stop has ended so, as a function in a thread.
+                    if talk.ended is None or talk.ended.stopped:
+                        raise
+                finally:
+                    talk.serving.cancel()
+        finally:
+            run.on_move = None
+            talk.drain()
+        if talk.ended is not None and talk.ended.left:
+            log.warning("a function has left processes behind: they are killed", task=task.name)
+            port.log("warning", "processes that the function has left behind are killed", {})
+        elif talk.ended is not None and not talk.ended.is_spent and not run.scope.cancel_called:
+            child.idle_since = trio.current_time()
+    if talk.ended is None:
+        if child.was_killed_at_deadline:
+            run.stop(StopReason.LEASE_ENDED)
+        raise BodyFailed(storable_text(mask_text(talk.died)))
+    return _value_of(talk.ended)
+
+
+@attrs.define(eq=False)
+class _Talk:
+    """One job's talk with its body: `ended` is what the function came to; without it, `died` says why not."""
+
+    child: Child
+    run: Run
+    port: TrioPort
+    max_lines: int
+    ended: wire.Ended | None = None
+    died: str = "the child process closed its connection to the service"
+    serving: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
+    _asks: trio.Nursery = attrs.field(init=False)
+    _has_begun: bool = False
+    _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(MAX_ASKS))
+    _turn: trio.Lock = attrs.field(factory=trio.Lock)
+    _printed: int = 0
+
+    def renew(self) -> None:
+        """The run's lease or key is safe for longer."""
+        self.child.renew(self.run.lease.body_is_killed())
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Do what the body asks for and read what it prints, until `serving` is cancelled: by who called it, alone."""
+        with self.serving:
+            async with trio.open_nursery() as self._asks:
+                for output in self.child.outputs:
+                    self._asks.start_soon(output.pump, self._print)
+                self._asks.start_soon(self._watch)
+                task_status.started()
+
+    async def begin(self, task: Task[Any]) -> None:
+        """Send the job."""
+        job = self.run.job
+        assert job.args is not None  # noqa: S101 - `call_handler` has refused it
+        fields = fields_of(job)
+        await self.child.send(wire.RunJob(fields, msgspec.Raw(job.args.encode()), self.max_lines, bool(task.stages)))
+        self._has_begun = True
+
+    async def read(self) -> None:
+        """Read what the body says until the function has ended, or the child."""
+        with self._reading:
+            number = 0
+            try:
+                while (line := await self.child.read()) is not None:
+                    await self._take(wire.read_from_body(line))
+                    if self.ended is not None:
+                        return
+                    number += 1
+                    if number % MESSAGES_A_TURN == 0:
+                        await trio.sleep(PAUSE_S)
+            except (ChildDied, ValueError, TypeError) as error:
+                self.died = f"the child process sent what is no message: {error}"
+                return
+            await trio.sleep(DEAF_S)  # `_watch` hears how it ended
+
+    async def stop(self, grace_s: float) -> None:
+        """Tell the function to stop, and give it the grace. Whose job is another's has none."""
+        reason = self.run.stopped_by()
+        if not self._has_begun or self.ended is not None or reason is StopReason.LEASE_LOST:
+            return
+        self.child.tell_to_stop()
+        grace_s = min(grace_s, HURRIED_GRACE_S) if reason is StopReason.DRAIN else grace_s
+        self._reading = trio.CancelScope()
+        with trio.move_on_after(grace_s, shield=True):
+            await self.read()
+
+    def drain(self) -> None:
+        """Read what it has printed by now."""
+        for output in self.child.outputs:
+            output.drain(self._print)
+
+    async def _watch(self) -> None:
+        self.died = await self.child.why_ended()
+        self._reading.cancel()
+
+    async def _take(self, message: wire.FromBody) -> None:
+        match message:
+            case wire.Progress():
+                self.port.progress(cast("Any", message.progress))
+            case wire.Line():
+                self.port.log(message.level, message.message, message.fields, message.load)
+            case wire.EndLog():
+                self.port.end_log(message.load)
+            case wire.Keep():
+                self.port.keep(_value(message.result))
+            case wire.Ask():
+                await self._places.acquire()
+                self._asks.start_soon(self._answer, message)
+            case wire.Ended():
+                self.ended = message
+            case wire.Started():
+                raise ChildDied("a second beginning")
+
+    def _print(self, stream: str, line: str) -> bool:
+        """Keep a line that was printed; False when no more are kept."""
+        self._printed += 1
+        self.port.log("info", line, {"stream": stream})
+        return self._printed <= self.max_lines
+
+    async def _answer(self, ask: wire.Ask) -> None:
+        try:
+            answer = wire.Answer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
+        except Exception as error:  # noqa: BLE001 - it is the body's
+            answer = wire.Answer(ask.number, error=wire.Failure.of(error))
+        finally:
+            self._places.release()
+        async with self._turn:
+            await self.child.send(answer)
+
+    async def _do(self, ask: wire.Ask) -> object:
+        match ask.what:
+            case "enqueue":
+                given = msgspec.json.decode(ask.given, type=wire.Enqueue)
+                return await self.port.enqueue(given.task, given.args, cast("Any", given.options))
+            case "after":
+                return await self.port.after()
+            case "take":
+                units = msgspec.json.decode(ask.given, type=wire.Take)
+                await self.port.take(units.supplier, units.units, units.max_wait_s)
+                return None
+            case "deadline":
+                return min(self.port.deadline() - trio.current_time(), 1e9)
+            case "stopped_by":
+                return self.port.stopped_by()
+
+
+def _value(encoded: msgspec.Raw) -> object:
+    """JSON of the body's as a value: it stays encoded."""
+    return None if bytes(encoded) == b"null" else encoded
+
+
+def _value_of(ended: wire.Ended) -> object:  # noqa: C901, PLR0911 - one for each kind
+    """What the function has returned. Raises `BodyFailed` for an error."""
+    value = _value(ended.value)
+    match ended.kind:
+        case "value":
+            return value
+        case "retry":
+            return Retry(ended.seconds, ended.text)
+        case "snooze":
+            return Snooze(ended.seconds, ended.text)
+        case "give_up":
+            return GiveUp(ended.text)
+        case "canceled":
+            return Canceled(ended.text)
+        case "next":
+            return Next(ended.text, value)
+        case "finish":
+            return Finish(value)
+        case "refused":
+            raise MoveRefused("the value for the next stage", ended.text)
+        case "limit":
+            raise BodyFailed(ended.text, for_s=ended.seconds)
+        case "error":
+            raise BodyFailed(storable_text(ended.text), is_final=ended.is_final)

@@ -1,0 +1,277 @@
+"""The parent of one body: kills it, with every process that it has started, when its time is over or nobody wants it.
+
+A script of its own (`python -P guard.py CONTROL DATA PARENT`) with nothing of ours and no thread, so that no code of a
+user's can hold it up. It forks the body, which imports the rest. The service commands it through the socket CONTROL:
+
+    arm HARD LAST    the body may run until HARD, by CLOCK_BOOTTIME; answered by `armed`
+    until HARD LAST  the same, later: the lease was renewed
+    idle             no job runs
+    term             tell the body to stop: SIGTERM for its process group
+    kill             end the body and all that it has started
+
+The guard says `body PID` at its start and `ended STATUS CAUSE` at its end, when no process of the body's is left. What
+it does by itself, whatever the body does:
+
+* HARD passes, the service dies (its pidfd) or closes the socket: it kills all.
+* The guard is stopped or stuck: at LAST the kernel kills it (a timer whose signal is SIGKILL, which also counts while
+  the machine sleeps), and the body with it (`PR_SET_PDEATHSIG`).
+* A process that the body has left behind becomes the body's child, and when that is dead the guard's (both are
+  subreapers): so the guard finds it, whatever session it has made for itself.
+
+Rejected: setitimer or a thread in the body, which its code can change, or hold up by the GIL; a process group alone,
+which a daemon leaves; cgroups and namespaces, which most containers do not let us make.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import select
+import signal
+import sys
+import time
+from typing import Final, NoReturn
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+TIMER_ABSTIME: Final = 1
+TERM_NOTES: Final = b"x" * 64
+"""A note for each process that inherits the pipe; without one a SIGTERM is somebody else's, and passes unheeded."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class _SignalEvent(ctypes.Structure):
+    """`struct sigevent`, of 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """`struct itimerspec`."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns"))
+
+
+class LastTimer:
+    """The kernel's timer that kills this process: nothing in it has to run for that."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        library = _libc if hasattr(_libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+        self._set = library.timer_settime
+        self._timer = ctypes.c_void_p()
+        event = _SignalEvent(None, signal.SIGKILL, 0, b"")
+        _check(library.timer_create(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)))
+
+    def set(self, at: float) -> None:
+        """Kill this process at a time of CLOCK_BOOTTIME, in place of a former one; never if it is infinite."""
+        whole, part = (0, 0.0) if at == math.inf else (int(at), at % 1)
+        spec = _TimerSpec(0, 0, whole, int(part * 1e9))
+        _check(self._set(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None))
+
+
+class Guard:
+    """One body's guard. `hard` is when the body is killed, by CLOCK_BOOTTIME."""
+
+    def __init__(self, control: int, parent: int, body: int, stop_notes: int) -> None:
+        """`stop_notes` is the pipe that tells the body that a SIGTERM is meant for it."""
+        self._control = control
+        self._parent = parent
+        self._body = body
+        self._stop_notes = stop_notes
+        self._hard = math.inf
+        self._last = LastTimer()
+        self._status: int | None = None
+
+    def watch(self) -> NoReturn:
+        """Obey the service until the body is over."""
+        woken, wakes = os.pipe()
+        for end in (woken, wakes):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        waiting = select.poll()
+        for watched in (woken, self._control, self._parent):
+            waiting.register(watched, select.POLLIN)
+        while True:
+            self._reap()
+            if self._status is not None:
+                self._end("exit")
+            left_s = self._hard - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if left_s <= 0:
+                self._end("deadline")
+            ready = {fd for fd, _ in waiting.poll(None if left_s == math.inf else math.ceil(left_s * 1_000))}
+            if woken in ready:
+                os.read(woken, 1_000)
+            if self._parent in ready:
+                self._end("parent")
+            if self._control in ready:
+                self._obey(self._hear().split())
+
+    def _hear(self) -> bytes:
+        try:
+            return os.read(self._control, 1_000)
+        except OSError:  # the service has gone, and left something of ours unread
+            return b""
+
+    def _obey(self, command: list[bytes]) -> None:
+        match command:
+            case [b"arm" | b"until" as name, hard, last]:
+                self._hard = float(hard)
+                self._last.set(float(last))
+                if name == b"arm":
+                    self._say("armed")
+            case [b"idle"]:
+                self._hard = math.inf
+                self._last.set(math.inf)
+            case [b"term"]:
+                try:
+                    os.write(self._stop_notes, TERM_NOTES)
+                except BrokenPipeError:  # it has just ended, or has become another program, which needs no note
+                    pass
+                _kill_group(self._body, signal.SIGTERM)
+            case [b"kill"]:
+                self._end("kill")
+            case _:
+                self._end("parent")
+
+    def _say(self, text: str) -> None:
+        try:
+            os.write(self._control, text.encode())
+        except OSError:
+            self._end("parent")
+
+    def _reap(self) -> None:
+        """Take the ends of the body and of what it left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._body:
+                self._status = status
+
+    def _end(self, cause: str) -> NoReturn:
+        """Kill until no child is left: what a dead one has started becomes ours, and is killed in the next round."""
+        _kill_group(self._body, signal.SIGKILL)
+        # The body is dead; what it has left behind needs us, and a busy machine may give us no time for a while.
+        self._last.set(math.inf)
+        try:
+            while True:
+                for pid in _children_of(os.getpid()):
+                    _kill(pid)
+                pid, status = os.waitpid(-1, 0)
+                if pid == self._body:
+                    self._status = status
+                self._reap()
+        except ChildProcessError:
+            pass
+        try:
+            os.write(self._control, f"ended {self._status} {cause}".encode())
+        except OSError:
+            pass
+        os._exit(0)
+
+
+def _children_of(parent: int) -> list[int]:
+    """The children of a process. Not from its file `children`: many kernels are built without."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    ppid = file.read().rpartition(b")")[2].split()[1]
+            except OSError:
+                continue
+            if int(ppid) == parent:
+                found.append(int(name))
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # another user's, as `sudo` makes it: its end is waited for
+        pass
+
+
+def _kill_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _become_body(guard: int, data: int, stop_notes: int) -> None:
+    """Leave the guard's code for the wrapper's."""
+    os.setsid()
+    _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+    if os.getppid() != guard:
+        os._exit(1)
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    import json  # noqa: PLC0415 - the guard does without
+
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (part := os.read(data, 1)):
+            os._exit(0)
+        line += part
+    declared = json.loads(line)
+    sys.path[:] = declared["path"]
+    from dataloader.actors.children.body import live  # noqa: PLC0415 - only the body needs it
+
+    live(data, stop_notes, declared)
+
+
+def main() -> None:
+    """Fork the body, and guard it."""
+    control, data, parent = map(int, sys.argv[1:4])
+    parent_fd = os.pidfd_open(parent)
+    if os.getppid() != parent:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A terminal's, or those of a service manager that tells every process: the service says when to stop.
+        signal.signal(number, signal.SIG_IGN)
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1))
+    notes, told = os.pipe()
+    os.set_blocking(notes, False)
+    guard = os.getpid()
+    body = os.fork()
+    if body == 0:
+        try:
+            for other in (control, parent_fd, told):
+                os.close(other)
+            _become_body(guard, data, notes)
+        except BaseException:  # noqa: ASYNC103, BLE001 - the guard sees the exit code, and the job's log has the traceback
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    os.close(data)
+    os.close(notes)
+    # Its output is the body's; were it ours too, nobody would see its end.
+    null = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):
+        os.dup2(null, output)
+    os.write(control, f"body {body}".encode())
+    Guard(control, parent_fd, body, told).watch()
+
+
+if __name__ == "__main__":
+    main()

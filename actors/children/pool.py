@@ -1,0 +1,170 @@
+"""The children of this process: warm ones for each task, started when there are too few, gone when idle for long.
+
+A child runs one job at a time. It is ended, with all that it has started, after a stop, after an error of its own, when
+the function has left processes behind, and after `max_jobs`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import attrs
+import trio
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.child import Child
+from dataloader.actors.job_runs import Run
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.module_names import Place, place_of
+from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.telemetry import Telemetry
+
+log = get_logger(__name__)
+
+HURRIED_GRACE_S = 6.0
+"""The longest grace when the whole process drains: its end is bounded."""
+
+
+def places_of(tasks: Tasks) -> dict[str, tuple[Place, list[Place]]]:
+    """Where children find the functions of tasks with `process=True`, and what wraps them.
+
+    Raises `ConfigError` for functions that another process can't find, and where there are no such children.
+    """
+    own = [task for task in tasks.values() if task.process]
+    if own and not sys.platform.startswith("linux"):
+        raise ConfigError(f"task {own[0].name!r}: process=True needs Linux, for the guards of its processes")
+    try:
+        around = [place_of(what) for what in tasks.wraps] if own else []
+    except ValueError as error:
+        raise ConfigError(f"@tasks.around: what wraps tasks with process=True {error}") from None
+    places = {}
+    for task in own:
+        try:
+            places[task.name] = place_of(task.handler), around
+        except ValueError as error:
+            raise ConfigError(f"task {task.name!r}: process=True: its function {error}") from None
+    return places
+
+
+@attrs.define(eq=False, kw_only=True)
+class Children:
+    """The pool. `grace_s` is the time between SIGTERM and SIGKILL, `idle_s` how long a child without a job stays."""
+
+    tasks: Tasks
+    grace_s: float
+    idle_s: float
+    telemetry: Telemetry
+    _places: Mapping[str, tuple[Place, list[Place]]] = attrs.field(init=False)
+    _idle: dict[str, list[Child]] = attrs.field(factory=dict, init=False)
+    _changed: Wake = attrs.field(factory=Wake, init=False)
+    _running: int = attrs.field(default=0, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what children could not run."""
+        self.learn()
+
+    def learn(self) -> None:
+        """Know the tasks that there are now. Raises `ConfigError` for those that children could not run."""
+        self._places = places_of(self.tasks)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """End idle children in time, until cancelled."""
+        task_status.started()
+        while True:
+            ends_at = min((one.idle_since for some in self._idle.values() for one in some), default=math.inf)
+            left_s = ends_at + self.idle_s - trio.current_time()
+            if left_s > 0:
+                await self._changed.wait(left_s)
+                continue
+            # All are taken out before the first is waited for: meanwhile jobs begin and end.
+            ended = []
+            for some in self._idle.values():
+                ended += [one for one in some if one.idle_since <= ends_at]
+                some[:] = [one for one in some if one.idle_since > ends_at]
+            self._show()
+            async with trio.open_nursery() as nursery:
+                for child in ended:
+                    nursery.start_soon(self._end, child, "idle")
+
+    async def close(self) -> None:
+        """End all that are idle; those that run are ended by their runs."""
+        self._closed = True
+        async with trio.open_nursery() as nursery:
+            for some in self._idle.values():
+                while some:
+                    nursery.start_soon(self._end, some.pop(), "drain")
+        self._show()
+
+    @asynccontextmanager
+    async def lend(self, task: Task, run: Run) -> AsyncIterator[Child]:
+        """A child for a run of `task`, with its guard armed for as long as the run's lease and key are safe.
+
+        It is kept for the next job if the block has set its `idle_since`. Raises `BodyFailed` if none can be started.
+        """
+        child = await self._armed(task, run)
+        self._running += 1
+        self._show()
+        try:
+            yield child
+        finally:
+            self._running -= 1
+            idle = self._idle.setdefault(task.name, [])
+            if child.idle_since == math.inf:
+                await self._end(child, "stop")  # noqa: ASYNC102 - it has shields and deadlines of its own
+            elif child.jobs >= task.max_jobs:
+                await self._end(child, "max_jobs")  # noqa: ASYNC102 - as above
+            elif self._closed:
+                await self._end(child, "drain")  # noqa: ASYNC102 - as above
+            else:
+                child.disarm()
+                idle.append(child)
+                self._changed.set()
+            self._show()
+
+    async def _armed(self, task: Task, run: Run) -> Child:
+        idle = self._idle.setdefault(task.name, [])
+        while idle:
+            child = idle.pop()  # the one whose caches are warm
+            if await self._arm(child, run):
+                return child
+        place, around = self._places[task.name]
+        began = trio.current_time()
+        child = await Child.start(
+            wire.Declared(
+                path=sys.path,
+                module=place.module,
+                name=place.name,
+                around=[(one.module, one.name) for one in around],
+                asyncio=task.asyncio,
+                memory_mb=task.memory_mb,
+            )
+        )
+        self.telemetry.child_started(trio.current_time() - began)
+        if not await self._arm(child, run):
+            raise RuntimeError("a child process has ended before its first job")
+        return child
+
+    async def _arm(self, child: Child, run: Run) -> bool:
+        """Arm a child's guard; a child that has ended meanwhile, or whose start was in vain, is cleared away."""
+        child.idle_since = math.inf
+        try:
+            if await child.arm(run.lease.body_is_killed()):
+                return True
+        except BaseException:
+            await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            raise
+        await self._end(child, "died")
+        return False
+
+    async def _end(self, child: Child, why: str) -> None:
+        self.telemetry.child_ended(why)
+        await child.end()
+
+    def _show(self) -> None:
+        self.telemetry.children_now(self._running, sum(map(len, self._idle.values())))

@@ -1,0 +1,60 @@
+"""Puts ready jobs into the lanes of an entry that takes jobs of some tasks alone: what other services have added (S5).
+
+It looks when something became ready in the queue, or a poll has found that something is. A look reads ready jobs that
+are not its own, too: it rests a hundred times as long as it took, so however many of them wait, they cost a hundredth
+of a processor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.own_lanes import file_ready
+
+REST: Final = 100
+"""The pause after a look, as a multiple of the time that it took."""
+MAX_REST_S: Final = 30.0
+PAUSE_S: Final = 1.0
+"""After a failure."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Filer:
+    """The filer of one entry. `lanes` gives those of its tasks that have a lane."""
+
+    queue: str
+    lanes: Callable[[], Sequence[str]]
+    database: Database
+    outage: Outage
+    wake: Wake = attrs.field(factory=Wake)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.wake.wait(math.inf)
+            try:
+                await self._look_at_all()
+                self.outage.worked("filer")
+            except StoreError as error:
+                self.outage.failed("filer", error)
+                self.wake.set()
+                await trio.sleep(PAUSE_S)
+
+    async def _look_at_all(self) -> None:
+        last = None
+        while lanes := self.lanes():
+            began = trio.current_time()
+            filed = await file_ready(self.database, self.queue, lanes, last)
+            last = filed.last
+            await trio.sleep(min(REST * (trio.current_time() - began), MAX_REST_S))
+            if last is None:
+                return

@@ -1,0 +1,45 @@
+"""What a job's handle tells, of whatever class it is: from the claim, and from what crosses to a body's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dataloader.jobs.model import ClaimedJob
+
+
+def fields_of(claimed: ClaimedJob) -> dict[str, Any]:
+    """What every handle tells of a claimed job, but for its args."""
+    fields = {
+        "job_id": claimed.job_id,
+        "queue": claimed.queue,
+        "task": claimed.task,
+        "lock_key": claimed.lock_key,
+        "partition_key": claimed.partition_key,
+        "attempt": claimed.attempt,
+        "max_attempts": claimed.max_attempts,
+    }
+    return fields if claimed.more is None else fields | _more(claimed.more)
+
+
+def _more(more: Mapping[str, Any]) -> dict[str, Any]:
+    """What only some jobs have."""
+    planned_at = more.get("planned_at")
+    return {
+        "previous": more.get("previous"),
+        "version": more.get("version"),
+        "schedule": more.get("schedule"),
+        "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
+    }
+
+
+def read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same after JSON."""
+    planned_at = fields.get("planned_at")
+    return {
+        **fields,
+        "job_id": UUID(fields["job_id"]),
+        "planned_at": None if planned_at is None else datetime.fromisoformat(planned_at),
+    }

@@ -1,0 +1,116 @@
+"""Stops runs at the close of a work period, if their task says so (S4): sets the deadline of each.
+
+It asks the database for the periods when limits have changed, and for nothing else: the closes follow from them and
+from the database's clock, which each sign of life reads. If that clock jumps, all deadlines are computed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.actors.job_runs import Runs
+from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.work_periods import WorkPeriods, closes_at
+from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.limit_rows import aio_stopping_tasks
+from dataloader.store.queue.worker_rows import ClockReading
+
+log = get_logger(__name__)
+
+RETRY_S: Final = 2.0
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@attrs.define(eq=False)
+class DatabaseClock:
+    """How far the database's clock is ahead of Trio's, in seconds since 1970: between the bounds of the last reading.
+
+    A reading that agrees with what is known changes nothing, however long its answer took.
+    """
+
+    ahead_s: float = math.nan
+
+    def read(self, reading: ClockReading) -> bool:
+        """Take a reading; whether it has moved the clock."""
+        shown = reading.shown.timestamp()
+        least, most = shown - reading.answered_at, shown - reading.asked_at
+        if math.isnan(self.ahead_s):
+            self.ahead_s = (least + most) / 2
+        elif not least <= self.ahead_s <= most:
+            self.ahead_s = min(max(self.ahead_s, least), most)
+        else:
+            return False
+        return True
+
+
+@attrs.define(eq=False, kw_only=True)
+class PeriodEnds:
+    """The work periods of those of `tasks` whose runs are stopped at the close, and when they close by Trio's clock."""
+
+    database: Database
+    outage: Outage
+    runs: Runs
+    tasks: Collection[str]
+    wake: Wake = attrs.field(factory=Wake)
+    _clock: DatabaseClock = attrs.field(factory=DatabaseClock, init=False)
+    _periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]] = attrs.field(factory=dict, init=False)
+    _ends: dict[str, float] = attrs.field(factory=dict, init=False)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Learn the periods at the start and whenever limits have changed, until cancelled."""
+        task_status.started()
+        while True:
+            self.wake.lower()
+            try:
+                reading, periods = await self.database.run(aio_stopping_tasks, list(self.tasks))
+            except StoreError as error:
+                self.outage.failed("period ends", error)
+                await trio.sleep(RETRY_S)
+                continue
+            self.outage.worked("period ends")
+            self.learned(reading, periods)
+            await self.wake.wait(math.inf)
+
+    def learned(self, reading: ClockReading, periods: Mapping[str, Sequence[tuple[WorkPeriods, float]]]) -> None:
+        """These tasks have their runs stopped at the close of any of their periods, each with its margin in seconds."""
+        self._clock.read(reading)
+        self._periods = periods
+        self.runs.period_end = self._end_for_a_start if periods else None
+        self._set()
+
+    def clock_read(self, reading: ClockReading) -> None:
+        """The database's clock was read. If it has jumped, the runs have other deadlines."""
+        if self._clock.read(reading) and self._ends:
+            self._set()
+
+    def _set(self) -> None:
+        """Compute the closes anew, for the runs that there are."""
+        now = trio.current_time()
+        former, self._ends = self._ends, {task: self._end(task, now) for task in self._periods}
+        for run in self.runs:
+            if run.job.task in former or run.job.task in self._ends:
+                run.period_ends_at(self._ends.get(run.job.task, math.inf))
+
+    def _end_for_a_start(self, task: str) -> float:
+        """When a run that starts now has to end: the close that was computed last, or the next one if that is over."""
+        if task not in self._periods:
+            return math.inf
+        now = trio.current_time()
+        if self._ends.get(task, -math.inf) <= now:
+            self._ends[task] = self._end(task, now)
+        return self._ends[task]
+
+    def _end(self, task: str, now: float) -> float:
+        """When the periods of a task close next; `now` if one is closed."""
+        instant = _EPOCH + timedelta(seconds=now + self._clock.ahead_s)
+        closes = closes_at(self._periods[task], instant)
+        return math.inf if closes is None else now + (closes - instant).total_seconds()

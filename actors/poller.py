@@ -1,0 +1,71 @@
+"""Asks every now and then for what notifications may have failed to tell, and wakes those whom it concerns.
+
+One statement for all queues, the stager and the scheduler: they have none to send while nothing is to be done. A queue
+that has heard nothing from here for too long, since the pool has no answer, claims without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.outage import Outage
+from dataloader.actors.scheduler import Scheduler
+from dataloader.actors.stager import Stager
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.growing_pauses import jittered
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.poll import poll
+
+EARLIER_S: Final = 0.1
+"""A time that a poll tells is none that was known if it is so much earlier."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Poller:
+    """The poll of one process, every `poll_s` seconds, a fifth earlier or later."""
+
+    database: Database
+    outage: Outage
+    poll_s: float
+    dispatchers: Sequence[Dispatcher]
+    stager: Stager
+    scheduler: Scheduler
+    bulk: Wake
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Poll until cancelled."""
+        task_status.started()
+        while True:
+            # Jittered, so that replicas which were started together don't ask together.
+            await trio.sleep(jittered(self.poll_s))
+            lanes = sorted({lane for one in self.dispatchers for lane in one.lanes.lanes})
+            queues = list(dict.fromkeys(one.queue for one in self.dispatchers))
+            tasks = sorted({task for one in self.dispatchers for task in one.tasks})
+            sent_at = trio.current_time()
+            try:
+                polled = await poll(self.database, queues, lanes, tasks)
+            except StoreError as error:
+                self.outage.failed("poll", error)
+                continue
+            self.outage.worked("poll")
+            for dispatcher in list(self.dispatchers):
+                dispatcher.polled(polled, sent_at)
+            if polled.to_judge:
+                self.stager.added.set()
+            if polled.to_judge or _is_earlier(polled.job_in_s, self.stager.due_at):
+                self.stager.wake.set()
+            if _is_earlier(polled.schedule_in_s, self.scheduler.due_at):
+                self.scheduler.wake.set()
+            if polled.bulk:
+                self.bulk.set()
+
+
+def _is_earlier(in_s: float | None, known_at: float) -> bool:
+    """Whether that is earlier than what was known: a notification was lost, or the database's clock has jumped."""
+    return in_s is not None and trio.current_time() + max(in_s, 0) + EARLIER_S < known_at

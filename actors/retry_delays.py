@@ -1,0 +1,55 @@
+"""Knows the retry delays that operators have set (S1): read when limits change, kept in memory for the ends of runs.
+
+A notification tells of each change; after the listener's connection was lost, that it is there again. So an idle
+process asks nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.actors.outage import Outage
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import StoreError
+from dataloader.jobs.tasks import Task
+from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.limit_rows import aio_retry_delays
+
+PAUSE_S: Final = 1.0
+"""After a failure."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class RetryDelays:
+    """The delays of this process's tasks, `by_task` in seconds: of those alone for which one was set."""
+
+    database: Database
+    tasks: Mapping[str, Task[Any]]
+    outage: Outage
+    by_task: dict[str, float] = attrs.field(factory=dict)
+    wake: Wake = attrs.field(factory=Wake)
+
+    async def learn(self) -> None:
+        """Read them. Raises `StoreUnavailable`."""
+        found = await self.database.run(aio_retry_delays, list(self.tasks))
+        self.by_task.clear()
+        self.by_task.update(found)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read them whenever `wake` is set, until cancelled."""
+        task_status.started()
+        while True:
+            await self.wake.wait(math.inf)
+            try:
+                await self.learn()
+            except StoreError as error:
+                self.outage.failed("retry delays", error)
+                self.wake.set()
+                await trio.sleep(PAUSE_S)
+                continue
+            self.outage.worked("retry delays")

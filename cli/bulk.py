@@ -1,0 +1,191 @@
+"""Commands for acts on many jobs that go on without the command: they are begun, looked at, stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID
+
+import click
+
+from dataloader.cli.arguments import finds_jobs
+from dataloader.cli.entry import Group
+from dataloader.cli.output import Column, cell, print_json, print_table
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.bulk_contract import NOT_TYPED, BulkCount, BulkRecord, Chosen
+from dataloader.jobs.contract import Change
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.listings import EVERY_JOB, JobFilter
+from dataloader.jobs.model import MAX_INT
+
+CANCEL: Final = Change(action="cancel")
+_BULK: Final = (
+    Column("ID"),
+    Column("ACT"),
+    Column("STATE"),
+    Column("JOBS"),
+    Column("DONE"),
+    Column("CHANGED"),
+    Column("BEGAN", rank=1),
+    Column("BY", least=6, rank=2),
+)
+
+
+@click.group(cls=Group)
+def bulk() -> None:
+    """Change many jobs at once, in the service.
+
+    It goes on when the command has ended. The jobs are those that match when it begins; 500 are changed at a time. See
+    `bulk show`, `bulk stop`.
+    """
+
+
+def _begins(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its job ids, or a filter."""
+    for decorate in (
+        asks_queue,
+        click.option("--yes", is_flag=True, help="Don't ask."),
+        finds_jobs,
+        click.argument("job_ids", nargs=-1, type=click.UUID, metavar="[JOB_ID]..."),
+    ):
+        command = decorate(command)
+    return command
+
+
+@bulk.command()
+@_begins
+def cancel(target: AskedQueue, **chosen: Any) -> None:
+    """Cancel the jobs with these ids, or all that match a filter."""
+    _begin(target, CANCEL, "cancel", **chosen)
+
+
+@bulk.command()
+@_begins
+def retry(target: AskedQueue, **chosen: Any) -> None:
+    """Queue failed, canceled and lost jobs again, from attempt 0; each of them once."""
+    _begin(target, Change(action="retry"), "retry", **chosen)
+
+
+@bulk.command()
+@_begins
+def run_now(target: AskedQueue, **chosen: Any) -> None:
+    """Make delayed jobs due now."""
+    _begin(target, Change(action="run_now"), "run now", **chosen)
+
+
+@bulk.command()
+@click.argument("number", type=click.IntRange(0, MAX_INT), metavar="NUMBER")
+@_begins
+def priority(target: AskedQueue, *, number: int, **chosen: Any) -> None:
+    """Give queued jobs the priority NUMBER. Jobs with a smaller one run first; 100 is the default."""
+    _begin(target, Change(action="set_priority", priority=number), f"give priority {number} to", **chosen)
+
+
+def _begin(
+    target: AskedQueue,
+    change: Change,
+    verb: str,
+    *,
+    job_ids: tuple[UUID, ...],
+    wanted: JobFilter,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if bool(job_ids) == (wanted != EVERY_JOB):
+        raise click.UsageError("name either JOB_IDs, or a filter such as --queue or --status")
+    chosen: Chosen = list(job_ids) if job_ids else wanted
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("it asks before it begins, and there is no terminal to ask on; add --yes")
+    most = None
+    if change == CANCEL:
+        tell_what_is_left_out(target, chosen)
+    if not yes:
+        counted = target.ask_bulk(lambda acts: acts.count(change, chosen))
+        _ask(counted, verb)
+        most = max(counted.jobs, NOT_TYPED) if counted.exact else None
+    bulk_id = uuid7()
+    record = target.ask_bulk(lambda acts: acts.start(change, chosen, bulk_id=bulk_id, most=most))
+    if as_json:
+        print_json(record)
+    else:
+        click.echo(f"{record.bulk_id}  {_jobs(record.jobs)}")
+
+
+def tell_what_is_left_out(target: AskedQueue, chosen: Chosen) -> None:
+    """Say how many jobs no cancel of many is for, if there are any."""
+    counted = target.ask_bulk(lambda acts: acts.count(CANCEL, chosen))
+    if counted.leaves_out:
+        click.echo(counted.leaves_out, err=True)
+
+
+def _ask(counted: BulkCount, verb: str) -> None:
+    number = _jobs(counted.jobs) if counted.exact else f"at least {_jobs(counted.jobs)}"
+    if counted.exact and counted.jobs <= NOT_TYPED:
+        click.confirm(f"{verb} {number}?", abort=True, err=True)
+        return
+    typed = click.prompt(f"{verb} {number}? Type the number to go on", err=True)
+    if typed.replace(",", "").strip() != str(counted.jobs):
+        raise click.Abort
+
+
+def _jobs(number: int) -> str:
+    return f"{number:,} {'job' if number == 1 else 'jobs'}"
+
+
+@bulk.command("list")
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Acts at most.")
+@asks_queue
+def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
+    """List the acts on many jobs, latest first."""
+    found = target.ask_bulk(lambda acts: acts.find(limit=limit)).bulk
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        _BULK,
+        (
+            (one.bulk_id, one.action, one.state, one.jobs, one.done, one.changed, one.created_at, one.actor)
+            for one in found
+        ),
+        nothing="no bulk acts",
+    )
+
+
+@bulk.command()
+@click.argument("bulk_id", type=click.UUID, metavar="ID")
+@asks_queue
+def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
+    """Show the act ID, and how far it has come."""
+    _show(target.ask_bulk(lambda acts: acts.get(bulk_id)), as_json=as_json)
+
+
+@bulk.command()
+@click.argument("bulk_id", type=click.UUID, metavar="ID")
+@asks_queue
+def stop(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
+    """End the act ID before its time. Jobs that it has changed stay so."""
+    _show(target.ask_bulk(lambda acts: acts.stop(bulk_id)), as_json=as_json)
+
+
+def _show(record: BulkRecord, *, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+        return
+    for label, value in (
+        ("id", record.bulk_id),
+        ("act", record.action),
+        ("priority", record.priority),
+        ("filter", record.filter),
+        ("state", record.state),
+        ("jobs", record.jobs),
+        ("done", record.done),
+        ("changed", record.changed),
+        ("by", record.actor),
+        ("began", record.created_at),
+        ("ended", record.ended_at),
+        ("stopped by", record.stopped_by),
+        ("error", record.error),
+    ):
+        if value is not None:
+            click.echo(f"{label:10} {cell(value)}")

@@ -1,0 +1,127 @@
+"""Commands for what durable processes tell: how the deliveries stand, and the release of those that are held."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from dataloader.cli.output import Column, first_line, print_json, print_table
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.process_outbox import HeldFilter
+
+_SINKS: Final = (
+    Column("SINK", least=12),
+    Column("WAITING"),
+    Column("OLDEST", rank=1),
+    Column("HELD UP"),
+    Column("HELD"),
+    Column("TYPES", rank=2),
+    Column("KINDS", rank=3),
+)
+_HELD: Final = (
+    Column("SINK", rank=1),
+    Column("TYPE", rank=2),
+    Column("PROCESS", least=12),
+    Column("FIRST", rank=3),
+    Column("TRIES"),
+    Column("AGAIN", least=4),
+    Column("ERROR", least=20),
+)
+
+
+def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--held", is_flag=True, help="Only what waits for an operator."),
+        click.option("--process", "process_id", metavar="ID", help="Only what processes of this id tell."),
+        click.option("--type", "process_type", help="Only what processes of this type tell."),
+        click.option("--sink", help="Only this sink; messages: those to other processes."),
+    ):
+        command = option(command)
+    return command
+
+
+def _wanted(sink: str | None, process_type: str | None, process_id: str | None, *, held: bool) -> HeldFilter:
+    return HeldFilter(sink=sink, type=process_type, process_id=process_id, held=held)
+
+
+@click.command()
+@asks_queue
+def sinks(target: AskedQueue, *, as_json: bool) -> None:
+    """List who is told of processes.
+
+    With what waits for each, and with messages to other processes.
+    """
+    found = target.ask_processes(lambda processes: processes.sinks())
+    if as_json:
+        print_json({"sinks": found})
+        return
+    rows = (
+        (one.sink, one.waiting, one.oldest_at, one.held_up, one.held, ", ".join(one.types or ()), ", ".join(one.kinds))
+        for one in found
+    )
+    print_table(_SINKS, rows, nothing="no sinks")
+
+
+@click.command()
+@_filters
+@click.option("--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows.")
+@click.option("--after", help="The cursor that the page before printed.")
+@asks_queue
+def deliveries(
+    target: AskedQueue,
+    *,
+    sink: str | None,
+    process_type: str | None,
+    process_id: str | None,
+    held: bool,
+    as_json: bool,
+    **page: Any,
+) -> None:
+    """List processes whose deliveries have failed: they are tried again, or held."""
+    wanted = _wanted(sink, process_type, process_id, held=held)
+    found = target.ask_processes(lambda processes: processes.deliveries(wanted, **page))
+    if as_json:
+        print_json(found)
+        return
+    rows = (
+        (
+            one.sink, one.type, one.process_id, one.kind if one.event_id is None else f"event {one.event_id}",
+            one.tries, one.next_at or "held", first_line(one.error),
+        )
+        for one in found.deliveries
+    )  # fmt: skip
+    print_table(_HELD, rows, nothing="no deliveries are held up")
+    if found.next is not None:
+        click.echo(f"more: --after {found.next}", err=True)
+
+
+@click.command()
+@_filters
+@click.option("--yes", is_flag=True, help="Don't ask before.")
+@asks_queue
+def release(
+    target: AskedQueue,
+    *,
+    sink: str | None,
+    process_type: str | None,
+    process_id: str | None,
+    held: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Try deliveries that are held up again now."""
+    wanted = _wanted(sink, process_type, process_id, held=held)
+    if wanted == HeldFilter():
+        raise click.UsageError("say which: --sink, --type, --process or --held")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
+        click.confirm("release all these deliveries?", abort=True, err=True)
+    count = target.ask_processes(lambda processes: processes.release(wanted))
+    if as_json:
+        print_json({"released": count})
+    else:
+        click.echo(f"{count} {'process' if count == 1 else 'processes'}")

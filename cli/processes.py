@@ -1,0 +1,290 @@
+"""Commands for durable processes: start, call, mend, stop, remove; list and show them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import click
+
+from dataloader.cli.arguments import instant_after_now, json_object, json_value, span_to_wait
+from dataloader.cli.deliveries import deliveries, release, sinks
+from dataloader.cli.entry import FAILED, NOT_SUCCEEDED, Group
+from dataloader.cli.output import cell, print_json
+from dataloader.cli.process_reads import ID, TYPE, errors, events, list_processes, show, show_record, tasks
+from dataloader.cli.target import AskedQueue, asks_queue
+from dataloader.jobs.process_contract import ANSWER_S, ProcessClient
+from dataloader.jobs.process_listings import ProcessAnswer, ProcessFilter, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
+
+_args = click.option(
+    "--args", type=json_value, metavar="JSON", help="What the step is given: JSON, @file, or - for stdin."
+)
+_key = click.option("--key", help="A repeated request with this key has the first one's answer.")
+_metadata = click.option("--metadata", type=json_object, metavar="JSON", help="A flat JSON object; it is found by it.")
+_timeout = click.option(
+    "--timeout",
+    "timeout_s",
+    type=span_to_wait,
+    metavar="SECONDS",
+    default=ANSWER_S,
+    show_default=True,
+    help="How long to wait for the answer; 0: not at all.",
+)
+
+
+@click.group(cls=Group)
+def process() -> None:
+    """Start, call, mend, list and show durable processes."""
+
+
+for reading in (list_processes, show, events, tasks, errors, sinks, deliveries, release):
+    process.add_command(reading)
+
+
+@process.command()
+@TYPE
+@ID
+@_args
+@_key
+@_metadata
+@_timeout
+@asks_queue
+def start(
+    target: AskedQueue, *, process_type: str, process_id: str, timeout_s: float, as_json: bool, **fields: Any
+) -> int:
+    """Start a process, and print its answer."""
+    request = ProcessRequest(type=process_type, process_id=process_id, kind="init", **fields)
+    return _say(
+        target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s)),
+        as_json=as_json,
+        timeout_s=timeout_s,
+    )
+
+
+@process.command()
+@TYPE
+@ID
+@click.argument("method")
+@_args
+@_key
+@click.option("--start", type=json_value, metavar="JSON", help="Start it if it is missing, with these args.")
+@click.option(
+    "--expires", "expires_at", type=instant_after_now, metavar="INSTANT", help="Never run it later: an instant, or 15m."
+)
+@click.option("--withdraw", is_flag=True, help="If no answer comes in time, take it back if it has not begun.")
+@_timeout
+@asks_queue
+def call(
+    target: AskedQueue,
+    *,
+    process_type: str,
+    process_id: str,
+    method: str,
+    args: Any,
+    key: str | None,
+    start: Any,
+    expires_at: datetime | None,
+    withdraw: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Call a method, and print its answer."""
+    may_start = "start" in _given()
+    request = ProcessRequest(
+        type=process_type,
+        process_id=process_id,
+        kind="call",
+        method=method,
+        args=args,
+        key=key,
+        expires_at=expires_at,
+        may_start=may_start,
+        start=start,
+    )
+    answer = target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s, withdraw=withdraw))
+    return _say(answer, as_json=as_json, timeout_s=timeout_s)
+
+
+def _given() -> list[str]:
+    """The options that the command line has."""
+    context = click.get_current_context()
+    default = click.core.ParameterSource.DEFAULT
+    return [name for name in context.params if context.get_parameter_source(name) not in {default, None}]
+
+
+@process.command()
+@click.argument("task_id", type=click.IntRange(1), metavar="TASK")
+@_timeout
+@asks_queue
+def wait(target: AskedQueue, *, task_id: int, timeout_s: float, as_json: bool) -> int:
+    """Wait for the answer of TASK, and print it."""
+    task = target.ask_processes(lambda processes: processes.task(task_id, wait_s=timeout_s))
+    return _say(task.answer, as_json=as_json, timeout_s=timeout_s)
+
+
+@process.command()
+@click.argument("task_id", type=click.IntRange(1), metavar="TASK")
+@asks_queue
+def withdraw(target: AskedQueue, *, task_id: int, as_json: bool) -> int:
+    """Take the call TASK back, if it has not begun."""
+    return _say(target.ask_processes(lambda processes: processes.withdraw(task_id)), as_json=as_json)
+
+
+def _acts(what: str, act: Callable[[ProcessClient, str, str], Awaitable[ProcessRecord]]) -> click.Command:
+    """A command that does one thing to one process; `what` is its help."""
+
+    @click.command(help=what)
+    @TYPE
+    @ID
+    @asks_queue
+    def command(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool) -> None:
+        show_record(target.ask_processes(lambda processes: act(processes, process_type, process_id)), as_json=as_json)
+
+    return command
+
+
+process.add_command(
+    _acts(
+        "Stop the step that runs now. Its process is in error then.",
+        lambda asked, *which: asked.stop(*which),
+    ),
+    "stop",
+)
+process.add_command(
+    _acts("Remove a process, and show it as it was.", lambda asked, *which: asked.remove(*which)), "remove"
+)
+
+
+def _finds(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that choose processes in error, for a command that takes one, too."""
+    for option in (
+        click.option("--yes", is_flag=True, help="Don't ask before."),
+        click.option("--metadata", type=json_object, metavar="JSON", help="All in error with at least these metadata."),
+        click.option("--error-group", metavar="GROUP", help="All of this group of errors (see errors)."),
+        click.option("--all", "of_type", is_flag=True, help="All of TYPE that are in error."),
+        click.argument("process_id", metavar="[ID]", required=False),
+        click.argument("process_type", metavar="[TYPE]", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+def _wanted(
+    verb: str,
+    process_type: str | None,
+    process_id: str | None,
+    *,
+    of_type: bool,
+    error_group: str | None,
+    metadata: dict[str, Any] | None,
+    yes: bool,
+) -> ProcessFilter | None:
+    """The filter of a command on many; None for one process."""
+    many = of_type or error_group is not None or metadata is not None
+    if many is (process_id is not None) or (process_type is None and (of_type or not many)):
+        raise click.UsageError("name one process by TYPE and ID, or many by TYPE --all, --error-group or --metadata")
+    if not many:
+        return None
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("it asks before it acts, and there is no terminal to ask on; add --yes")
+        click.confirm(f"{verb} all these processes?", abort=True, err=True)
+    return ProcessFilter(type=process_type, error_group=error_group, metadata=metadata)
+
+
+@process.command()
+@_finds
+@_args
+@_key
+@_timeout
+@asks_queue
+def repair(
+    target: AskedQueue,
+    *,
+    process_type: str,
+    process_id: str,
+    args: Any,
+    key: str | None,
+    timeout_s: float,
+    as_json: bool,
+    **which: Any,
+) -> int:
+    """Mend a process in error, or many.
+
+    Its type's repair does it. Many: TYPE --all, --error-group or --metadata.
+    """
+    wanted = _wanted("repair", process_type, process_id, **which)
+    if wanted is not None:
+        if key is not None:
+            raise click.UsageError("--key is for one process")
+        return _say_many(target, lambda processes: processes.repair_many(wanted, args), as_json=as_json)
+    request = ProcessRequest(type=process_type, process_id=process_id, kind="repair", args=args, key=key)
+    return _say(
+        target.ask_processes(lambda processes: processes.ask(request, wait_s=timeout_s)),
+        as_json=as_json,
+        timeout_s=timeout_s,
+    )
+
+
+@process.command()
+@_finds
+@asks_queue
+def resume(target: AskedQueue, *, process_type: str, process_id: str, as_json: bool, **which: Any) -> int:
+    """Let a process in error go on, or many.
+
+    The timeout that had failed is tried again. Many: TYPE --all, --error-group or --metadata.
+    """
+    wanted = _wanted("resume", process_type, process_id, **which)
+    if wanted is not None:
+        return _say_many(target, lambda processes: processes.resume_many(wanted), as_json=as_json)
+    show_record(target.ask_processes(lambda processes: processes.resume(process_type, process_id)), as_json=as_json)
+    return 0
+
+
+@process.command("import")
+@TYPE
+@ID
+@click.option("--state", type=json_value, metavar="JSON", help="Its state, as its type has it: JSON, @file, or -.")
+@_metadata
+@click.option("--event", "events", type=json_value, multiple=True, metavar="JSON", help="An event; may be repeated.")
+@asks_queue
+def import_process(
+    target: AskedQueue,
+    *,
+    process_type: str,
+    process_id: str,
+    metadata: dict[str, Any] | None,
+    as_json: bool,
+    **fields: Any,
+) -> None:
+    """Store a process of another system. No step runs."""
+    process = ProcessImport(type=process_type, process_id=process_id, metadata=metadata or {}, **fields)
+    show_record(target.ask_processes(lambda processes: processes.put(process)), as_json=as_json)
+
+
+def _say(answer: ProcessAnswer, *, as_json: bool, timeout_s: float = 0) -> int:
+    """Print an answer; the exit code says what it is: 0 done, 1 none in time, 3 refused, failed or cancelled."""
+    if as_json:
+        print_json(answer)
+    elif answer.status == "finished" and answer.error is None:
+        click.echo(cell(answer.response) or "done")
+    elif answer.is_answered:
+        word = "refused" if answer.status == "finished" else "failed" if answer.status == "error" else "cancelled"
+        click.echo(f"{word}: {cell(answer.error)}", err=True)
+    else:
+        click.echo(f"task {answer.task_id}  {answer.status}")
+    if not answer.is_answered:
+        return FAILED if timeout_s else 0
+    return 0 if answer.status == "finished" and answer.error is None else NOT_SUCCEEDED
+
+
+def _say_many(target: AskedQueue, question: Callable[[ProcessClient], Awaitable[int]], *, as_json: bool) -> int:
+    count = target.ask_processes(question)
+    if as_json:
+        print_json({"changed": count})
+    else:
+        click.echo(f"{count} {'process' if count == 1 else 'processes'}")
+    return 0

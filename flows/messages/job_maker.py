@@ -1,0 +1,211 @@
+"""Makes jobs of the messages of one source, whatever it is read from, and keeps how the source stands.
+
+What fails with a message (its `request` raises, or the queue of jobs refuses the job) counts as a try of it. A database
+or a server of messages that can't be reached is no fault of a message: the reader waits, and takes no further ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import attrs
+import trio
+
+from dataloader.jobs.error_groups import single_errors
+from dataloader.jobs.errors import BadRequest, DataloaderError, IdempotencyConflict, StoreUnavailable
+from dataloader.jobs.growing_pauses import Pauses
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.message_source import Enqueue, MessageSourceState
+from dataloader.jobs.model import NewJob
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import storable_text
+
+log = get_logger(__name__)
+
+PAUSES_S: Final = (0.2, 30.0)
+"""Before the first and the last try to connect again, or to enqueue."""
+MAX_ERROR: Final = 2_000
+
+
+class ReadMessage(Protocol):
+    """What each message has, whatever it was read from."""
+
+    @property
+    def message_id(self) -> str | None:
+        """Its id, if it has one."""
+
+    @property
+    def tries(self) -> int:
+        """The number of this try, from 1."""
+
+
+M = TypeVar("M", bound=ReadMessage)
+M_contra = TypeVar("M_contra", bound=ReadMessage, contravariant=True)
+
+
+class Declared(Protocol[M_contra]):
+    """What a source's declaration says of its messages."""
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+
+    @property
+    def most_tries(self) -> int:
+        """Tries of one message."""
+
+    @property
+    def request(self) -> Callable[[M_contra], NewJob | None]:
+        """Makes the job of a message."""
+
+    def key_of(self, message: M_contra) -> str | None:
+        """The idempotency key of a message's job; None leaves the one that `request` gave it."""
+
+    def is_known(self, message: M_contra) -> bool:
+        """Whether a job that has its key can only be its own."""
+
+
+@attrs.define(eq=False)
+class JobMaker(Generic[M]):
+    """Makes the jobs of a source's messages in one process."""
+
+    _source: Declared[M]
+    _enqueue: Enqueue
+    _connected: bool = attrs.field(default=False, init=False)
+    _error: str | None = attrs.field(default=None, init=False)
+    _enqueued: int = attrs.field(default=0, init=False)
+    _failed: int = attrs.field(default=0, init=False)
+    _dead: int = attrs.field(default=0, init=False)
+
+    @property
+    def state(self) -> MessageSourceState:
+        """How the source stands now."""
+        return MessageSourceState(
+            self._source.name, self._connected, self._error, self._enqueued, self._failed, self._dead
+        )
+
+    async def keep_reading(
+        self,
+        read: Callable[[], Awaitable[None]],
+        *,
+        draining: Callable[[], bool],
+        is_of_the_server: Callable[[Exception], bool],
+    ) -> None:
+        """Read until the process drains, and again after each error of the server, with growing pauses.
+
+        Args:
+            read: connects, calls `tell_well`, and reads until the process drains.
+            draining: whether the process drains.
+            is_of_the_server: whether a new connection may help against an error; others are raised.
+        """
+        pauses = Pauses(*PAUSES_S)
+        while not draining():
+            try:
+                await read()
+            except Exception as error:
+                if isinstance(error, DataloaderError) or not is_of_the_server(error):
+                    raise
+                if self._connected:
+                    pauses.reset()
+                self._connected = False
+                self._tell_trouble("the source can't be read", said(error))
+                await trio.sleep(pauses.next())
+
+    async def make(self, messages: Iterable[M]) -> tuple[list[M], list[tuple[M, str]]]:
+        """Add the jobs of messages; return those that can be acknowledged, and those that failed with their errors."""
+        done: list[M] = []
+        jobs: list[tuple[M, NewJob]] = []
+        failed: list[tuple[M, str]] = []
+        for message in messages:
+            try:
+                job = self._job_of(message)
+            except Exception as fault:  # noqa: BLE001 - whatever the program's function raises fails this message alone
+                failed.append((message, said(fault)))
+            else:
+                if job is None:
+                    done.append(message)
+                else:
+                    jobs.append((message, job))
+        for message, error in await self._add(jobs):
+            if error is None:
+                done.append(message)
+                self._enqueued += 1
+            else:
+                failed.append((message, error))
+        return done, failed
+
+    def _job_of(self, message: M) -> NewJob | None:
+        job = self._source.request(message)
+        if job is None:
+            return None
+        if not isinstance(job, NewJob):
+            raise TypeError(f"request must return a NewJob (dataloader.new_job) or None, not {type(job).__name__}")
+        key = self._source.key_of(message)
+        return job if key is None else attrs.evolve(job, idempotency_key=key)
+
+    async def _add(self, jobs: Sequence[tuple[M, NewJob]]) -> list[tuple[M, str | None]]:
+        """Add the jobs, however long the database is away; return the messages, with the error of the refused ones."""
+        if not jobs:
+            return []
+        pauses = Pauses(*PAUSES_S)
+        while True:
+            try:
+                await self._enqueue([job for _, job in jobs])
+            except StoreUnavailable as error:
+                self._tell_trouble("messages wait for the database", str(error))
+                await trio.sleep(pauses.next())
+            except (DataloaderError, ExceptionGroup) as error:
+                if len(jobs) > 1:
+                    return [answer for one in jobs for answer in await self._add([one])]
+                [(message, _)] = jobs
+                # Its job was added before, by a request that was not quite the same.
+                is_added = isinstance(error, IdempotencyConflict) and self._source.is_known(message)
+                return [(message, None if is_added else said(error))]
+            else:
+                self.tell_well()
+                return [(message, None) for message, _ in jobs]
+
+    def tell_failed(self, message: M, error: str, dead_letters: str) -> bool:
+        """Count and log a try that failed; return whether it was the last.
+
+        Then the message goes to the dead letters: call `tell_dead` when it is there.
+        """
+        self._failed += 1
+        is_last = message.tries >= self._source.most_tries
+        log.warning(
+            "a message failed",
+            source=self._source.name,
+            message_id=message.message_id,
+            attempt=f"{message.tries} of {self._source.most_tries}",
+            error=error,
+            goes_to=dead_letters if is_last else None,
+        )
+        return is_last
+
+    def tell_dead(self, messages: int = 1) -> None:
+        """Count messages that are in the dead letters now."""
+        self._dead += messages
+
+    def _tell_trouble(self, event: str, error: str) -> None:
+        if self._error is None:
+            log.warning(event, source=self._source.name, error=error)
+        self._error = error
+
+    def tell_well(self) -> None:
+        """The source is connected, and nothing keeps its messages from becoming jobs."""
+        if self._error is not None:
+            log.warning("the source is read again", source=self._source.name)
+        self._connected, self._error = True, None
+
+    def tell_left(self) -> bool:
+        """The source is read no more; return whether it was connected."""
+        was_connected, self._connected = self._connected, False
+        return was_connected
+
+
+def said(error: BaseException) -> str:
+    """The first of the errors as a text for people, without secrets."""
+    first: Any = next(single_errors(error))
+    text = str(first) if isinstance(first, BadRequest) else f"{type(first).__name__}: {first}"
+    return storable_text(mask_text(text), MAX_ERROR)

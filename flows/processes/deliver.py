@@ -1,0 +1,289 @@
+"""Delivers what processes tell: the task of a partition's job, one for each sink, and one for messages (P9, P10).
+
+A run takes what comes next, delivers it, each process's rows one after the other and those of several processes side by
+side, and settles. What fails holds up its process alone: it is tried again, with growing pauses, and then held until an
+operator releases it. The run ends its job itself, as that of a step does, when nothing is left to do now.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.flows.processes.define import Processes
+from dataloader.flows.signed_post import NotReached, is_success, open_signed
+from dataloader.jobs.errors import DataloaderError, StoreError, Unstorable
+from dataloader.jobs.job import AsyncWorkerPort, Job, port_of
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import MAX_ATTEMPTS, ClaimedJob
+from dataloader.jobs.process_outbox import (
+    MAX_TRIES,
+    MESSAGES,
+    QUEUE,
+    Delivery,
+    ProcessOutbox,
+    Sink,
+    SinkHandler,
+    SinkKind,
+    Sinks,
+    sink_task,
+)
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.process_telemetry import ProcessTelemetry
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.tasks import Task
+from dataloader.jobs.text import storable_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.outbox_rows import (
+    DELIVERED,
+    OutboxRow,
+    Partition,
+    Settled,
+    pass_on,
+    post,
+    rest,
+    settle,
+    take,
+)
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+BASE_S: Final = 1.0
+CAP_S: Final = 600.0
+"""The pauses between two tries of a delivery: the first, and the longest."""
+BESIDE: Final = 8
+"""Processes whose deliveries are under way at a time in a partition."""
+MOST_S: Final = 5.0
+"""After so long a run makes room for other partitions."""
+LOST_S: Final = 0.2
+SETTLE_S: Final = 2.0
+"""The time in which a run that is stopped writes what it has delivered."""
+MAX_ERROR: Final = 2_000
+
+
+class NotDelivered(Exception):  # noqa: N818 - what became of it
+    """It is tried again; the text says why."""
+
+
+Send: TypeAlias = Callable[[OutboxRow], Awaitable[bool]]
+"""Delivers a row; whether the row is still there to be deleted. Raises `NotDelivered`, or whatever a handler raises."""
+Way: TypeAlias = Callable[[Job[Any]], AbstractAsyncContextManager[Send]]
+
+
+def delivery_tasks(processes: Processes) -> list[Task[Any]]:
+    """The tasks that deliver messages, and to the handlers of these processes."""
+    tasks = [_task(sink_task(MESSAGES), _to_processes, "Messages of processes to other processes.")]
+    for name, handler in processes.sinks.items():
+        tasks.append(_task(sink_task(name), partial(_to_handler, handler, name), f"What the sink {name} is told."))
+    return tasks
+
+
+def webhook_tasks(sinks: Iterable[Sink]) -> list[Task[Any]]:
+    """The tasks that deliver to the sinks that have an address."""
+    return [
+        _task(sink_task(sink.name), partial(_to_webhook, sink), f"What the sink {sink.name} is told.")
+        for sink in sinks
+        if sink.url is not None
+    ]
+
+
+def _task(name: str, way: Way, description: str) -> Task[Any]:
+    return Task(
+        name=name,
+        handler=partial(_deliver, way),
+        is_async=True,
+        queue=QUEUE,
+        max_attempts=MAX_ATTEMPTS,
+        description=description,
+    )
+
+
+@asynccontextmanager
+async def _to_processes(job: Job[Any]) -> AsyncIterator[Send]:
+    database, outbox = job.resource(Database), job.resource(ProcessOutbox)
+
+    async def send(row: OutboxRow) -> bool:
+        number = f"{row.key}:{row.task_id}:{row.id}"
+        try:
+            request = ProcessRequest.of_message(row.body, number)
+            asked = await _insist(partial(pass_on, database, row.id, request, outbox.lease_s))
+        except (DataloaderError, TypeError) as error:
+            raise NotDelivered(f"it can't be asked: {error}") from error
+        if asked is not None and asked.verdict not in DELIVERED:
+            raise NotDelivered(_why_not(request, asked.verdict, asked.status))
+        return False
+
+    yield send
+
+
+def _why_not(request: ProcessRequest, verdict: str, status: str | None) -> str:
+    process = f"the process {request.type}/{request.process_id}"
+    match verdict:
+        case "missing":
+            return f"there is no process {request.type}/{request.process_id}"
+        case "status":
+            return f"{process} is {status}"
+        case "conflict":
+            return f"another request to {process} has the key {request.key}"
+    return f"{process} is {verdict}"
+
+
+@asynccontextmanager
+async def _to_handler(handler: SinkHandler, name: str, job: Job[Any]) -> AsyncIterator[Send]:
+    sink = job.resource(Sinks).by_name.get(name) or Sink(name=name)
+
+    async def send(row: OutboxRow) -> bool:
+        with trio.move_on_after(sink.timeout_s) as limit:
+            await handler(_delivery(name, row))
+        if limit.cancelled_caught:
+            raise NotDelivered(f"the handler did not end in {sink.timeout_s:g} s")
+        return True
+
+    yield send
+
+
+@asynccontextmanager
+async def _to_webhook(sink: Sink, _job: Job[Any]) -> AsyncIterator[Send]:
+    assert sink.url is not None  # noqa: S101 - webhook_tasks has seen to it
+    async with open_signed(sink.url, sink.secret or "", timeout_s=sink.timeout_s) as post_signed:
+
+        async def send(row: OutboxRow) -> bool:
+            delivery = _delivery(sink.name, row)
+            try:
+                status, said = await post_signed(msgspec.json.encode(delivery), {"Idempotency-Key": delivery.key})
+            except NotReached as error:
+                raise NotDelivered(f"the webhook {error}") from None
+            if not is_success(status):
+                raise NotDelivered(f"the webhook answers {status}: {said}".rstrip(": "))
+            return True
+
+        yield send
+
+
+def _delivery(sink: str, row: OutboxRow) -> Delivery:
+    is_event = row.kind == "event"
+    return Delivery(
+        sink=sink,
+        key=f"{row.key}:{row.event_id}" if is_event else f"{row.key}:{row.kind}:{row.id}",
+        kind=cast("SinkKind", row.kind),
+        type=row.type or "",
+        process_id=row.process_id or "",
+        task_id=row.task_id,
+        event_id=row.event_id,
+        at=row.at,
+        payload=row.payload,
+        reason=mask_text(row.body) if isinstance(row.body, str) else None,
+    )
+
+
+async def _deliver(way: Way, job: Job[Any]) -> None:
+    """Deliver what a partition has, until nothing is left to do now."""
+    async with way(job) as send:
+        await _Deliverer(job, send).run()
+
+
+@attrs.define(eq=False)
+class _Deliverer:
+    job: Job[Any]
+    send: Send
+    partition: Partition = attrs.field(init=False)
+    database: Database = attrs.field(init=False)
+    outbox: ProcessOutbox = attrs.field(init=False)
+    telemetry: ProcessTelemetry = attrs.field(init=False)
+    port: AsyncWorkerPort = attrs.field(init=False)
+    until: float = attrs.field(factory=lambda: trio.current_time() + MOST_S, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        claimed = self.job.resource(ClaimedJob)
+        args = self.job.args
+        self.partition = Partition(args["sink"], args["partition"], self.job.job_id, claimed.token)
+        self.database = self.job.resource(Database)
+        self.outbox = self.job.resource(ProcessOutbox)
+        self.telemetry = self.job.resource(ProcessTelemetry)
+        self.port = port_of(self.job)
+
+    async def run(self) -> None:
+        while True:
+            yields = trio.current_time() >= self.until
+            rows = [] if yields else await _insist(lambda: take(self.database, self.partition))
+            if rows:
+                await self._deliver(rows)
+                continue
+            async with self.port.ending() as end:
+                verdict = await _insist(
+                    partial(rest, self.database, self.partition, yields=yields, lease_s=self.outbox.lease_s)
+                )
+                end.written = verdict == "rest"
+                if end.written:  # what was stored while this run had its last word is another's
+                    await _insist(lambda: post(self.database, self.outbox.lease_s))
+            if verdict != "more":
+                return
+
+    async def _deliver(self, rows: Sequence[OutboxRow]) -> None:
+        """Deliver each process's rows in order, and write what came of it, whatever happens."""
+        settled, by_process = Settled(), defaultdict[int, list[OutboxRow]](list)
+        for row in rows:
+            if row.type is None:
+                settled.done.append(row.id)  # its process is gone without a trace, and so are its events
+            elif row.held_up and not row.again:
+                settled.behind.add(row.key)
+            else:
+                by_process[row.key].append(row)
+        limiter = trio.CapacityLimiter(BESIDE)
+        try:
+            async with trio.open_nursery() as nursery:
+                for one in by_process.values():
+                    nursery.start_soon(self._deliver_some, one, settled, limiter)
+        except BaseException:  # what was delivered by then is not delivered again, unless this fails
+            with trio.move_on_after(SETTLE_S, shield=True), suppress(StoreError):
+                await self._settle(settled)
+            raise
+        await _insist(partial(self._settle, settled))
+
+    async def _settle(self, settled: Settled) -> None:
+        settled.behind -= settled.mended | settled.failed.keys()
+        sink = self.job.resource(Sinks).by_name.get(self.partition.sink)
+        tries = MAX_TRIES if sink is None else sink.max_tries
+        await settle(self.database, self.partition, settled, tries=tries, base_s=BASE_S, cap_s=CAP_S)
+
+    async def _deliver_some(self, rows: Sequence[OutboxRow], settled: Settled, limiter: trio.CapacityLimiter) -> None:
+        async with limiter:
+            for row in rows:
+                since = trio.current_time()
+                try:
+                    is_left = await self.send(row)
+                except Exception as error:  # noqa: BLE001 - a handler's; it is stored, and shown
+                    reason = str(error) if isinstance(error, NotDelivered) else f"{type(error).__name__}: {error}"
+                    settled.failed[row.key] = storable_text(mask_text(reason), MAX_ERROR)
+                    self._noted(row, "failed", since)
+                    log.warning("a delivery failed", sink=self.partition.sink, process=row.process_id, reason=reason)
+                    return
+                self._noted(row, "delivered", since)
+                if is_left:
+                    settled.done.append(row.id)
+                if row.again:
+                    settled.mended.add(row.key)
+
+    def _noted(self, row: OutboxRow, outcome: str, since: float) -> None:
+        took_s = trio.current_time() - since
+        self.telemetry.delivered(self.partition.sink, row.type or "", row.kind, outcome, took_s)
+
+
+async def _insist(send: Callable[[], Awaitable[T]]) -> T:
+    """Send it, again while the database is away: what was written is not written twice."""
+    while True:
+        try:
+            return await send()
+        except Unstorable:
+            raise
+        except StoreError as error:
+            log.warning("a delivery waits for the database", error=str(error))
+            await trio.sleep(LOST_S)

@@ -1,0 +1,153 @@
+"""Runs a step of a process without a database, for tests of its author."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.flows.processes.define import ProcessType, decoded
+from dataloader.flows.processes.step_call import StepCall, json_text
+from dataloader.jobs.process_listings import ProcessEvent
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.processes import MAX_VALUE, Following, Remove, Rest, Timer
+from dataloader.store.processes.steps import Kind, Snapshot, StepOutcome, Wakeup, Work
+
+S = TypeVar("S")
+_STATUS: dict[str, Literal["done", "refused", "retry", "failed"]] = {
+    "done": "done", "refused": "refused", "retry": "retry", "failed": "failed",
+}  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class StepRun(Generic[S]):
+    """What came of a step: all of it would be stored, in one transaction."""
+
+    outcome: Literal["done", "refused", "retry", "failed"]
+    """`retry`: a timeout has failed, and is tried again in `next.after_s` seconds."""
+    response: Any
+    """What its caller would get."""
+    error: str | None
+    """Why it was refused or has failed."""
+    state: S
+    """The state after it."""
+    metadata: Mapping[str, Any]
+    """The metadata after it."""
+    events: Sequence[Any]
+    """What has happened in it."""
+    next: Following
+    """What comes then."""
+    sent: Sequence[ProcessRequest]
+    """Its messages to other processes."""
+
+
+async def run_step(
+    kind: ProcessType[S],
+    step: str,
+    *,
+    args: Any = None,
+    state: S | None = None,
+    version: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    events: Sequence[Any] = (),
+    context: Any = None,
+    attempt: int = 1,
+    process_id: str = "test",
+) -> StepRun[S]:
+    """Run one step as a worker does, with its checks and its timeout, and give back what would be stored.
+
+    Args:
+        kind: the type, as `Processes.define` gave it.
+        step: `init`, `timeout`, `repair`, or else the name of a call's method.
+        args: what the caller has sent, as JSON.
+        state: the state before the step; of an older `version` it is JSON, and is upgraded.
+        version: the version of the type that has written the state; without it the type's own.
+        metadata: the process's metadata.
+        events: what `p.events()` reads, from the first one on.
+        context: what `p.context` is.
+        attempt: the number of this try, from 1.
+        process_id: the process's id.
+
+    Raises:
+        BadRequest: the state is not JSON.
+    """
+    work = Work(
+        task_id=len(events) + 1,
+        kind=_kind(step),
+        method=None if _kind(step) != "call" else step,
+        args=args,
+        context=context,
+        attempt=attempt - 1,
+        first_task=None,
+    )
+    snapshot = Snapshot(
+        type=kind.name,
+        process_id=process_id,
+        version=version or kind.version,
+        status={"init": "init", "repair": "error"}.get(work.kind, "running"),
+        aux_state=None if state is None else msgspec.json.decode(json_text("state", state, MAX_VALUE)),
+        metadata=dict(metadata or {}),
+        last_event_id=len(events),
+        corrupted_by=None,
+    )
+    past = [
+        ProcessEvent(event_id=number, task_id=1, at=datetime.now(UTC), payload=payload)
+        for number, payload in enumerate(events, 1)
+    ]
+
+    async def read(*, after: int, before: int | None, limit: int, newest_first: bool) -> list[ProcessEvent]:
+        found = [event for event in past if event.event_id > after and (before is None or event.event_id < before)]
+        return (found[::-1] if newest_first else found)[:limit]
+
+    wakeup = Wakeup(0, UUID(int=0), 0)
+    call = StepCall(kind=kind, wakeup=wakeup, snapshot=snapshot, work=work, events=read, open=_no_database)
+    outcome, after = await call.run()
+    return StepRun(
+        outcome=_STATUS[outcome.outcome],
+        response=_value(outcome.response),
+        error=outcome.error,
+        state=_typed(kind, after),
+        metadata=after.metadata,
+        events=_value(outcome.events) or [],
+        next=_next(outcome),
+        sent=list(call.sent) if outcome.outcome == "done" else [],
+    )
+
+
+def _no_database(_call: StepCall) -> NoReturn:
+    raise RuntimeError("run_step has no database: p.transaction() needs a supervisor")
+
+
+def _kind(step: str) -> Kind:
+    match step:
+        case "init" | "timeout" | "repair":
+            return step
+        case _:
+            return "call"
+
+
+def _typed(kind: ProcessType[S], after: Snapshot) -> Any:
+    if after.aux_state is None or after.version != kind.version:
+        return after.aux_state
+    return decoded("state", after.aux_state, kind.state)
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _next(outcome: StepOutcome) -> Following:
+    match outcome.following:
+        case _ if outcome.outcome == "retry":
+            return Timer(after_s=outcome.after_s)
+        case "timeout":
+            return Timer(after_s=outcome.after_s, at=outcome.at, context=_value(outcome.context))
+        case "remove" | "gone":
+            return Remove(after_s=outcome.after_s, at=outcome.at)
+        case "suspend":
+            return Rest.SUSPEND
+    return Rest.KEEP

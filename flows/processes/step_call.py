@@ -1,0 +1,244 @@
+"""One step: the author's function is called, and whatever it does becomes an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.flows.processes.define import ProcessType, decoded
+from dataloader.flows.processes.process import Process
+from dataloader.jobs.error_groups import first_error, single_errors
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.process_listings import ProcessEvent
+from dataloader.jobs.process_outbox import MAX_MESSAGES, MAX_SENT
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.processes import (
+    MAX_EVENT,
+    MAX_EVENTS,
+    MAX_VALUE,
+    UNCHANGED,
+    Done,
+    Fail,
+    Refuse,
+    Remove,
+    Rest,
+    Timer,
+    check_metadata,
+)
+from dataloader.jobs.text import exact_json, storable_text
+from dataloader.store.processes.steps import Committed, Snapshot, StepOutcome, Wakeup, Work
+from dataloader.store.queue.transaction import JobTransaction
+
+log = get_logger(__name__)
+
+
+@attrs.define(eq=False)
+class StepTransaction(JobTransaction):
+    """A transaction on the queue's database: what stands in `done` when its block ends is stored with its rows."""
+
+    done: Done | None = None
+
+
+MAX_ERROR: Final = 8_000
+UNSUPPORTED: Final = "unsupported_result"
+
+
+@attrs.define(eq=False, kw_only=True)
+class StepCall:
+    """A step that is to run. `events` reads the process's own events."""
+
+    kind: ProcessType[Any]
+    wakeup: Wakeup
+    snapshot: Snapshot
+    work: Work
+    events: Callable[..., Awaitable[list[ProcessEvent]]]
+    open: Callable[[StepCall], AbstractAsyncContextManager[StepTransaction]]
+    """Opens a transaction that stores the step's outcome when its block ends."""
+    upgraded: Any = attrs.field(default=None, init=False)
+    """The state, where an older version of the type has written it."""
+    stored: tuple[StepOutcome, Snapshot, Committed] | None = attrs.field(default=None, init=False)
+    """What `p.transaction()` has stored already."""
+    sent: list[ProcessRequest] = attrs.field(factory=list, init=False)
+    """Messages to other processes."""
+
+    async def run(self) -> tuple[StepOutcome, Snapshot]:
+        """Call the function; what comes of it, and the process as it is after it. Only a cancellation is raised."""
+        try:
+            result = await self._called()
+        except Exception as error:
+            if self.stored is not None:
+                log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
+                return self.stored[:2]
+            first = first_error(error)
+            return self._failed(error, Fail(f"{type(first).__name__}: {first}".removesuffix(": "))), self.snapshot
+        if self.stored is not None:
+            return self.stored[:2]
+        if isinstance(result, Fail):
+            return self._failed(None, result), self.snapshot
+        try:
+            return self._went_well(result)
+        except BadRequest as error:
+            return self._failed(None, Fail(f"{UNSUPPORTED}: {error}", final=True)), self.snapshot
+
+    async def _called(self) -> object:
+        snapshot, work = self.snapshot, self.work
+        if work.kind == "remove":
+            return Done()
+        try:
+            step = self.kind.step(work.kind, work.method)
+            arguments = step.arguments(work.args)
+        except BadRequest as error:  # the caller's fault, which fails nothing
+            return Fail(str(error), final=True) if work.kind == "timeout" else Refuse(str(error))
+        state = snapshot.aux_state if work.kind == "repair" else self._state()
+        process: Process[Any] = Process(
+            type=snapshot.type,
+            process_id=snapshot.process_id,
+            state=state,
+            status=snapshot.status,
+            metadata=snapshot.metadata,
+            last_event_id=snapshot.last_event_id,
+            task_id=work.task_id,
+            kind=work.kind,
+            context=work.context,
+            attempt=work.attempt + 1,
+            step_key=f"{snapshot.type}:{snapshot.process_id}:{work.first_task or work.task_id}",
+            corrupted_by=snapshot.corrupted_by,
+            events=self.events,
+            transaction=self._transaction,
+            send=self._send,
+        )
+        with trio.move_on_after(self.kind.step_timeout_s) as scope:
+            result = await step.function(process, *arguments)
+        if not scope.cancelled_caught:
+            return result
+        # Nobody knows how far it has come, as after a worker's death: it is not tried again by itself.
+        return Fail(f"the step took longer than its {self.kind.step_timeout_s:g} s", final=True)
+
+    def _transaction(self) -> AbstractAsyncContextManager[StepTransaction]:
+        if self.stored is not None:
+            raise RuntimeError("the step has stored its outcome: write all rows in one block of p.transaction()")
+        return self.open(self)
+
+    def _send(self, message: ProcessRequest) -> None:
+        if self.stored is not None:
+            raise RuntimeError("the step has stored its outcome: send messages before p.transaction() ends")
+        self.sent.append(message)
+
+    def done(self, result: object) -> tuple[StepOutcome, Snapshot]:
+        """The outcome that a transaction stores, and the process after it. Raises `BadRequest` if it is no `Done`."""
+        if not isinstance(result, Done):
+            raise BadRequest("done", f"must be set to Done when p.transaction() ends, not {result!r:.40}")
+        return self._went_well(result)
+
+    def _state(self) -> Any:
+        """The state as the type's, brought up to its version. A repair gets it as it is stored."""
+        state = self.snapshot.aux_state
+        if state is None:
+            return None
+        if self.snapshot.version < self.kind.version:
+            assert self.kind.upgrades is not None  # noqa: S101 - else no worker of ours has the job
+            state = self.kind.upgrades(state, self.snapshot.version)
+            self.upgraded = state
+            return state if _is_of(state, self.kind.state) else decoded("state", state, self.kind.state)
+        return decoded("state", state, self.kind.state)
+
+    def _went_well(self, result: object) -> tuple[StepOutcome, Snapshot]:
+        snapshot, work = self.snapshot, self.work
+        if isinstance(result, Refuse):
+            if work.kind == "timeout":
+                raise BadRequest("result", "must not be Refuse: a timeout has no caller")
+            reason = storable_text(result.reason, MAX_ERROR)
+            return StepOutcome(wakeup=self.wakeup, task_id=work.task_id, outcome="refused", error=reason), snapshot
+        if not isinstance(result, Done):
+            raise BadRequest("result", f"must be Done, Refuse or Fail, not {type(result).__name__}")
+        state, version = None, None
+        if result.state is not UNCHANGED:
+            state, version = json_text("state", result.state, MAX_VALUE), self.kind.version
+        elif self.upgraded is not None:
+            state, version = json_text("state", self.upgraded, MAX_VALUE), self.kind.version
+        metadata = None if result.metadata is UNCHANGED else check_metadata("metadata", result.metadata)
+        if len(result.events) > MAX_EVENTS:
+            raise BadRequest("events", f"must be at most {MAX_EVENTS:,}, not {len(result.events):,}")
+        events = [json_text(f"events[{number}]", event, MAX_EVENT) for number, event in enumerate(result.events)]
+        after = Snapshot(
+            type=snapshot.type,
+            process_id=snapshot.process_id,
+            version=version or snapshot.version,
+            status=snapshot.status,
+            aux_state=snapshot.aux_state if state is None else msgspec.json.decode(state),
+            metadata=snapshot.metadata if metadata is None else msgspec.json.decode(metadata),
+            last_event_id=snapshot.last_event_id,
+            corrupted_by=snapshot.corrupted_by,
+        )
+        outcome = StepOutcome(
+            wakeup=self.wakeup,
+            task_id=work.task_id,
+            outcome="done",
+            response=None if result.response is None else json_text("response", result.response, MAX_VALUE),
+            state=state,
+            version=None if version == snapshot.version else version,
+            metadata=metadata,
+            events=f"[{','.join(events)}]" if events else None,
+            messages=_messages(self.sent),
+            **_following(result.next),
+        )
+        return outcome, after
+
+    def _failed(self, error: Exception | None, fail: Fail) -> StepOutcome:
+        work = self.work
+        reason = storable_text(fail.reason, MAX_ERROR)
+        blank = StepOutcome(wakeup=self.wakeup, task_id=work.task_id, outcome="failed", error=reason)
+        tries = work.attempt + 1
+        may = not fail.final
+        if error is not None:
+            may = all(isinstance(one, self.kind.retry_on) for one in single_errors(error))
+        if error is not None:
+            log.warning("a step failed", process=self.snapshot.process_id, step=work.kind, exc_info=error)
+        if work.kind != "timeout" or not may or tries >= self.kind.max_tries:
+            return blank
+        if error is not None and self.kind.retry.is_final(error):
+            return blank
+        return attrs.evolve(blank, outcome="retry", after_s=self.kind.retry.delay_s(tries))
+
+
+def _following(after: Timer | Remove | Rest) -> dict[str, Any]:
+    match after:
+        case Timer():
+            context = None if after.context is None else json_text("next.context", after.context, MAX_VALUE)
+            return {"following": "timeout", "after_s": after.after_s, "at": after.at, "context": context}
+        case Remove(after_s=None, at=None):
+            return {"following": "gone"}
+        case Remove():
+            return {"following": "remove", "after_s": after.after_s, "at": after.at}
+        case Rest.SUSPEND:
+            return {"following": "suspend"}
+        case Rest.KEEP:
+            return {"following": "keep"}
+    raise BadRequest("next", f"must be Timer, Remove, KEEP or SUSPEND, not {type(after).__name__}")
+
+
+def _messages(sent: list[ProcessRequest]) -> str | None:
+    """Messages as a JSON list. Raises `BadRequest` for too many, or too long ones."""
+    if len(sent) > MAX_MESSAGES:
+        raise BadRequest("messages", f"must be at most {MAX_MESSAGES:,}, not {len(sent):,}")
+    texts = [json_text(f"messages[{number}]", message.message(), MAX_SENT) for number, message in enumerate(sent)]
+    if (size := sum(map(len, texts))) > MAX_SENT:
+        raise BadRequest("messages", f"must be at most {MAX_SENT:,} bytes of JSON together, not {size:,}")
+    return f"[{','.join(texts)}]" if texts else None
+
+
+def json_text(name: str, value: Any, most: int) -> str:
+    """A value as JSON text of at most `most` bytes. Raises `BadRequest`."""
+    if attrs.has(type(value)):
+        value = msgspec.to_builtins(value)
+    return exact_json(name, value, most)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    return isinstance(kind, type) and isinstance(value, kind)

@@ -1,0 +1,150 @@
+"""Sends the beginnings and ends of steps to the database, many in one statement.
+
+What comes while a statement is on its way goes with the next one: a lone step is sent at once. A connection of its own,
+since a pool's would be waited for; the batch that can't be stored is sent again one by one. Nobody waits with others
+for a row that is locked: who has found it locked again and again waits for it on a connection beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+import outcome
+import trio
+
+from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.processes.steps import (
+    Begun,
+    Committed,
+    StepOutcome,
+    Wakeup,
+    aio_begin,
+    aio_begin_in_turn,
+    aio_commit,
+    aio_commit_in_turn,
+)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+MOST: Final = 64
+"""Steps of one statement."""
+
+
+@attrs.define(eq=False)
+class _Waiting(Generic[Q, A]):
+    asked: Q
+    answered: trio.Event = attrs.field(factory=trio.Event, init=False)
+    answer: outcome.Outcome[A] | None = attrs.field(default=None, init=False)
+
+    async def wait(self) -> A:
+        await self.answered.wait()
+        assert self.answer is not None  # noqa: S101 - it is set before the event
+        return self.answer.unwrap()
+
+    def set(self, answer: outcome.Outcome[A]) -> None:
+        self.answer = answer
+        self.answered.set()
+
+
+@attrs.define(eq=False)
+class _Line(Generic[Q, A]):
+    """Those who wait for one kind of statement."""
+
+    send: Callable[[Any, Sequence[Q]], Awaitable[list[A]]]
+    session: Session
+    waiting: list[_Waiting[Q, A]] = attrs.field(factory=list, init=False)
+    something: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    async def ask(self, asked: Q) -> A:
+        one: _Waiting[Q, A] = _Waiting(asked)
+        self.waiting.append(one)
+        self.something.set()
+        try:
+            return await one.wait()
+        except trio.Cancelled:
+            if one in self.waiting:
+                self.waiting.remove(one)
+            raise
+
+    async def run(self) -> None:
+        while True:
+            await self.something.wait()
+            # Steps that end in one turn of the event loop share a statement.
+            await trio.lowlevel.checkpoint()
+            batch, self.waiting = self.waiting[:MOST], self.waiting[MOST:]
+            if not self.waiting:
+                self.something = trio.Event()
+            if batch:
+                await self._send(batch)
+
+    async def _send(self, batch: Sequence[_Waiting[Q, A]]) -> None:
+        try:
+            answers = await self.session.write(self.send, [one.asked for one in batch])
+        except Exception as error:  # noqa: BLE001 - each of them gets it, or is sent by itself
+            if len(batch) == 1:
+                batch[0].set(outcome.Error(error))
+                return
+            for one in batch:
+                await self._send([one])
+            return
+        for one, answer in zip(batch, answers, strict=True):
+            one.set(outcome.Value(answer))
+
+
+@attrs.define(eq=False)
+class Stepper:
+    """The one who speaks with the database about steps, for all processes of this process of the operating system."""
+
+    _nursery: trio.Nursery
+    _sessions: list[Session] = attrs.field(factory=list, init=False)
+    _lines: dict[bool, tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]] = attrs.field(
+        factory=dict, init=False
+    )
+
+    async def begin(self, database: Database, wakeup: Wakeup, *, in_turn: bool = False) -> Begun:
+        """Begin the step of a wake-up job; `in_turn`: wait for its process's row. Raises `StoreError`."""
+        return await self._open(database, in_turn=in_turn)[0].ask(wakeup)
+
+    async def commit(self, database: Database, step: StepOutcome, *, in_turn: bool = False) -> Committed:
+        """Write what came of a step; `in_turn`: wait for its process's row.
+
+        Raises `StoreError`; whether it was written is unknown then.
+        """
+        return await self._open(database, in_turn=in_turn)[1].ask(step)
+
+    def _open(self, database: Database, *, in_turn: bool) -> tuple[_Line[Wakeup, Begun], _Line[StepOutcome, Committed]]:
+        if in_turn not in self._lines:
+            if in_turn:
+                session = Session(database, "process steps in turn")
+                self._sessions.append(session)
+                lines = _Line(aio_begin_in_turn, session), _Line(aio_commit_in_turn, session)
+            else:
+                sessions = Session(database, "process begins"), Session(database, "process commits")
+                self._sessions += sessions
+                lines = _Line(aio_begin, sessions[0]), _Line(aio_commit, sessions[1])
+            self._lines[in_turn] = lines
+            for line in lines:
+                self._nursery.start_soon(line.run)
+        return self._lines[in_turn]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for session in self._sessions:
+            await session.close()
+
+
+@asynccontextmanager
+async def open_stepper() -> AsyncIterator[Stepper]:
+    """A stepper, with two connections of its own from the first step on, three where many ask one process."""
+    async with trio.open_nursery() as nursery:
+        stepper = Stepper(nursery)
+        try:
+            yield stepper
+        finally:
+            nursery.cancel_scope.cancel()
+            with trio.move_on_after(2, shield=True):
+                await stepper.close()

@@ -1,0 +1,137 @@
+"""What is looked for in the args of jobs (U8): a JSON object that they contain, or `name=value`.
+
+Who may look at jobs does not get to see secrets in them, so a search must not tell of them either: keys that name a
+secret are refused, and so is a value that masking would hide. What only its place makes a secret (the value beside a
+name, the word behind an option) is found in masked args alone: `shows_in`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import check_text
+from dataloader.jobs.secrets.masking import mask, names_a_secret
+
+MAX_PATTERN: Final = 2_000
+"""Characters of a search."""
+_MAX_DEPTH: Final = 10
+
+
+@attrs.frozen
+class ArgsPattern:
+    """JSON objects, of which args must contain one, as `@>` of PostgreSQL has it."""
+
+    values: tuple[Any, ...]
+
+    @classmethod
+    def parsed(cls, text: str) -> ArgsPattern:
+        """The pattern that a reader has typed. Raises `BadRequest` for field `args`."""
+        check_text("args", text, MAX_PATTERN)
+        stripped = text.strip()
+        values = (_object(stripped),) if stripped.startswith("{") else _named(stripped)
+        for value in values:
+            _refuse_secrets(value)
+        return cls(values)
+
+    @property
+    def texts(self) -> list[str]:
+        """The objects as JSON, their numbers exact."""
+        return [_json(value) for value in self.values]
+
+    def shows_in(self, args: Any) -> bool:
+        """Whether args as a reader sees them, without their secrets, contain it."""
+        masked = mask(args)
+        return any(_contains(masked, value) for value in self.values)
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json.dumps(name)}:{_json(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_json, value)) + "]"
+    return str(value) if isinstance(value, Decimal) else json.dumps(value)
+
+
+def _decoded(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _object(text: str) -> Any:
+    try:
+        value = _decoded(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("args", f"is neither a JSON object nor name=value: {error}") from error
+    if _depth(value) > _MAX_DEPTH:
+        raise BadRequest("args", f"must not be nested deeper than {_MAX_DEPTH} levels")
+    return value
+
+
+def _named(text: str) -> tuple[Any, ...]:
+    """`name=value`: the value as a text, and as the number or word that it may be in JSON."""
+    name, equals, given = text.partition("=")
+    name, given = name.strip(), given.strip()
+    if not equals or not name:
+        raise BadRequest("args", 'must be name=value, or a JSON object such as {"source": "ecb"}')
+    values: list[Any] = [{name: given}]
+    try:
+        value = _decoded(given)
+    except (ValueError, RecursionError):
+        value = given
+    if isinstance(value, str):
+        values = [{name: value}]
+    elif not isinstance(value, dict | list):
+        values.append({name: value})
+    return tuple(values)
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
+
+
+def _refuse_secrets(value: Any) -> None:
+    for name in _names(value):
+        if names_a_secret(name):
+            raise BadRequest("args", f"must not look for {name[:100]!r}: what such a name stands for is a secret")
+    if mask(_floats(value)) != _floats(value):
+        raise BadRequest("args", "must not look for what is hidden as a secret")
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(name for item in value.values() for name in _names(item))]
+    return [name for item in value for name in _names(item)] if isinstance(value, list) else []
+
+
+def _floats(value: Any) -> Any:
+    """As args are read: numbers with a fraction are floats."""
+    if isinstance(value, dict):
+        return {name: _floats(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _contains(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        return isinstance(value, Mapping) and all(
+            name in value and _contains(value[name], item) for name, item in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(value, list) and all(any(_contains(one, item) for one in value) for item in wanted)
+    if isinstance(wanted, bool) or isinstance(value, bool):
+        return value is wanted
+    if isinstance(wanted, int | Decimal):
+        return isinstance(value, int | float) and value == (wanted if isinstance(value, int) else float(wanted))
+    return bool(type(value) is type(wanted) and value == wanted)

@@ -1,0 +1,135 @@
+"""Acts on many jobs that outlive whoever asked for them: `BulkActs`, which pages, commands and HTTP views use (U16).
+
+Which jobs are meant is frozen when an act begins: what matches its filter later is none of it, and a job that fails
+again after it was retried is not retried again. An actor of any process does the work, batch by batch.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.contract import Change
+from dataloader.jobs.errors import BadRequest, NotFound
+from dataloader.jobs.listings import EVERY_JOB, JobFilter
+from dataloader.jobs.model import MAX_INT, Instant, about, check_between
+from dataloader.jobs.page_cursor import After, Next
+
+COUNTED: Final = 10_000
+"""Jobs that are counted before an act begins; more of them are called "at least" so many."""
+MAX_CHOSEN: Final = 1_000
+"""The most jobs that are named by their ids."""
+NOT_TYPED: Final = 1_000
+"""An act on more jobs than this is confirmed by typing their number."""
+
+Action = Literal["cancel", "retry", "run_now", "set_priority"]
+BulkState = Literal["open", "done", "stopped", "failed"]
+
+
+class BulkNotFound(NotFound):
+    """No bulk act has this id."""
+
+
+@attrs.frozen
+class BulkCount:
+    """How many jobs an act would change now."""
+
+    jobs: Annotated[int, about("Jobs that would be changed; counting ends at 10,000.")]
+    exact: Annotated[bool, about("Whether there are no more: else there are at least so many.")]
+    left_out: Annotated[
+        int, about("Jobs that match and wake durable processes, which a cancel leaves out; counting ends at 10,000.")
+    ] = 0
+
+    @property
+    def leaves_out(self) -> str | None:
+        """What is left out, in a sentence."""
+        if not self.left_out:
+            return None
+        if self.left_out == 1:
+            return "1 job that wakes a durable process is left out: stop its step, or remove the process."
+        number = f"{self.left_out:,}" if self.left_out < COUNTED else f"at least {COUNTED:,}"
+        return f"Left out: {number} jobs that wake durable processes. Stop their steps, or remove the processes."
+
+
+@attrs.frozen(kw_only=True)
+class BulkRecord:
+    """An act on many jobs: what it is, and how far it has come."""
+
+    bulk_id: Annotated[UUID, about("The act's id.")]
+    action: Annotated[Action, about("What is done to the jobs.")]
+    priority: Annotated[int | None, about("The new priority, for `set_priority`.")]
+    filter: Annotated[Mapping[str, Any], about("Which jobs were meant; `chosen`: so many were named by their ids.")]
+    actor: Annotated[str, about("The operator.")]
+    created_at: Annotated[Instant, about("When its jobs were frozen.")]
+    jobs: Annotated[int, about("Jobs that were frozen.")]
+    done: Annotated[int, about("Jobs that were looked at.")]
+    changed: Annotated[int, about("Jobs of these that were changed; the others had ended or were changed meanwhile.")]
+    error: Annotated[str | None, about("Why its last batch could not be done.")]
+    stopped_by: Annotated[str | None, about("The operator who has stopped it.")]
+    ended_at: Annotated[Instant | None, about("When it ended.")]
+    state: Annotated[BulkState, about("open: work is left; done; stopped: by an operator; failed: see `error`.")]
+
+
+@attrs.frozen
+class BulkPage:
+    """A page of bulk acts, latest first."""
+
+    bulk: Annotated[list[BulkRecord], about("The acts.")]
+    next: Next
+
+
+Chosen = JobFilter | Sequence[UUID]
+"""The jobs that are meant: those that match a filter, or those that are named."""
+
+
+def check_act(change: Change, chosen: Chosen) -> None:
+    """Raise `BadRequest` for an act that is none, or that is for no job or for every job."""
+    if change.force:
+        raise BadRequest("force", "is for one job, not for many")
+    if change.action == "set_priority":
+        check_between("priority", change.priority, 0, MAX_INT)
+    if isinstance(chosen, JobFilter):
+        if chosen == EVERY_JOB:
+            raise BadRequest("filter", "must have a criterion, such as queue or status: an empty one means every job")
+    elif not 1 <= len(chosen) <= MAX_CHOSEN:
+        raise BadRequest("job_ids", f"must be from 1 to {MAX_CHOSEN:,} ids, not {len(chosen):,}; use a filter for more")
+
+
+class BulkActs(abc.ABC):
+    """The acts on many jobs. All raise `BulkNotFound` for an id that no act has, and `StoreUnavailable`."""
+
+    @abc.abstractmethod
+    async def count(self, change: Change, chosen: Chosen) -> BulkCount:
+        """Count the jobs that an act would change, up to `COUNTED`. Raises `BadRequest`."""
+
+    @abc.abstractmethod
+    async def start(
+        self, change: Change, chosen: Chosen, *, bulk_id: UUID | None = None, most: int | None = None
+    ) -> BulkRecord:
+        """Freeze the jobs that an act is for, and have it begun.
+
+        Args:
+            change: what is done to each job.
+            chosen: the jobs; those that the change would not change are left out.
+            bulk_id: the act's id, made by the caller: a request that is sent again finds the act that it began.
+            most: begin nothing if there are more jobs than that.
+
+        Raises:
+            BadRequest: a value is not allowed, there are more jobs than `most`, or the id belongs to another act.
+        """
+
+    @abc.abstractmethod
+    async def get(self, bulk_id: UUID) -> BulkRecord:
+        """Return an act."""
+
+    @abc.abstractmethod
+    async def find(self, *, limit: int = 50, after: After = None) -> BulkPage:
+        """A page of at most `limit` (1 to 1,000) acts, latest first, from behind `after`. Raises `BadRequest`."""
+
+    @abc.abstractmethod
+    async def stop(self, bulk_id: UUID) -> BulkRecord:
+        """End an act before its time: jobs that were changed stay so. One that has ended stays as it is."""

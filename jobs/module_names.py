@@ -1,0 +1,39 @@
+"""Where a function stands: the module and the name by which another process finds the same one."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Place:
+    """A module, and the name of what stands there, dots included."""
+
+    module: str
+    name: str
+
+    def find(self) -> Any:
+        """What stands there: the function, or the `Task` that its decorator has made of it. Imports the module."""
+        return operator.attrgetter(self.name)(import_module(self.module))
+
+
+def place_of(function: Callable[..., Any]) -> Place:
+    """The place of a function. Raises `ValueError` for one that another process can't find, such as a local one."""
+    place = Place(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", None) or "")
+    if place.module in {"", "__main__"}:
+        raise ValueError("must stand in a module that can be imported, not in the program's main file")
+    if place.module not in sys.modules or "<" in place.name:
+        raise ValueError(f"must stand at the top of its module, not in another function ({place.name})")
+    try:
+        found = operator.attrgetter(place.name)(sys.modules[place.module])
+    except AttributeError:
+        found = None
+    if getattr(found, "handler", found) is not function:
+        raise ValueError(f"must be {place.module}.{place.name}, but something else has that name")
+    return place

@@ -1,0 +1,170 @@
+"""What clients ask of durable processes: to start one, a call, a repair, an import (P2)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+import attrs
+import msgspec
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.model import MAX_KEY, about, check_instant, check_name
+from dataloader.jobs.processes import (
+    MAX_EVENT,
+    MAX_METHOD,
+    MAX_VALUE,
+    Remove,
+    Timer,
+    check_metadata,
+    check_process_id,
+    check_type,
+)
+from dataloader.jobs.text import exact_json
+
+MAX_STARTS: Final = 1_000
+"""The most processes that one request starts."""
+MAX_IMPORTED_EVENTS: Final = 10_000
+"""The most events of a process that is imported."""
+_sorted: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+@attrs.frozen(kw_only=True)
+class ProcessRequest:
+    """Something that is asked of a process. Raises `BadRequest` for what can't be.
+
+    Args:
+        type: the name of its type.
+        process_id: its id.
+        kind: `init` starts a process, `call` calls a method, `repair` mends one that is in error.
+        method: of a call.
+        args: what the step is given: a JSON value, or an instance of a class that becomes one.
+        context: what it is given beside.
+        key: the idempotency key: the same request again has the first one's answer.
+        expires_at: a call that has not begun by then never runs.
+        watched: somebody waits for the answer.
+        metadata: of a process that is started.
+        version: of its type; None: the newest that workers have declared.
+        may_start: a call starts a process that is missing, with `start` as the args of its init.
+    """
+
+    type: str
+    process_id: str
+    kind: Literal["init", "call", "repair"]
+    method: str | None = None
+    args: Any = None
+    context: Any = None
+    key: str | None = None
+    expires_at: datetime | None = None
+    watched: bool = False
+    metadata: Mapping[str, Any] | None = None
+    version: int | None = None
+    start: Any = None
+    may_start: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what can't be asked."""
+        check_type("type", self.type)
+        check_process_id("process_id", self.process_id)
+        if (self.method is None) is (self.kind == "call"):
+            raise BadRequest("method", "must be given for a call, and for nothing else")
+        if self.method is not None:
+            check_name("method", self.method, MAX_METHOD)
+        if self.key is not None:
+            check_name("key", self.key, MAX_KEY)
+        if self.expires_at is not None:
+            check_instant("expires_at", self.expires_at)
+            if self.kind != "call":
+                raise BadRequest("expires_at", "is for calls")
+
+    @property
+    def hash(self) -> bytes:
+        """Tells requests apart that have the same idempotency key."""
+        said = (self.process_id, self.kind, self.method, self.args, self.metadata, self.may_start, self.start)
+        return hashlib.blake2b(_sorted(said), digest_size=16).digest()
+
+    def json(self, name: Literal["args", "context", "start"]) -> str | None:
+        """One of its values as JSON, None if it is not given. Raises `BadRequest`."""
+        value = getattr(self, name)
+        if name == "start" and self.may_start:
+            return exact_json(name, value, MAX_VALUE)
+        return None if value is None else exact_json(name, value, MAX_VALUE)
+
+    def message(self) -> dict[str, Any]:
+        """The same as JSON values, for the outbox. Raises `BadRequest`."""
+        metadata = None if self.metadata is None else dict(self.metadata)
+        self.metadata_json()
+        for name in ("args", "context", "start"):
+            self.json(name)
+        said: dict[str, Any] = {"kind": self.kind, "type": self.type, "process_id": self.process_id}
+        said |= {"method": self.method, "args": _plain(self.args), "context": _plain(self.context)}
+        said |= {"metadata": metadata, "start": _plain(self.start), "may_start": self.may_start}
+        return {name: value for name, value in said.items() if value is not None and value is not False}
+
+    @classmethod
+    def of_message(cls, said: Mapping[str, Any], key: str) -> ProcessRequest:
+        """The request that a message of the outbox is; `key` is its idempotency key."""
+        return cls(**said, key=key)
+
+    def metadata_json(self) -> str | None:
+        """Its metadata as JSON. Raises `BadRequest`."""
+        return None if self.metadata is None else check_metadata("metadata", self.metadata)
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value) if attrs.has(type(value)) else value
+
+
+@attrs.frozen(kw_only=True)
+class ProcessStarted:
+    """What became of one process of many that were to be started."""
+
+    process_id: Annotated[str, about("Its id.")]
+    task_id: Annotated[int | None, about("Its first task; null where there was a process already.")]
+    did: Annotated[
+        Literal["added", "again", "exists"],
+        about("added: a process. again: nothing, the request was sent before. exists: nothing, there is one."),
+    ]
+
+
+@attrs.frozen(kw_only=True)
+class ProcessImport:
+    """A process that another system has begun, as it stands. Raises `BadRequest` for what can't be.
+
+    Args:
+        type: the name of its type.
+        process_id: its id.
+        state: its state, as the type has it.
+        metadata: by which it is found.
+        events: what has happened in it, oldest first; they are numbered from 1.
+        next: its timer: a `Timer`, or a `Remove` with a time; None: it waits for calls.
+        version: of its type; None: the newest that workers have declared.
+    """
+
+    type: str
+    process_id: str
+    state: Any = None
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    events: Sequence[Any] = ()
+    next: Timer | Remove | None = None
+    version: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what can't be."""
+        check_type("type", self.type)
+        check_process_id("process_id", self.process_id)
+        if len(self.events) > MAX_IMPORTED_EVENTS:
+            raise BadRequest("events", f"must be at most {MAX_IMPORTED_EVENTS:,}, not {len(self.events):,}")
+        if isinstance(self.next, Remove) and self.next.after_s is None and self.next.at is None:
+            raise BadRequest("next", "must have after_s or at, and not both")
+
+    def state_json(self) -> str | None:
+        """Its state as JSON. Raises `BadRequest`."""
+        return None if self.state is None else exact_json("state", self.state, MAX_VALUE)
+
+    def events_json(self) -> str:
+        """Its events as a JSON list. Raises `BadRequest`."""
+        parts = (exact_json(f"events[{number}]", event, MAX_EVENT) for number, event in enumerate(self.events))
+        return f"[{','.join(parts)}]"

@@ -1,0 +1,101 @@
+"""What a process of the operating system counts and times about durable processes (P8).
+
+The histograms have the names, labels and units that dashboards of such engines know: milliseconds, by the type in
+`prg_namespace`. The counters are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dataloader.jobs.measures import Counter, Histogram, Measure
+from dataloader.jobs.process_outbox import MESSAGES
+
+BOUNDS_MS: Final = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 150.0, 300.0, 500.0, 750.0, 1000.0)
+_TYPE: Final = "prg_namespace"
+_COMPLETIONS: Final = {
+    "timeout": "complete_and_continue",
+    "remove": "complete_and_continue",
+    "suspend": "complete_and_suspend",
+}
+
+
+def _histogram(name: str, about: str, *labels: str) -> Histogram:
+    return Histogram(f"progressor_{name}_duration_ms", about, (_TYPE, *labels), BOUNDS_MS)
+
+
+class ProcessTelemetry:
+    """The counters and histograms; the Trio thread alone writes them."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self._calls = _histogram("calls_scanning", "Statements that gave a run a call, an init or a repair.")
+        self._timers = _histogram("timers_scanning", "Statements that gave a run a timer that was due.")
+        self._zombies_ms = _histogram("zombie_collection", "Statements that found a step whose worker had died.")
+        self._prepared = _histogram("request_preparing", "Requests until they were stored.", "task_type")
+        self._processed = _histogram("task_processing", "Functions of steps.", "task_type")
+        self._completed = _histogram(
+            "task_completion",
+            "Statements that stored a step's outcome, by what it says of the timer.",
+            "completion_type",
+        )
+        self._removed = _histogram("process_removing", "Statements with which a step removed its process.")
+        self._delivered_ms = _histogram("notification", "Deliveries, by what was told.", "notification_type")
+        self._deliveries = Counter(
+            "dataloader_process_deliveries",
+            "Tries to deliver to a sink, or a message, by what came of them.",
+            ("sink", "outcome"),
+        )
+        self._steps = Counter("dataloader_process_steps", "Steps by what came of them.", ("type", "kind", "outcome"))
+        self._zombies = Counter("dataloader_process_zombies", "Processes found whose worker had died.", ("type",))
+        self._void = Counter("dataloader_process_commits_void", "Outcomes of steps that came too late.", ("type",))
+        self.measures: tuple[Measure, ...] = (
+            self._calls,
+            self._timers,
+            self._zombies_ms,
+            self._prepared,
+            self._processed,
+            self._completed,
+            self._removed,
+            self._delivered_ms,
+            self._deliveries,
+            self._steps,
+            self._zombies,
+            self._void,
+        )
+
+    def asked(self, process_type: str, kind: str, took_s: float) -> None:
+        """A request was stored, or refused by what is stored."""
+        self._prepared.observe(took_s * 1e3, process_type, kind)
+
+    def begun(self, process_type: str, verdict: str, kind: str | None, took_s: float) -> None:
+        """A run was given its first task, of this kind, or a step was found that had lost its worker."""
+        if verdict == "zombie":
+            self._zombies_ms.observe(took_s * 1e3, process_type)
+            self._zombies.add(process_type)
+        elif kind is not None:
+            scanned = self._timers if kind in {"timeout", "remove"} else self._calls
+            scanned.observe(took_s * 1e3, process_type)
+
+    def processed(self, process_type: str, kind: str, outcome: str, took_s: float) -> None:
+        """A step's function has come to an outcome."""
+        self._processed.observe(took_s * 1e3, process_type, kind)
+        self._steps.add(process_type, kind, outcome)
+
+    def delivered(self, sink: str, process_type: str, kind: str, outcome: str, took_s: float) -> None:
+        """A sink was told of something, or a message was delivered, or it failed."""
+        told = "message" if sink == MESSAGES else "event_sink" if kind == "event" else "lifecycle_sink"
+        self._delivered_ms.observe(took_s * 1e3, process_type, told)
+        self._deliveries.add(sink, outcome)
+
+    def committed(self, process_type: str, verdict: str, outcome: str, following: str, took_s: float) -> None:
+        """An outcome was stored, or was void."""
+        if verdict == "void":
+            self._void.add(process_type)
+        elif verdict == "gone":
+            self._removed.observe(took_s * 1e3, process_type)
+        else:
+            completion = (
+                "complete_and_error" if outcome == "failed" else _COMPLETIONS.get(following, "complete_and_unlock")
+            )
+            self._completed.observe(took_s * 1e3, process_type, completion)

@@ -1,0 +1,100 @@
+"""What the pages of loads show beside how far they have come: their last runs, what each day wrote, their queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.run_records import as_job
+from dataloader.store.etl.run_views import WRITTEN
+
+MOST_RUNS: Final = 500
+MOST_SEGMENTS: Final = 20_000
+"""Of the newest runs so many, and of their segments so many, are summed up by day."""
+
+_RUNS: Final = f"""
+SELECT n.load, r.* FROM unnest($1::text[]) AS n (load) CROSS JOIN LATERAL (
+  SELECT t.run_id, {as_job("t")} FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
+  WHERE t.task = n.load AND t.started_at IS NOT NULL ORDER BY t.started_at DESC LIMIT $2
+) AS r ORDER BY n.load, r.started_at
+"""
+_DAYS: Final = f"""
+WITH runs AS MATERIALIZED (
+  SELECT run_id FROM dl_etl_tasks WHERE task = $1 AND started_at IS NOT NULL ORDER BY started_at DESC LIMIT {MOST_RUNS}
+), segments AS MATERIALIZED (
+  SELECT s.committed_at, s.counts FROM runs JOIN dl_etl_segments s ON s.run_id = runs.run_id AND s.task = $1
+  WHERE s.committed_at >= $2 LIMIT {MOST_SEGMENTS}
+)
+SELECT (s.committed_at AT TIME ZONE 'UTC')::date AS day, count(*) AS segments, sum(w.rows)::bigint AS rows
+FROM segments s CROSS JOIN LATERAL (
+  SELECT coalesce(sum(value::numeric), 0) AS rows FROM jsonb_each_text(s.counts) WHERE key = ANY ($3::text[])
+) AS w GROUP BY 1 ORDER BY 1
+"""
+# The task's own queue, else that of its last run.
+_QUEUE: Final = """
+SELECT coalesce((SELECT queue FROM dl_tasks WHERE task = $1), (
+  SELECT j.queue FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
+  WHERE t.task = $1 AND t.started_at IS NOT NULL AND j.task = $1 ORDER BY t.started_at DESC LIMIT 1))
+"""
+
+
+@attrs.frozen(kw_only=True)
+class LoadRun:
+    """A run of a load, by itself or in a flow."""
+
+    run_id: UUID
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    counts: dict[str, Any]
+
+    @property
+    def written(self) -> int:
+        """The rows that it has written."""
+        return written(self.counts)
+
+
+@attrs.frozen
+class LoadDay:
+    """What was written for good on a day in UTC."""
+
+    day: date
+    segments: int
+    rows: int
+
+
+def written(counts: dict[str, Any]) -> int:
+    """The rows that counts say were written."""
+    return sum(number for name in WRITTEN if isinstance(number := counts.get(name), int))
+
+
+async def last_runs_of_loads(database: Database, loads: Sequence[str], *, number: int) -> dict[str, list[LoadRun]]:
+    """The newest `number` runs of each load, oldest first."""
+    found: dict[str, list[LoadRun]] = {load: [] for load in loads}
+    for row in await database.run(_aio_fetch, _RUNS, list(loads), number):
+        fields = dict(row)
+        found[fields.pop("load")].append(LoadRun(**fields))
+    return found
+
+
+async def days_of_load(database: Database, load: str, since: datetime) -> list[LoadDay]:
+    """What was written on each day since then on which something was, as far as `MOST_RUNS` and `MOST_SEGMENTS` go."""
+    rows = await database.run(_aio_fetch, _DAYS, load, since, list(WRITTEN))
+    return [LoadDay(**row) for row in rows]
+
+
+async def queue_of_load(database: Database, load: str) -> str | None:
+    """The queue to which a job of the load goes: the task's own, else that of the last one; None: nobody knows."""
+    [row] = await database.run(_aio_fetch, _QUEUE, load)
+    queue: str | None = row[0]
+    return queue
+
+
+async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
+    return list(await connection.fetch(sql, *values))

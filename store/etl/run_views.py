@@ -1,0 +1,287 @@
+"""Runs as their pages show them: with what their tasks came to, how long such a run takes, and where its log stands.
+
+Nothing here writes. A list costs the same at any length of the history: each run has few tasks, and what could be many
+is counted up to a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.run_journal import GONE_THROUGH
+from dataloader.store.etl.run_records import RunNotFound, as_job
+
+MOST_TASKS: Final = 1_000
+"""Tasks of a run that its page shows."""
+MOST_FAILURES: Final = 1_000
+"""Failures of a run that are counted: so many means so many or more."""
+MOST_LOOKED_AT: Final = 2_000
+"""Runs that a page of those of one status looks at."""
+USUAL_OF: Final = 10
+"""The usual duration is the median of so many runs that went through."""
+_MOST_BEFORE: Final = 200
+"""Earlier runs among which those are looked for."""
+WRITTEN: Final = ("inserted", "updated", "deleted", "changed", "closed", "reappeared", "filled", "corrected")
+"""The counts of merges that are rows written; the rest were as they should be already."""
+_THROUGH: Final = ", ".join(f"'{status}'" for status in sorted(GONE_THROUGH))
+# What a client has put there may be long; ours is short.
+_PROGRESS: Final = (
+    "CASE WHEN j.status = 'running' AND pg_column_size(j.progress) < 16000 THEN j.progress END AS progress"
+)
+# A set of dimensions has no records of what failed: its summary says how many tables.
+_TABLES_FAILED: Final = "coalesce((t.summary ->> 'tables_failed')::int, 0)"
+_COUNTS: Final = "coalesce(t.summary -> 'counts', jsonb_path_query_array(t.summary, '$.tables.*.counts'), '{}')"
+
+_LAST_LOOKED_AT: Final = """
+SELECT r.started_at, r.run_id FROM dl_etl_runs r WHERE {terms} ORDER BY {newest} OFFSET {looked_at} - 1 LIMIT 1
+"""
+_RUN: Final = f"""
+SELECT r.run_id, r.name, r.kind, {as_job("r")}, {_PROGRESS},
+  j.status::text AS job_status, j.finished_at AS job_finished_at, j.attempt, j.max_attempts,
+  j.cancel_requested, clock_timestamp() AS now, usual.usual_s, usual.last_success
+FROM dl_etl_runs r JOIN dl_jobs j ON j.job_id = r.run_id
+CROSS JOIN LATERAL (
+  SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM b.finished_at - b.started_at)) AS usual_s,
+         (array_agg(b.run_id ORDER BY b.started_at DESC, b.run_id DESC))[1] AS last_success
+  FROM (
+    SELECT * FROM (
+      SELECT run_id, status, started_at, finished_at FROM dl_etl_runs
+      WHERE name = r.name AND (name, started_at, run_id) < (r.name, r.started_at, r.run_id)
+      ORDER BY name DESC, started_at DESC, run_id DESC LIMIT {_MOST_BEFORE}
+    ) AS before WHERE status IN ({_THROUGH}) ORDER BY started_at DESC, run_id DESC LIMIT {USUAL_OF}
+  ) AS b
+) AS usual
+WHERE r.run_id = $1
+"""
+_TASKS: Final = f"""
+SELECT t.ordinal, t.layer, t.task, {as_job("t")}, {_COUNTS} AS written,
+  coalesce(t.summary -> 'phases', '{{}}') AS phases, coalesce(t.summary -> 'tables', '{{}}') AS tables,
+  coalesce(l.lines, 0) AS lines, coalesce(l.warnings, 0) AS warnings, coalesce(l.errors, 0) AS errors,
+  coalesce(l.last_event, 0) AS last_event, coalesce(f.failures, 0) + {_TABLES_FAILED} AS failures,
+  coalesce(f.resolved, 0) AS resolved
+FROM dl_etl_tasks t JOIN dl_jobs j ON j.job_id = t.run_id
+LEFT JOIN (
+  SELECT task, sum(lines)::bigint AS lines, sum(warnings)::bigint AS warnings, sum(errors)::bigint AS errors,
+         max(last_event) AS last_event
+  FROM dl_etl_logs WHERE run_id = $1 GROUP BY task
+) AS l ON l.task = t.task
+LEFT JOIN (
+  SELECT load, count(*)::int AS failures, count(solved_at)::int AS resolved
+  FROM (SELECT load, solved_at FROM dl_etl_failures WHERE run_id = $1 LIMIT {MOST_FAILURES}) AS counted GROUP BY load
+) AS f ON f.load = t.task
+WHERE t.run_id = $1 ORDER BY t.ordinal LIMIT {MOST_TASKS}
+"""
+
+
+@attrs.frozen(kw_only=True)
+class RunLine:
+    """A run in a list. `args`: its job's, unless they are long; `rows`: those written by now.
+
+    `failures` are counted up to `MOST_FAILURES`.
+    """
+
+    run_id: UUID
+    name: str
+    kind: str
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    args: Mapping[str, Any] | None
+    tasks: int
+    done: int
+    rows: int
+    failures: int
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it took, once it has ended."""
+        return None if self.finished_at is None else self.finished_at - self.started_at
+
+
+@attrs.frozen
+class RunLines:
+    """A page of a list of runs, newest first."""
+
+    runs: list[RunLine]
+    next: str | None
+
+
+@attrs.frozen(kw_only=True)
+class RunTask:
+    """A task of a run, with its kept lines: how many, how many are serious, and the number of the last one.
+
+    Its `phases` are those of a load, `tables` those of a set of dimensions: when each began and ended.
+    """
+
+    ordinal: int
+    layer: str
+    task: str
+    status: str
+    started_at: datetime | None
+    finished_at: datetime | None
+    reason: str | None
+    counts: Mapping[str, Any]
+    phases: Mapping[str, Any]
+    tables: Mapping[str, Any]
+    rows: int
+    lines: int
+    warnings: int
+    errors: int
+    last_event: int
+    failures: int
+    resolved: int
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it took, once it has ended."""
+        return None if self.started_at is None or self.finished_at is None else self.finished_at - self.started_at
+
+
+@attrs.frozen(kw_only=True)
+class RunView:
+    """A run: how it stands, its tasks, and what compares with it.
+
+    `progress` is the job's, while it runs. `usual_s`: the median of the last runs of this name that went through before
+    it, in seconds; `last_success` is the newest of them. `now` is the database's time.
+    """
+
+    run_id: UUID
+    name: str
+    kind: str
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    counts: Mapping[str, Any]
+    progress: Mapping[str, Any] | None
+    job_status: str
+    job_finished_at: datetime | None
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    now: datetime
+    usual_s: float | None
+    last_success: UUID | None
+    tasks: list[RunTask]
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it took, once it has ended."""
+        return None if self.finished_at is None else self.finished_at - self.started_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it changes no more, unless somebody queues its job again."""
+        return self.job_status not in {"queued", "running"}
+
+    @property
+    def rows(self) -> int:
+        """The rows written by now."""
+        return sum(task.rows for task in self.tasks)
+
+    @property
+    def failures(self) -> int:
+        """The failures of all tasks."""
+        return sum(task.failures for task in self.tasks)
+
+
+async def list_run_lines(
+    database: Database, *, name: str | None, status: str | None, limit: int, after: After
+) -> RunLines:
+    """A page of runs, newest first, of all or of one name; of one status among the next `MOST_LOOKED_AT`."""
+    return await database.run(_aio_list, name, status, limit, after)
+
+
+def _list_of(terms: str, newest: str, looked_at: int, wanted: str, limit: int) -> str:
+    return f"""
+SELECT p.run_id, p.name, p.kind, p.status, p.started_at, p.finished_at, p.reason, p.args,
+  of_tasks.tasks, of_tasks.done, of_tasks.written, of_failures.failures + of_tasks.tables_failed AS failures
+FROM (
+  SELECT * FROM (
+    SELECT r.run_id, r.name, r.kind, {as_job("r")}, {_PROGRESS},
+      CASE WHEN pg_column_size(j.args) < 2000 THEN j.args END AS args
+    FROM (SELECT * FROM dl_etl_runs r WHERE {terms} ORDER BY {newest} LIMIT {looked_at}) AS r
+    JOIN dl_jobs j ON j.job_id = r.run_id
+  ) AS q WHERE {wanted} ORDER BY started_at DESC, run_id DESC LIMIT {limit}
+) AS p
+CROSS JOIN LATERAL (
+  SELECT count(*)::int AS tasks, count(*) FILTER (WHERE t.finished_at IS NOT NULL)::int AS done,
+         coalesce(sum({_TABLES_FAILED}), 0)::int AS tables_failed,
+         array_agg(CASE WHEN t.finished_at IS NOT NULL THEN {_COUNTS}
+                        WHEN t.task = p.progress ->> 'load' THEN p.progress END) AS written
+  FROM dl_etl_tasks t WHERE t.run_id = p.run_id
+) AS of_tasks
+CROSS JOIN LATERAL (
+  SELECT count(*)::int AS failures FROM (
+    SELECT FROM dl_etl_failures f WHERE f.run_id = p.run_id LIMIT {MOST_FAILURES}
+  ) AS counted
+) AS of_failures
+ORDER BY p.started_at DESC, p.run_id DESC
+"""
+
+
+async def _aio_list(connection: Any, name: str | None, status: str | None, limit: int, after: After) -> RunLines:
+    key, terms = "r.started_at, r.run_id", "true"
+    values: list[object] = []
+    if name is not None:
+        # With the name in the key no plan walks the runs of all names to find those of one.
+        key, terms, values = f"r.name, {key}", "r.name = $1", [name]
+    if after is not None:
+        values += BY_INSTANT.key(after)
+        terms += f" AND ({key}) < ({', '.join(f'${number}' for number in range(1, len(values) + 1))})"
+    newest = ", ".join(f"{column} DESC" for column in key.split(", "))
+    seen = list(values)
+    looked_at = limit + 1 if status is None else MOST_LOOKED_AT
+    wanted = "true"
+    if status is not None:
+        values.append(status)
+        wanted = f"q.status = ${len(values)}"
+    rows = await connection.fetch(_list_of(terms, newest, looked_at, wanted, limit + 1), *values)
+    runs, following = BY_INSTANT.page(list(map(_run_line, rows)), limit, lambda run: (run.started_at, run.run_id))
+    if following is None and status is not None:
+        last = await connection.fetchrow(_LAST_LOOKED_AT.format(terms=terms, newest=newest, looked_at=looked_at), *seen)
+        following = None if last is None else BY_INSTANT.text((last["started_at"], last["run_id"]))
+    return RunLines(runs, following)
+
+
+def _run_line(row: Mapping[str, Any]) -> RunLine:
+    fields = dict(row)
+    written = fields.pop("written") or []
+    return RunLine(**fields, rows=sum(rows_of(counts) for counts in written if counts is not None))
+
+
+async def get_run_view(database: Database, run_id: UUID) -> RunView:
+    """A run with its tasks. Raises `RunNotFound`."""
+    return await database.run(_aio_view, run_id)
+
+
+async def _aio_view(connection: Any, run_id: UUID) -> RunView:
+    row = await connection.fetchrow(_RUN, run_id)
+    if row is None:
+        raise RunNotFound(f"no run has the id {run_id}: its job is no load or flow, has not begun, or was deleted")
+    progress = row["progress"] or {}
+    tasks = [_task(task, progress) for task in await connection.fetch(_TASKS, run_id)]
+    return RunView(**row, tasks=tasks)
+
+
+def _task(row: Mapping[str, Any], progress: Mapping[str, Any]) -> RunTask:
+    fields = dict(row)
+    written = fields.pop("written")
+    if fields["status"] == "running" and progress.get("load") == fields["task"]:
+        written = progress
+    return RunTask(**fields, rows=rows_of(written))
+
+
+def rows_of(counts: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+    """The rows written, of the counts of a load, or those of each table of a set of dimensions."""
+    each: Iterable[Any] = [counts] if isinstance(counts, Mapping) else counts
+    found = (one.get(name) for one in each if isinstance(one, Mapping) for name in WRITTEN)
+    return sum(number for number in found if type(number) is int)

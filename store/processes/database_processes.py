@@ -1,0 +1,290 @@
+"""`ProcessClient` over the database: what programs, HTTP views and commands do with processes, by their tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.errors import BadRequest, Draining, IdempotencyConflict, StoreError
+from dataloader.jobs.model import check_between
+from dataloader.jobs.page_cursor import After
+from dataloader.jobs.process_contract import BATCH, ProcessChange, ProcessClient, check_wanted
+from dataloader.jobs.process_listings import (
+    EVERY_PROCESS,
+    ProcessAnswer,
+    ProcessErrorPage,
+    ProcessesChanged,
+    ProcessEventPage,
+    ProcessFilter,
+    ProcessPage,
+    ProcessRecord,
+    ProcessTask,
+    ProcessTaskPage,
+)
+from dataloader.jobs.process_outbox import EVERY_DELIVERY, HeldDeliveryPage, HeldFilter, SinkRecord
+from dataloader.jobs.process_requests import MAX_STARTS, ProcessImport, ProcessRequest, ProcessStarted
+from dataloader.jobs.process_telemetry import ProcessTelemetry
+from dataloader.jobs.processes import ProcessConflict, ProcessNotFound, check_process_id, check_type
+from dataloader.store.connection.bridge import Database
+from dataloader.store.processes import deliveries, operations, reads, search
+from dataloader.store.processes.answers import Waiter
+from dataloader.store.processes.requests import (
+    Act,
+    Asked,
+    aio_ask,
+    aio_start_many,
+    aio_take_back,
+)
+from dataloader.store.queue.control import aio_short_transaction
+
+WITHDRAW_S: Final = 5.0
+"""The time in which a call of a caller that was cancelled is taken back."""
+
+
+@attrs.frozen(kw_only=True)
+class DatabaseProcesses(ProcessClient):
+    """The processes by their tables, on Trio. `operator` signs the audit; `draining` says that nothing is taken.
+
+    by_hand: a person asks, not a program: the audit has starts, calls and withdrawals, too.
+    `acted` is told of acts that sinks may be told of; None: there are none.
+    """
+
+    database: Database
+    operator: Operator
+    answers: Waiter
+    default_lease_s: int = 60
+    telemetry: ProcessTelemetry = attrs.field(factory=ProcessTelemetry)
+    draining: Callable[[], bool] = lambda: False
+    by_hand: bool = False
+    acted: Callable[[], None] | None = None
+
+    def signed(self, operator: Operator) -> DatabaseProcesses:
+        """The same processes for somebody else."""
+        return attrs.evolve(self, operator=operator)
+
+    async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
+        """As in `ProcessClient`. A cancellation comes before anything is asked, or ends the wait."""
+        _check_wait("wait_s", wait_s)
+        if withdraw and request.kind != "call":
+            raise BadRequest("withdraw", "is for calls")
+        self._check_draining()
+        request = attrs.evolve(request, watched=wait_s > 0)
+        lease_s, since = self.default_lease_s, trio.current_time()
+        if request.kind == "repair" or self.by_hand:
+            asked = await self.database.write(operations.aio_ask_audited, request, self.operator, lease_s)
+        else:
+            asked = await self.database.write(aio_ask, request, lease_s)
+        self.telemetry.asked(request.type, request.kind, trio.current_time() - since)
+        task_id = _task_of(asked, request)
+        is_new = asked.verdict == "added"
+        if is_new and not wait_s:
+            return ProcessAnswer(task_id=task_id, status="waiting")
+        try:
+            answer = await self.answers.wait(task_id, timeout_s=wait_s, is_new=is_new)
+        except BaseException:
+            if withdraw:
+                with trio.move_on_after(WITHDRAW_S, shield=True), suppress(StoreError):
+                    await self._take_back(task_id)
+            raise
+        return await self.withdraw(task_id) if withdraw and not answer.is_answered else answer
+
+    async def task(self, task_id: int, *, wait_s: float = 0.0) -> ProcessTask:
+        """As in `ProcessClient`."""
+        _check_wait("wait_s", wait_s)
+        found = await reads.get_task(self.database, task_id)
+        if wait_s and not found.answer.is_answered:
+            await self.answers.wait(task_id, timeout_s=wait_s)
+            found = await reads.get_task(self.database, task_id)
+        return found
+
+    async def withdraw(self, task_id: int) -> ProcessAnswer:
+        """As in `ProcessClient`."""
+        await reads.get_task(self.database, task_id)
+        await self._take_back(task_id, is_audited=self.by_hand)
+        return (await reads.get_task(self.database, task_id)).answer
+
+    async def _take_back(self, task_id: int, *, is_audited: bool = False) -> None:
+        if is_audited:
+            taken = await self.database.write(operations.aio_withdraw_audited, task_id, self.operator)
+        else:
+            taken = await self.database.write(aio_take_back, [task_id], expired=False)
+        for one in taken:
+            self.answers.told(one)
+
+    async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
+        """As in `ProcessClient`."""
+        if len(requests) > MAX_STARTS:
+            raise BadRequest("processes", f"must have at most {MAX_STARTS:,} items, not {len(requests):,}")
+        for number, request in enumerate(requests):
+            if request.kind != "init":
+                raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
+        self._check_draining()
+        # Two batches with the same processes take them in the same order.
+        order = sorted(range(len(requests)), key=lambda number: (requests[number].type, requests[number].process_id))
+        ordered = [requests[number] for number in order]
+        answers = await self.database.write(_aio_start_many, ordered, self.default_lease_s) if ordered else []
+        return [started for _, started in sorted(zip(order, answers, strict=True), key=lambda pair: pair[0])]
+
+    async def put(self, process: ProcessImport) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        self._check_draining()
+        return await self.database.write(operations.aio_import, process, self.operator, self.default_lease_s)
+
+    async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        _check_wait("wait_s", wait_s)
+        found = await reads.get_process(self.database, process_type, process_id)
+        if found.status == "init" and wait_s:
+            [first] = (await reads.list_tasks(self.database, process_type, process_id, limit=1)).tasks
+            with suppress(ProcessNotFound):
+                await self.answers.wait(first.task_id, timeout_s=wait_s)
+            found = await reads.get_process(self.database, process_type, process_id)
+        return found
+
+    async def events(
+        self,
+        process_type: str,
+        process_id: str,
+        *,
+        limit: int = 200,
+        after: After = None,
+        newest_first: bool = False,
+    ) -> ProcessEventPage:
+        """As in `ProcessClient`."""
+        return await reads.list_events(
+            self.database, process_type, process_id, limit=limit, after=after, newest_first=newest_first
+        )
+
+    async def tasks(
+        self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
+    ) -> ProcessTaskPage:
+        """As in `ProcessClient`."""
+        return await reads.list_tasks(
+            self.database, process_type, process_id, limit=limit, after=after, newest_first=newest_first
+        )
+
+    async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
+        """As in `ProcessClient`."""
+        return await search.find_processes(self.database, wanted, limit=limit, after=after)
+
+    async def errors(
+        self, *, process_type: str | None = None, limit: int = 50, after: After = None
+    ) -> ProcessErrorPage:
+        """As in `ProcessClient`."""
+        return await search.list_error_groups(self.database, process_type=process_type, limit=limit, after=after)
+
+    async def sinks(self) -> list[SinkRecord]:
+        """As in `ProcessClient`."""
+        return await deliveries.list_sinks(self.database)
+
+    async def deliveries(
+        self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
+    ) -> HeldDeliveryPage:
+        """As in `ProcessClient`."""
+        return await deliveries.list_held(self.database, wanted, limit=limit, after=after)
+
+    async def release(self, wanted: HeldFilter) -> int:
+        """As in `ProcessClient`."""
+        released = await deliveries.release(self.database, wanted, operator=self.operator, lease_s=self.default_lease_s)
+        return released.released
+
+    async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._act(process_type, process_id, "resume")
+
+    async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._act(process_type, process_id, "stop")
+
+    async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._act(process_type, process_id, "remove")
+
+    async def _act(self, process_type: str, process_id: str, act: Act) -> ProcessRecord:
+        check_type("type", process_type)
+        check_process_id("process_id", process_id)
+        record, acted = await self.database.write(
+            operations.aio_change,
+            process_type,
+            process_id,
+            act,
+            operator=self.operator,
+            lease_s=self.default_lease_s,
+        )
+        for task_id in acted.told:
+            self.answers.told(task_id)
+        self._acted()
+        return record
+
+    async def change_some(
+        self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
+    ) -> ProcessesChanged:
+        """As in `ProcessClient`."""
+        check_wanted(wanted)
+        check_between("limit", limit, 1, BATCH)
+        return await self.database.write(
+            operations.aio_change_some,
+            change,
+            wanted,
+            operator=self.operator,
+            lease_s=self.default_lease_s,
+            limit=limit,
+            after=after,
+        )
+
+    def _acted(self) -> None:
+        if self.acted is not None:
+            self.acted()
+
+    def _check_draining(self) -> None:
+        if self.draining():
+            raise Draining("this process is shutting down and takes no new requests")
+
+
+async def _aio_start_many(connection: Any, requests: Sequence[ProcessRequest], lease_s: int) -> list[ProcessStarted]:
+    async with aio_short_transaction(connection):
+        started = []
+        for request, asked in zip(requests, await aio_start_many(connection, requests, lease_s), strict=True):
+            if asked.verdict == "exists":
+                started.append(ProcessStarted(process_id=request.process_id, task_id=None, did="exists"))
+            else:
+                task_id = _task_of(asked, request)
+                started.append(
+                    ProcessStarted(
+                        process_id=request.process_id,
+                        task_id=task_id,
+                        did="added" if asked.verdict == "added" else "again",
+                    )
+                )
+        return started
+
+
+def _task_of(asked: Asked, request: ProcessRequest) -> int:
+    """The task that stands for a request. Raises what says why there is none."""
+    match asked.verdict:
+        case "conflict":
+            raise IdempotencyConflict(request.key or "", task_id=asked.task_id)
+        case "missing":
+            raise reads.not_found(request.type, request.process_id)
+        case "exists":
+            message = "there is a process of this id"
+        case "busy":
+            message = "it is being mended: a repair, or what had failed, runs or waits"
+        case "status":
+            allowed = "error" if request.kind == "repair" else "running"
+            message = f"{request.kind} is for processes that are {allowed}"
+        case _:
+            assert asked.task_id is not None  # noqa: S101 - added or again
+            return asked.task_id
+    raise ProcessConflict(request.type, request.process_id, asked.status or "error", message)
+
+
+def _check_wait(name: str, wait_s: float) -> None:
+    if math.isnan(wait_s) or wait_s < 0:
+        raise BadRequest(name, f"must be a number of seconds from 0 on, not {wait_s}")

@@ -1,0 +1,155 @@
+"""What operators do with processes: repair, resume, stop, remove, import; one, or those in error that match a filter.
+
+Every action writes its row of dl_audit in its own transaction (P2, P6, P12).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from dataloader.jobs.contract import Operator
+from dataloader.jobs.failures import group_key
+from dataloader.jobs.ids import uuid7
+from dataloader.jobs.page_cursor import After, PageCursor
+from dataloader.jobs.process_contract import ProcessChange
+from dataloader.jobs.process_listings import ProcessesChanged, ProcessFilter, ProcessRecord
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
+from dataloader.jobs.processes import MAX_VALUE, ProcessConflict, check_metadata
+from dataloader.jobs.text import exact_json
+from dataloader.store.processes.reads import aio_get_process, not_found
+from dataloader.store.processes.requests import Act, Acted, Asked, aio_act, aio_ask, aio_put, aio_take_back
+from dataloader.store.queue.control import aio_audit, aio_short_transaction
+
+_Big = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_BY_ERROR: Final = PageCursor(tuple[str, _Big, _Big])
+"""The type, the number of the group, and the number of the process."""
+_FIRST: Final = ("", -(2**63), 0)
+
+_IN_ERROR: Final = """
+SELECT type, error_group, key, process_id FROM dl_processes
+WHERE removed_at IS NULL AND status = 'error' AND (type, error_group, key) > ($1, $2, $3) {more}
+ORDER BY type, error_group, key LIMIT $4
+"""
+_OF_TASK: Final = """
+SELECT p.type, p.process_id FROM dl_process_tasks t JOIN dl_processes p USING (key) WHERE t.task_id = $1
+"""
+# The functions see what they have done for the rows before.
+_RESUME_MANY: Final = """
+SELECT count(*) FROM unnest($1::text[], $2::text[], $3::uuid[]) AS a (type, id, job)
+CROSS JOIN LATERAL dl_process_act(a.type, a.id, 'resume', a.job, $4) AS r WHERE r.verdict = 'done'
+"""
+_REPAIR_MANY: Final = """
+SELECT count(*) FROM unnest($1::text[], $2::text[], $3::uuid[]) AS a (type, id, job)
+CROSS JOIN LATERAL dl_process_ask(a.type, a.id, 'repair', NULL, $5::text::jsonb, NULL, NULL, NULL, NULL, false,
+                                  NULL, NULL, NULL, a.job, $4) AS r
+WHERE r.verdict = 'added'
+"""
+
+
+async def aio_ask_audited(connection: Any, request: ProcessRequest, operator: Operator, lease_s: int) -> Asked:
+    """Ask for it, and note who has (asyncio-flavoured)."""
+    async with aio_short_transaction(connection):
+        asked = await aio_ask(connection, request, lease_s)
+        if asked.verdict == "added":
+            detail = _named(request.type, request.process_id)
+            if request.method is not None:
+                detail["method"] = request.method
+            action = "start_process" if request.kind == "init" else f"{request.kind}_process"
+            await aio_audit(connection, operator, action, None, detail)
+        return asked
+
+
+async def aio_withdraw_audited(connection: Any, task_id: int, operator: Operator) -> list[int]:
+    """Take a call back if it has not begun, and note who has; the tasks that were (asyncio-flavoured)."""
+    async with aio_short_transaction(connection):
+        taken = await aio_take_back(connection, [task_id], expired=False)
+        if taken:
+            row = await connection.fetchrow(_OF_TASK, task_id)
+            detail = _named(row["type"], row["process_id"]) | {"task_id": task_id}
+            await aio_audit(connection, operator, "withdraw_call", None, detail)
+        return taken
+
+
+async def aio_change(
+    connection: Any, process_type: str, process_id: str, act: Act, *, operator: Operator, lease_s: int
+) -> tuple[ProcessRecord, Acted]:
+    """Do it; the process as it is then, or was if it is removed (asyncio-flavoured)."""
+    async with aio_short_transaction(connection):
+        before = await aio_get_process(connection, process_type, process_id)
+        acted = await aio_act(connection, process_type, process_id, act, lease_s)
+        if acted.verdict == "missing":
+            raise not_found(process_type, process_id)
+        if acted.verdict != "done":
+            raise _conflict(act, process_type, process_id, acted)
+        await aio_audit(connection, operator, f"{act}_process", None, _named(process_type, process_id))
+        if act == "remove":
+            return before, acted
+        return await aio_get_process(connection, process_type, process_id), acted
+
+
+def _conflict(act: Act, process_type: str, process_id: str, acted: Acted) -> ProcessConflict:
+    if acted.verdict == "busy":
+        message = "it is being mended: a repair, or what had failed, runs or waits"
+    elif act == "stop":
+        message = "no step of it runs"
+    else:
+        message = f"{act} is for processes that are error"
+    return ProcessConflict(process_type, process_id, acted.status or "init", message)
+
+
+async def aio_import(connection: Any, process: ProcessImport, operator: Operator, lease_s: int) -> ProcessRecord:
+    """Store a process that another system has begun (asyncio-flavoured)."""
+    async with aio_short_transaction(connection):
+        stored = await aio_put(connection, process, lease_s)
+        record = await aio_get_process(connection, process.type, process.process_id)
+        if not stored:
+            message = "there is a process of this id"
+            raise ProcessConflict(process.type, process.process_id, record.status, message)
+        await aio_audit(connection, operator, "put_process", None, _named(process.type, process.process_id))
+        return record
+
+
+async def aio_change_some(
+    connection: Any,
+    change: ProcessChange,
+    wanted: ProcessFilter,
+    *,
+    operator: Operator,
+    lease_s: int,
+    limit: int,
+    after: After,
+) -> ProcessesChanged:
+    """Do it to processes in error that match, by type and error, oldest first (asyncio-flavoured)."""
+    values: list[Any] = [*(_FIRST if after is None else _BY_ERROR.key(after)), limit]
+    more = []
+    for condition, value in (
+        ("type = {}", wanted.type),
+        ("process_id = {}", wanted.process_id),
+        ("error_group = {}", None if wanted.error_group is None else group_key("error_group", wanted.error_group)[0]),
+        (
+            "metadata @> {}::text::jsonb",
+            None if wanted.metadata is None else check_metadata("metadata", wanted.metadata),
+        ),
+    ):
+        if value is not None:
+            values.append(value)
+            more.append(f"AND ({condition.format(f'${len(values)}')})")
+    async with aio_short_transaction(connection):
+        rows = await connection.fetch(_IN_ERROR.format(more=" ".join(more)), *values)
+        which = [row["type"] for row in rows], [row["process_id"] for row in rows], [uuid7() for _ in rows], lease_s
+        if change.action == "resume":
+            changed = await connection.fetchval(_RESUME_MANY, *which)
+        else:
+            args = None if change.args is None else exact_json("args", change.args, MAX_VALUE)
+            changed = await connection.fetchval(_REPAIR_MANY, *which, args)
+        detail = {"filter": wanted.criteria(), "limit": limit, "changed": changed}
+        await aio_audit(connection, operator, f"{change.action}_processes", None, detail)
+    last = rows[-1] if len(rows) == limit else None
+    following = None if last is None else _BY_ERROR.text((last["type"], last["error_group"], last["key"]))
+    return ProcessesChanged(changed, following)
+
+
+def _named(process_type: str, process_id: str) -> dict[str, Any]:
+    return {"type": process_type, "process_id": process_id}

@@ -1,0 +1,211 @@
+"""What delivers the outbox of processes asks of the database (P9, P10).
+
+A partition's job takes what comes next, sends it, and settles: rows that were delivered go by their ids, never by a
+watermark. A message is delivered by the statement that asks the other process, in one transaction with the end of its
+row, so that it is delivered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.jobs.process_outbox import Sink
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.requests import Asked, aio_ask
+
+TAKEN: Final = 32
+"""Rows that one look takes, and as many processes whose next try is due."""
+KNOWN_S: Final = 7_200
+"""So long after it was named last a sink is known."""
+DELIVERED: Final = frozenset({"added", "again", "exists"})
+"""Verdicts with which a message is delivered: a process that is to be started may be there already."""
+
+_PLAN: Final = "SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = on"
+_TAKE: Final = """
+WITH taken AS MATERIALIZED (
+  (SELECT o.*, false AS again FROM dl_process_outbox o
+   WHERE o.sink = $1 AND o.partition = $2 AND NOT o.held_up ORDER BY o.sink, o.partition, o.id LIMIT $3)
+  UNION ALL
+  (SELECT f.*, true FROM (
+     SELECT h.key FROM dl_process_holdups h
+     WHERE h.sink = $1 AND h.partition = $2 AND h.next_at <= statement_timestamp()
+     ORDER BY h.sink, h.partition, h.next_at LIMIT $3) AS h
+   CROSS JOIN LATERAL (
+     SELECT o.* FROM dl_process_outbox o WHERE o.key = h.key AND o.sink = $1 ORDER BY o.key, o.sink, o.id LIMIT 1) AS f)
+)
+SELECT t.id, t.key, t.kind, t.task_id, t.event_id, t.at, t.body::text AS body, t.again, p.type, p.process_id,
+       (SELECT e.payload::text FROM dl_process_events e WHERE e.key = t.key AND e.event_id = t.event_id) AS payload,
+       EXISTS (SELECT FROM dl_process_holdups h WHERE h.sink = $1 AND h.key = t.key) AS held_up
+FROM taken t LEFT JOIN dl_processes p ON p.key = t.key
+ORDER BY t.id
+"""
+_SETTLE: Final = "SELECT dl_process_settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_REST: Final = "SELECT dl_process_rest($1, $2, $3, $4, $5, $6)"
+_POST: Final = "SELECT dl_process_post($1)"
+_DELIVERED: Final = "DELETE FROM dl_process_outbox WHERE id = $1 RETURNING true"
+_KNOW: Final = """
+INSERT INTO dl_process_sinks AS s (sink, types, kinds, until)
+SELECT k.sink, CASE WHEN k.types <> '' THEN string_to_array(k.types, '/') END, string_to_array(k.kinds, '/'),
+       now() + make_interval(secs => $4)
+FROM unnest($1::text[], $2::text[], $3::text[]) AS k (sink, types, kinds)
+ON CONFLICT (sink) DO UPDATE SET types = excluded.types, kinds = excluded.kinds, until = excluded.until
+"""
+
+
+@attrs.frozen(kw_only=True)
+class OutboxRow:
+    """Something that is to be delivered. `again`: it has failed before; `held_up`: so has one before it, or itself.
+
+    `type` and `process_id` are None where the process is gone without a trace.
+    """
+
+    id: int
+    key: int
+    kind: str
+    task_id: int | None
+    event_id: int | None
+    at: datetime
+    body: Any
+    payload: Any
+    type: str | None
+    process_id: str | None
+    again: bool
+    held_up: bool
+
+
+@attrs.frozen
+class Partition:
+    """A partition of a sink, and the run of the job that delivers it."""
+
+    sink: str
+    number: int
+    job_id: UUID
+    token: int
+
+
+@attrs.define(eq=False)
+class Settled:
+    """What came of deliveries: rows that were delivered, and what became of their processes, by key."""
+
+    done: list[int] = attrs.field(factory=list)
+    mended: set[int] = attrs.field(factory=set)
+    failed: dict[int, str] = attrs.field(factory=dict)
+    behind: set[int] = attrs.field(factory=set)
+
+
+async def know_sinks(database: Database, sinks: Sequence[Sink]) -> None:
+    """Let the database know these sinks for two hours: steps tell them from now on."""
+    if not sinks:
+        return
+    await database.write(_aio_know, sinks)
+
+
+async def _aio_know(connection: Any, sinks: Sequence[Sink]) -> None:
+    await connection.execute(
+        _KNOW,
+        [sink.name for sink in sinks],
+        ["/".join(sink.types or ()) for sink in sinks],
+        ["/".join(sink.kinds) for sink in sinks],
+        KNOWN_S,
+    )
+
+
+async def post(database: Database, lease_s: int) -> int:
+    """Give partitions with something to deliver a job for it; how many have something comes back."""
+    return await database.write(aio_post, lease_s)
+
+
+async def aio_post(connection: Any, lease_s: int) -> int:
+    """The same, asyncio-flavoured."""
+    found: int = await connection.fetchval(_POST, lease_s)
+    return found
+
+
+async def take(database: Database, partition: Partition) -> list[OutboxRow]:
+    """What is to be delivered next, in order."""
+    return await database.run(_aio_take, partition)
+
+
+async def _aio_take(connection: Any, partition: Partition) -> list[OutboxRow]:
+    async with connection.transaction(readonly=True):
+        await connection.execute(_PLAN)
+        rows = await connection.fetch(_TAKE, partition.sink, partition.number, TAKEN)
+    return [OutboxRow(**dict(row) | {name: _value(row[name]) for name in ("body", "payload")}) for row in rows]
+
+
+async def settle(
+    database: Database, partition: Partition, settled: Settled, *, tries: int, base_s: float, cap_s: float
+) -> bool:
+    """Write what came of deliveries. False: the partition is another run's, which goes on with it.
+
+    After `tries` failures in a row a process is held; between two are `base_s` seconds, twice as many each time, up to
+    `cap_s`.
+    """
+    ours: bool = await database.write(
+        _aio_value,
+        _SETTLE,
+        partition.sink,
+        partition.number,
+        partition.job_id,
+        partition.token,
+        settled.done,
+        list(settled.mended),
+        list(settled.failed),
+        list(settled.failed.values()),
+        list(settled.behind),
+        tries,
+        base_s,
+        cap_s,
+    )
+    return ours
+
+
+async def rest(database: Database, partition: Partition, *, yields: bool, lease_s: int) -> str:
+    """Write the job's last word: `rest`; `more`: there is something to deliver; `void`: it is another run's."""
+    verdict: str = await database.write(
+        _aio_value, _REST, partition.sink, partition.number, partition.job_id, partition.token, yields, lease_s
+    )
+    return verdict
+
+
+async def pass_on(database: Database, row_id: int, request: ProcessRequest, lease_s: int) -> Asked | None:
+    """Deliver a message, once: ask, and delete its row, in one transaction. None: it was delivered before.
+
+    Nothing is written where the verdict says that it can't be asked now.
+    """
+    return await database.write(_aio_pass_on, row_id, request, lease_s)
+
+
+async def _aio_pass_on(connection: Any, row_id: int, request: ProcessRequest, lease_s: int) -> Asked | None:
+    asked: Asked | None = None
+    with suppress(_NotNowError):
+        async with connection.transaction():
+            if await connection.fetchval(_DELIVERED, row_id):
+                asked = await aio_ask(connection, request, lease_s)
+                _check_delivered(asked)
+    return asked
+
+
+class _NotNowError(Exception):
+    """A message can't be delivered now: the transaction is rolled back."""
+
+
+def _check_delivered(asked: Asked) -> None:
+    if asked.verdict not in DELIVERED:
+        raise _NotNowError
+
+
+async def _aio_value(connection: Any, sql: str, *args: Any) -> Any:
+    return await connection.fetchval(sql, *args)
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

@@ -1,0 +1,42 @@
+"""Pages of its own events, for a process's step (P1)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from dataloader.jobs.process_listings import ProcessEvent
+from dataloader.store.connection.bridge import Database
+
+_PAGE: Final = """
+SELECT event_id, task_id, at, payload::text AS payload FROM dl_process_events
+WHERE key = $1 AND event_id > $2 AND event_id < $3 ORDER BY key {order}, event_id {order} LIMIT $4
+"""
+_OLDEST: Final = _PAGE.format(order="ASC")
+_NEWEST: Final = _PAGE.format(order="DESC")
+
+
+async def read_own_events(
+    database: Database,
+    key: int,
+    last_event_id: int,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int = 100,
+    newest_first: bool = False,
+) -> list[ProcessEvent]:
+    """Up to `limit` events of a process between two numbers, without what came after its step began."""
+    end = last_event_id + 1 if before is None else min(before, last_event_id + 1)
+    rows = await database.run(_aio_events, _NEWEST if newest_first else _OLDEST, key, after, end, limit)
+    return [
+        ProcessEvent(
+            event_id=row["event_id"], task_id=row["task_id"], at=row["at"], payload=msgspec.json.decode(row["payload"])
+        )
+        for row in rows
+    ]
+
+
+async def _aio_events(connection: Any, sql: str, *args: Any) -> Any:
+    return await connection.fetch(sql, *args)

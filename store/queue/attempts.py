@@ -1,0 +1,146 @@
+"""What one job's page needs beside its row: its attempts, out of the journal, and the args of the last success."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.text import shown_json
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.reads import shown
+
+MOST_EVENTS: Final = 200
+"""The latest events of a journal, besides lines and heartbeats, that are read."""
+_SCANNED: Final = 10_000
+_SUCCESSES: Final = 5_000
+"""The latest jobs that succeeded, among which one of the task is looked for: no index has the task."""
+_MOST_TEXT: Final = 4_000
+
+# Other services write what they like: an instant that Python has not is one of the ends of those that it has.
+JOURNAL: Final = f"""
+SELECT event_id, least(greatest(ts, '0001-01-02Z'), '9999-12-30Z') AS ts, kind, payload ->> 'reason' AS reason, payload ->> 'by' AS by, payload ->> 'worker' AS worker, payload ->> 'attempt' AS attempt,
+       left(payload ->> 'error', {_MOST_TEXT}) AS error,
+       CASE WHEN jsonb_typeof(payload -> 'delay_s') = 'number' THEN least((payload ->> 'delay_s')::numeric, 1e9)::float8 END
+         AS delay_s
+FROM (SELECT event_id, ts, kind, payload FROM dl_job_events WHERE job_id = $1 ORDER BY event_id DESC LIMIT {_SCANNED}) AS e
+WHERE kind NOT IN ('log', 'heartbeat') ORDER BY event_id DESC LIMIT {MOST_EVENTS}
+"""  # noqa: E501 - one line a part
+_LAST_SUCCESS: Final = f"""
+SELECT job_id, finished_at, {shown("args")} FROM dl_jobs
+WHERE job_id = (SELECT s.job_id FROM (
+  SELECT job_id, task FROM dl_jobs WHERE status = 'succeeded' AND finished_at IS NOT NULL
+  ORDER BY finished_at DESC LIMIT {_SUCCESSES}) AS s WHERE s.task = $1 AND s.job_id <> $2 LIMIT 1)
+"""
+_ENDS: Final = frozenset({"requeue", "done", "failed", "canceled", "lost", "moved"})
+_ENDED: Final = {
+    "done": "succeeded", "failed": "failed", "canceled": "canceled", "lost": "lost", "moved": "moved on",
+    "retry": "failed", "lease expired": "worker lost", "snooze": "snoozed", "return": "given back",
+    "period_end": "stopped by a work period's end", "operator": "queued again by an operator",
+}  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class JournalLine:
+    """A line of a journal, of the fields of ours."""
+
+    event_id: int
+    ts: datetime
+    kind: str
+    reason: str | None
+    by: str | None
+    worker: str | None
+    attempt: str | None
+    error: str | None
+    delay_s: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Attempt:
+    """An attempt. `next_at`: when the next one was due, if it failed."""
+
+    number: str | None
+    began: datetime | None
+    ended: datetime | None
+    worker: str | None
+    outcome: str
+    error: str | None
+    next_at: datetime | None
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long it took."""
+        return None if self.began is None or self.ended is None else self.ended - self.began
+
+
+@attrs.frozen
+class Journal:
+    """The latest lines of a journal and the attempts in them, oldest first; `is_whole`: there are no others."""
+
+    lines: Sequence[JournalLine]
+    is_whole: bool
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Where each began and how it ended. Waiting for a key is none."""
+        found: list[Attempt] = []
+        begun: JournalLine | None = None
+        for line in self.lines:
+            if line.kind == "picked":
+                if begun is not None:
+                    found.append(_attempt(begun, None))
+                begun = line
+            elif line.kind in _ENDS and line.reason not in {"lock_key", "operator"} and begun is not None:
+                found.append(_attempt(begun, line))
+                begun = None
+        if begun is not None:
+            found.append(_attempt(begun, None))
+        return found
+
+
+def _attempt(begun: JournalLine, end: JournalLine | None) -> Attempt:
+    if end is None:
+        return Attempt(
+            number=begun.attempt,
+            began=begun.ts,
+            ended=None,
+            worker=begun.worker,
+            outcome="running",
+            error=None,
+            next_at=None,
+        )
+    outcome = _ENDED.get((end.reason or "") if end.kind == "requeue" else end.kind, end.reason or end.kind)
+    delay = end.delay_s if end.kind == "requeue" else None
+    return Attempt(
+        number=begun.attempt,
+        began=begun.ts,
+        ended=end.ts,
+        worker=begun.worker,
+        outcome=outcome,
+        error=end.error,
+        next_at=None if delay is None or not 0 <= delay < 1e9 else end.ts + timedelta(seconds=delay),
+    )
+
+
+@attrs.frozen
+class Success:
+    """A job of a task that has succeeded, and its args."""
+
+    job_id: UUID
+    finished_at: datetime
+    args: Any
+
+
+async def last_success(database: Database, task: str, job_id: UUID) -> Success | None:
+    """The job of the task, another than `job_id`, that succeeded last; None: none of the latest that did is of it."""
+    return await database.run(_aio_last_success, task, job_id)
+
+
+async def _aio_last_success(connection: Any, task: str, job_id: UUID) -> Success | None:
+    record: Mapping[str, Any] | None = await connection.fetchrow(_LAST_SUCCESS, task, job_id)
+    if record is None:
+        return None
+    return Success(record["job_id"], record["finished_at"], shown_json(record["args"]))

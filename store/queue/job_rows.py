@@ -1,0 +1,208 @@
+"""Lists of jobs as a page shows them: a row each, without args and results, which may be megabytes.
+
+A page is a walk of an index, newest first, as `reads.list_jobs`. What no index serves (a task alone, what stands in
+args) may take longer than a reader waits: the statement ends after `PATIENCE_S`, and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg
+import attrs
+import trio
+
+from dataloader.jobs.args_pattern import ArgsPattern
+from dataloader.jobs.listings import JobFilter
+from dataloader.jobs.page_cursor import BY_INSTANT, After
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.jobs.text import shown_json
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.job_filters import condition
+from dataloader.store.queue.reads import PLAN_OF_A_LIST, list_statement
+
+PATIENCE_S: Final = 2.0
+MOST_COUNTED: Final = 10_000
+SEARCHED: Final = 20_000
+"""Jobs whose args one request looks at."""
+_COUNT_MS: Final = 100
+"""A count that takes longer is none: it is not worth a reader's time."""
+_READ: Final = 200
+"""Jobs whose args are read and masked at once."""
+_MAX_ARGS: Final = 100_000
+"""Longer args, in bytes, are not searched."""
+_MAX_LINE: Final = 2_000
+"""Characters of an error's first line that are read; who shows less of it masks it before."""
+
+COLUMNS: Final = f"""
+job_id, queue, task, status, waits_for, CASE WHEN keyed THEN left(lock_key, 600) END AS lock_key, priority, attempt,
+max_attempts, cancel_requested, schedule, claimed_by, created_at,
+CASE WHEN isfinite(available_at) THEN available_at END AS available_at,
+coalesce(run_started_at, started_at) AS started_at, finished_at,
+left(split_part(error, E'\\n', 1), {_MAX_LINE}) AS error
+"""
+_SELECT: Final = f"SELECT {COLUMNS} FROM dl_jobs"
+_SEARCH: Final = """
+SELECT count(*) AS searched, min(created_at) AS begin, (array_agg(job_id ORDER BY created_at, job_id))[1] AS last,
+       coalesce(array_agg(job_id ORDER BY created_at DESC, job_id DESC) FILTER (WHERE fits), '{{}}') AS found
+FROM (SELECT created_at, job_id, args @> ANY (${pattern}::text[]::jsonb[]) AS fits FROM ({rows}) AS rows) AS scanned
+"""
+_OF_IDS: Final = f"""
+SELECT {COLUMNS}, CASE WHEN octet_length(args::text) <= {_MAX_ARGS} THEN args::text END AS args
+FROM dl_jobs WHERE job_id = ANY ($1::uuid[]) ORDER BY created_at DESC, job_id DESC
+"""
+
+
+@attrs.frozen(kw_only=True)
+class JobRow:
+    """A job in a list. `error` is the beginning of its first line; `started_at` when its last run began."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    status: Status
+    waits_for: WaitsFor | None
+    lock_key: str | None
+    priority: int
+    attempt: int
+    max_attempts: int
+    cancel_requested: bool
+    schedule: str | None
+    claimed_by: str | None
+    created_at: datetime
+    available_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: str | None
+
+    @property
+    def took(self) -> timedelta | None:
+        """How long its last run took; None if it has not ended, or never ran."""
+        if self.started_at is None or self.finished_at is None or not self.status.is_final:
+            return None
+        return max(self.finished_at - self.started_at, timedelta())
+
+
+@attrs.frozen(kw_only=True)
+class JobRows:
+    """A page of a list.
+
+    count: how many jobs fit the filter, `MOST_COUNTED` if there are more; None: to count them would take long.
+    searched: how many jobs' args were looked at; None: none was looked for.
+    is_whole: whether the search came to an end in `PATIENCE_S`.
+    """
+
+    rows: Sequence[JobRow] = ()
+    next: str | None = None
+    count: int | None = None
+    searched: int | None = None
+    is_whole: bool = True
+
+
+def row_of(record: Mapping[str, Any]) -> JobRow:
+    """The row of a record with `COLUMNS`."""
+    values = {field.name: record[field.name] for field in attrs.fields(JobRow)}
+    waits_for = record["waits_for"]
+    values["status"] = Status(record["status"])
+    values["waits_for"] = WaitsFor(waits_for) if waits_for in set(WaitsFor) else None
+    return JobRow(**values)
+
+
+def _place(row: JobRow) -> str:
+    return BY_INSTANT.text((row.created_at, row.job_id))
+
+
+async def list_job_rows(
+    database: Database, wanted: JobFilter, *, limit: int, after: After = None, count: bool = False
+) -> JobRows:
+    """A page of at most `limit` jobs, newest first; `count`: also how many there are, if that is told soon."""
+    key = None if after is None else BY_INSTANT.key(after)
+    return await database.run(_aio_list, wanted, limit, key, count=count)
+
+
+async def _aio_list(
+    connection: Any, wanted: JobFilter, limit: int, key: tuple[datetime, UUID] | None, *, count: bool
+) -> JobRows:
+    sql, values = list_statement(_SELECT, wanted, limit + 1, key)
+    try:
+        async with connection.transaction(readonly=True):
+            await connection.execute(f"{PLAN_OF_A_LIST}; SET LOCAL statement_timeout = {PATIENCE_S * 1000:.0f}")
+            rows = list(map(row_of, await connection.fetch(sql, *values)))
+            number = await _aio_count(connection, wanted) if count else None
+    except asyncpg.QueryCanceledError:
+        return JobRows(is_whole=False)
+    more = len(rows) > limit
+    return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]) if more else None, count=number)
+
+
+async def _aio_count(connection: Any, wanted: JobFilter) -> int | None:
+    where, values = condition(wanted)
+    try:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL statement_timeout = {_COUNT_MS}")
+            sql = f"SELECT count(*) FROM (SELECT FROM dl_jobs WHERE {where} LIMIT {MOST_COUNTED}) AS jobs"
+            number: int = await connection.fetchval(sql, *values)
+    except asyncpg.QueryCanceledError:
+        return None
+    return number
+
+
+async def search_job_rows(
+    database: Database,
+    wanted: JobFilter,
+    pattern: ArgsPattern,
+    *,
+    limit: int,
+    after: After = None,
+    threads: trio.CapacityLimiter,
+) -> JobRows:
+    """As `list_job_rows`, of those whose args have what is looked for: at most `SEARCHED` jobs are looked at.
+
+    Whatever was found is looked at without its secrets, in one of `threads`; where the search ends tells nothing of it.
+    """
+    until = trio.current_time() + PATIENCE_S
+    key = None if after is None else BY_INSTANT.key(after)
+    found = await database.run(_aio_search, wanted, pattern, key)
+    if found is None:
+        return JobRows(searched=0, is_whole=False)
+    rows: list[JobRow] = []
+    ids = found["found"]
+    for begin in range(0, len(ids), _READ):
+        if trio.current_time() > until:
+            return JobRows(searched=0, is_whole=False)
+        records = await database.run(_aio_of_ids, ids[begin : begin + _READ])
+        rows += await trio.to_thread.run_sync(_showing, records, pattern, limiter=threads)
+        if len(rows) > limit:
+            return JobRows(rows=rows[:limit], next=_place(rows[limit - 1]), searched=found["searched"])
+    goes_on = found["searched"] == SEARCHED
+    place = BY_INSTANT.text((found["begin"], found["last"])) if goes_on else None
+    return JobRows(rows=rows, next=place, searched=found["searched"])
+
+
+async def _aio_search(
+    connection: Any, wanted: JobFilter, pattern: ArgsPattern, key: tuple[datetime, UUID] | None
+) -> Mapping[str, Any] | None:
+    rows, values = list_statement("SELECT created_at, job_id, args FROM dl_jobs", wanted, SEARCHED, key)
+    sql = _SEARCH.format(rows=rows, pattern=len(values) + 1)
+    try:
+        async with connection.transaction(readonly=True):
+            await connection.execute(f"{PLAN_OF_A_LIST}; SET LOCAL statement_timeout = {PATIENCE_S * 1000:.0f}")
+            found: Mapping[str, Any] = await connection.fetchrow(sql, *values, pattern.texts)
+    except asyncpg.QueryCanceledError:
+        return None
+    return found
+
+
+async def _aio_of_ids(connection: Any, ids: Sequence[UUID]) -> list[Mapping[str, Any]]:
+    return list(await connection.fetch(_OF_IDS, ids))
+
+
+def _showing(records: Sequence[Mapping[str, Any]], pattern: ArgsPattern) -> list[JobRow]:
+    return [
+        row_of(record)
+        for record in records
+        if record["args"] is not None and pattern.shows_in(shown_json(record["args"]))
+    ]

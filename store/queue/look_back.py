@@ -1,0 +1,119 @@
+"""Searches in the two logs that grow for ever, the log of errors and the operators' log, newest first (Q4, R2).
+
+What is searched for has no index, so one request looks through `LOOKED` rows at most: then it gives what it has found,
+and where the next one goes on. No reader makes the server walk through all that ever happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.failures import group_key
+from dataloader.jobs.listings import MAX_PAGE, AuditRecord
+from dataloader.jobs.model import MAX_INT, check_between, check_text
+from dataloader.jobs.page_cursor import BY_NUMBER, After
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.failures import error_of
+
+LOOKED: Final = 20_000
+"""Rows that one request looks through."""
+
+_ERRORS: Final = (
+    "error_id, at, job_id, task, queue, attempt, worker, status::text AS status, error_group, error",
+    "dl_errors",
+    "error_id",
+)
+_AUDIT: Final = ("audit_id, ts, actor, action, job_id, detail", "dl_audit", "audit_id")
+_LOOK: Final = "SELECT {columns} FROM {table} WHERE {id} < $1 {bound} {where} ORDER BY {id} DESC LIMIT $2"
+_FROM: Final = """
+SELECT min({id}) FROM (SELECT {id} FROM {table} WHERE {id} < $1 ORDER BY {id} DESC LIMIT $2) AS looked_at
+"""
+_EARLIER: Final = "SELECT EXISTS (SELECT FROM {table} WHERE {id} < $1)"
+
+
+@attrs.frozen
+class Found:
+    """What a search has found, latest first.
+
+    next: where the next request goes on; None: there is no more. looked: that is where this one gave up looking, and
+    not the end of a page.
+    """
+
+    rows: list[Any]
+    next: str | None
+    looked: bool
+
+
+async def search_errors(
+    database: Database,
+    *,
+    task: str | None = None,
+    queue: str | None = None,
+    group: str | None = None,
+    job_id: UUID | None = None,
+    limit: int = 20,
+    after: After = None,
+) -> Found:
+    """Runs that failed, latest first: at most `limit` (1 to 1,000), from behind `after`. Raises `BadRequest`."""
+    for name, text in (("task", task), ("queue", queue)):
+        if text is not None:
+            check_text(name, text, MAX_INT, empty=True)
+    number = None if group is None else group_key("group", group)[0]
+    terms = {"task = ": task, "queue = ": queue, "error_group = ": number, "job_id = ": job_id}
+    # Of a group and of a job there is an index.
+    far = group is not None or job_id is not None
+    found = await database.run(_aio_look, _ERRORS, terms, limit, after, far=far)
+    return attrs.evolve(found, rows=list(map(error_of, found.rows)))
+
+
+async def search_audit(
+    database: Database,
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    job_id: UUID | None = None,
+    begin: datetime | None = None,
+    end: datetime | None = None,
+    limit: int = 50,
+    after: After = None,
+) -> Found:
+    """What operators did, latest first: at most `limit` (1 to 1,000) rows, from behind `after`. Raises `BadRequest`."""
+    for name, text in (("actor", actor), ("action", action)):
+        if text is not None:
+            check_text(name, text, MAX_INT, empty=True)
+    terms = {"actor = ": actor, "action = ": action, "job_id = ": job_id, "ts >= ": begin, "ts < ": end}
+    found = await database.run(_aio_look, _AUDIT, terms, limit, after, far=False)
+    return attrs.evolve(found, rows=[AuditRecord(**row) for row in found.rows])
+
+
+async def _aio_look(
+    connection: Any,
+    log: tuple[str, str, str],
+    terms: Mapping[str, object],
+    limit: int,
+    after: After,
+    *,
+    far: bool,
+) -> Found:
+    check_between("limit", limit, 1, MAX_PAGE)
+    columns, table, number = log
+    before = 2**63 - 1 if after is None else BY_NUMBER.key(after)
+    given = {term: value for term, value in terms.items() if value is not None}
+    first = None
+    if given and not far:
+        first = await connection.fetchval(_FROM.format(table=table, id=number), before, LOOKED)
+    where = "".join(f" AND {term}${place}" for place, term in enumerate(given, 3))
+    bound = "" if first is None else f"AND {number} >= {int(first)}"
+    sql = _LOOK.format(columns=columns, table=table, id=number, bound=bound, where=where)
+    rows, following = BY_NUMBER.page(
+        list(await connection.fetch(sql, before, limit + 1, *given.values())), limit, lambda row: row[number]
+    )
+    if following is not None or first is None:
+        return Found(rows, following, looked=False)
+    more = await connection.fetchval(_EARLIER.format(table=table, id=number), first)
+    return Found(rows, BY_NUMBER.text(first) if more else None, looked=more)

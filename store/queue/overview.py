@@ -1,0 +1,243 @@
+"""What the first page shows, by one statement: the depths, what needs somebody, what runs, what ended an hour.
+
+Each part of it is bounded: it reads the newest rows of a log, or so many jobs at the most.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.jobs.failures import group_id
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
+from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
+
+LONG_S: Final = 60.0
+"""What waits for an unknown task, or is late, for so long needs somebody."""
+HOURS: Final = 24
+RUNNING: Final = 10
+EACH: Final = 10
+"""Lines of one kind that are shown."""
+MOST: Final = 10_000
+"""Jobs that are counted for one line."""
+ERRORS: Final = 5_000
+"""Rows of the log of errors that are read."""
+
+_LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
+_PARTS: Final = {
+    "unknown_tasks": f"""
+        SELECT task, queue, count(*) AS jobs, min({readable("created_at")}) AS since FROM (
+          SELECT task, queue, created_at FROM dl_jobs WHERE status = 'queued' AND waits_for = 'task' LIMIT {MOST}
+        ) AS waiting GROUP BY task, queue
+        HAVING min(created_at) < now() - make_interval(secs => {LONG_S}) ORDER BY jobs DESC, task, queue LIMIT {EACH}
+        """,
+    "paused_tasks": f"""
+        SELECT t.task, t.paused_at AS since, t.paused_by AS by, w.jobs FROM dl_tasks t CROSS JOIN LATERAL (
+          SELECT count(*) AS jobs FROM (
+            SELECT FROM dl_jobs j WHERE j.lane = t.task AND j.status = 'queued' AND j.waits_for = 'limit' LIMIT {MOST}
+          ) AS lane) AS w
+        WHERE t.paused AND w.jobs > 0 ORDER BY w.jobs DESC, t.task LIMIT {EACH}
+        """,
+    "schedules": f"""
+        SELECT name, CASE WHEN paused THEN 'paused' ELSE 'late' END AS what, paused_why AS why, next_at AS since,
+               0 AS times
+        FROM dl_schedules
+        WHERE retired_at IS NULL AND (paused AND paused_why NOT LIKE 'by %'
+          OR NOT paused AND next_at < now() - make_interval(secs => {LONG_S}))
+        UNION ALL
+        (SELECT name, 'missed', min(payload->>'why'), max(at),
+                sum(CASE WHEN payload->>'times' ~ '^[0-9]{{1,9}}$' THEN (payload->>'times')::int ELSE 1 END)
+         FROM (SELECT name, kind, at, payload FROM dl_schedule_events ORDER BY event_id DESC LIMIT 500) AS newest
+         WHERE kind = 'left_out' AND at > now() - interval '1 day' AND payload->>'why' = 'missed'
+         GROUP BY name ORDER BY max(at) DESC LIMIT {EACH})
+        """,
+    "errors": f"""
+        SELECT g.error_group AS number, g.failures, g.since, e.task, left(dl_error_line(e.error), 400) AS error
+        FROM (SELECT error_group, count(*) AS failures, max(at) AS since, max(error_id) AS error_id FROM (
+                SELECT error_id, error_group, at, status FROM dl_errors ORDER BY error_id DESC LIMIT {ERRORS}) AS newest
+              WHERE at > now() - interval '1 hour' AND status IN ('failed', 'lost')
+              GROUP BY error_group ORDER BY failures DESC, error_group LIMIT {EACH}) AS g
+        JOIN dl_errors e ON e.error_id = ANY (ARRAY[g.error_id]) ORDER BY g.failures DESC, g.error_group
+        """,
+    "gone": f"""
+        SELECT worker, seen_at AS since FROM dl_workers WHERE seen_at <= now() - make_interval(secs => {ALIVE_WITHIN_S})
+        ORDER BY seen_at DESC LIMIT {EACH}
+        """,
+    "processes": f"""
+        WITH RECURSIVE types AS (
+          (SELECT type FROM dl_processes WHERE removed_at IS NULL ORDER BY type LIMIT 1)
+          UNION ALL
+          SELECT (SELECT p.type FROM dl_processes p
+                  WHERE p.removed_at IS NULL AND p.type > t.type ORDER BY p.type LIMIT 1)
+          FROM types t WHERE t.type IS NOT NULL
+        )
+        SELECT s.status, c.processes FROM unnest('{{init,running,error}}'::text[]) AS s (status) CROSS JOIN LATERAL (
+          SELECT count(*) AS processes FROM (
+            SELECT FROM types t CROSS JOIN LATERAL (
+              SELECT FROM dl_processes p
+              WHERE p.removed_at IS NULL AND p.type = t.type AND p.status = s.status LIMIT {MOST}
+            ) AS k LIMIT {MOST}
+          ) AS those
+        ) AS c WHERE c.processes > 0
+        """,
+    "running": f"""
+        SELECT job_id, queue, task, claimed_by AS worker, attempt, {readable("since")} AS since,
+               EXISTS (SELECT FROM dl_tasks t WHERE t.task = those.task) AS is_declared FROM (
+          SELECT job_id, queue, task, claimed_by, attempt, coalesce(run_started_at, started_at) AS since
+          FROM dl_jobs WHERE status = 'running' LIMIT {MOST}
+        ) AS those ORDER BY since, job_id LIMIT {RUNNING}
+        """,
+    "hours": f"""
+        SELECT h.hour, coalesce(sum(s.runs) FILTER (WHERE s.outcome = 'succeeded'), 0)::bigint AS succeeded,
+               coalesce(sum(s.runs) FILTER (WHERE s.outcome IN ('failed', 'lost')), 0)::bigint AS failed,
+               coalesce(sum(s.runs) FILTER (WHERE s.outcome = 'canceled'), 0)::bigint AS canceled
+        FROM generate_series(date_trunc('hour', now(), 'UTC') - interval '{HOURS - 1} hours',
+                             date_trunc('hour', now(), 'UTC'), interval '1 hour') AS h (hour)
+        LEFT JOIN (
+          SELECT hour, outcome, runs FROM dl_run_stats WHERE hour >= now() - interval '{HOURS} hours'
+          UNION ALL
+          SELECT date_trunc('hour', at, 'UTC'), outcome, runs FROM dl_run_stats_new
+          WHERE at >= now() - interval '{HOURS} hours'
+        ) AS s ON s.hour = h.hour
+        GROUP BY h.hour ORDER BY h.hour
+        """,
+}
+_OVERVIEW: Final = f"""
+SELECT depths.*, {", ".join(_LIST.format(sql=sql, name=name) for name, sql in _PARTS.items())},
+  (SELECT count(*) FROM (SELECT at, status FROM dl_errors ORDER BY error_id DESC LIMIT {ERRORS}) AS newest
+   WHERE at > now() - interval '1 hour' AND status IN ('failed', 'lost')) AS failed
+FROM ({READ}) AS depths
+"""
+
+
+@attrs.frozen
+class UnknownTask:
+    """Jobs that wait for a worker that knows their task, the oldest since then."""
+
+    task: str
+    queue: str
+    jobs: int
+    since: datetime | None
+
+
+@attrs.frozen
+class PausedTask:
+    """A paused task with jobs that wait; since when and by whom, where that is known."""
+
+    task: str
+    since: datetime | None
+    by: str | None
+    jobs: int
+
+
+@attrs.frozen
+class TroubledSchedule:
+    """A schedule that a failure has `paused`, that is `late`, or that has `missed` so many times since yesterday."""
+
+    name: str
+    what: str
+    why: str | None
+    since: datetime | None
+    times: int
+
+
+@attrs.frozen
+class RecentError:
+    """Failures of the last hour with one error: how many, and when the last was."""
+
+    number: int
+    failures: int
+    since: datetime
+    task: str
+    error: str
+
+    @property
+    def group(self) -> str:
+        """The id of their group."""
+        return group_id(self.number, None)
+
+
+@attrs.frozen
+class GoneProcess:
+    """A process that has ended without signing off, and when it was seen last."""
+
+    worker: str
+    since: datetime
+
+
+@attrs.frozen
+class ProcessCount:
+    """Durable processes with a status, counted up to `MOST`."""
+
+    status: str
+    processes: int
+
+
+@attrs.frozen
+class RunningJob:
+    """A job that runs since then; without a `worker`, another service runs it. `is_declared`: its task, by ours."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    worker: str | None
+    attempt: int
+    since: datetime | None
+    is_declared: bool
+
+
+@attrs.frozen
+class Hour:
+    """Runs that ended in an hour, by what came of their jobs."""
+
+    hour: datetime
+    succeeded: int
+    failed: int
+    canceled: int
+
+
+@attrs.frozen(kw_only=True)
+class Overview:
+    """What the first page shows. `failed`: failures of the last hour, up to `ERRORS`; `running`: the longest first."""
+
+    unknown_tasks: list[UnknownTask]
+    paused_tasks: list[PausedTask]
+    schedules: list[TroubledSchedule]
+    errors: list[RecentError]
+    gone: list[GoneProcess]
+    processes: list[ProcessCount]
+    running: list[RunningJob]
+    hours: list[Hour]
+    failed: int
+
+
+async def read_overview(database: Database) -> tuple[Depths, Overview]:
+    """All of it, by one statement; the depths are counted anew if it is time."""
+    depths, row = await database.run(_aio_overview)
+    lists = {name: msgspec.json.decode(row[name], type=kind) for name, kind in _KINDS.items()}
+    return depths, Overview(**lists, failed=row["failed"])
+
+
+_KINDS: Final = {
+    "unknown_tasks": list[UnknownTask],
+    "paused_tasks": list[PausedTask],
+    "schedules": list[TroubledSchedule],
+    "errors": list[RecentError],
+    "gone": list[GoneProcess],
+    "processes": list[ProcessCount],
+    "running": list[RunningJob],
+    "hours": list[Hour],
+}
+
+
+async def _aio_overview(connection: Any) -> tuple[Depths, Any]:
+    async with connection.transaction(readonly=True):
+        # It reads what is newest of each table, and sorts little.
+        await connection.execute("SET LOCAL enable_sort = on; SET LOCAL enable_seqscan = on")
+        row = await connection.fetchrow(_OVERVIEW)
+    return await aio_depths_of(connection, row), row

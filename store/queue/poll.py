@@ -1,0 +1,107 @@
+"""One look at all that notifications tell of, in case some were lost: an idle process sends little else.
+
+Each part of it is one probe of the index that the work itself goes by, so it costs the same at any backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.model import UNCHOSEN
+from dataloader.store.connection.bridge import Database
+
+_AFTER: Final = f"""
+(SELECT e.job_id FROM dl_jobs e
+ WHERE e.awaited AND e.status IN ('succeeded', 'failed', 'canceled', 'lost') ORDER BY e.job_id LIMIT 1) IS NOT NULL
+OR (SELECT j.job_id FROM dl_jobs j
+    WHERE j.status = 'queued' AND j.waits_for = 'after' AND j.waits_on BETWEEN '{UNCHOSEN}' AND '{UNCHOSEN}'
+    ORDER BY j.waits_on, j.created_at, j.job_id LIMIT 1) IS NOT NULL
+"""
+_POLL: Final = f"""
+SELECT
+  (SELECT CASE WHEN isfinite(j.available_at) THEN extract(epoch FROM j.available_at - clock_timestamp())::float8 END
+   FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'time' ORDER BY j.available_at LIMIT 1) AS job_in_s,
+  (SELECT extract(epoch FROM s.next_at - clock_timestamp())::float8
+   FROM dl_schedules s WHERE NOT s.paused AND s.retired_at IS NULL ORDER BY s.next_at LIMIT 1) AS schedule_in_s,
+  (SELECT b.bulk_id FROM dl_bulk b WHERE b.ended_at IS NULL ORDER BY b.worked_at LIMIT 1) IS NOT NULL AS bulk,
+  {_AFTER} AS to_judge,
+  ARRAY(
+    SELECT q.queue FROM unnest($1::text[]) AS q (queue)
+    WHERE (SELECT j.job_id FROM dl_jobs j
+           WHERE j.queue BETWEEN q.queue AND q.queue AND j.status = 'queued' AND j.waits_for IS NULL
+           ORDER BY j.queue, j.priority, j.created_at, j.job_id LIMIT 1) IS NOT NULL) AS ready,
+  ARRAY(
+    SELECT ARRAY[q.queue, l.lane] FROM unnest($1::text[]) AS q (queue) CROSS JOIN unnest($2::text[]) AS l (lane)
+    WHERE (SELECT j.job_id FROM dl_jobs j
+           WHERE j.lane BETWEEN l.lane AND l.lane AND j.queue BETWEEN q.queue AND q.queue
+             AND j.status = 'queued' AND j.waits_for = 'limit'
+           ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1) IS NOT NULL) AS lanes,
+  ARRAY(SELECT l.lane FROM dl_lanes l WHERE l.lane = ANY ($3::text[])) AS limited
+"""
+_PARKED: Final = f"""
+SELECT
+  (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'lock'
+   ORDER BY hashtext(j.lock_key), j.priority, j.created_at, j.job_id LIMIT 1) IS NOT NULL AS for_keys,
+  (SELECT j.job_id FROM dl_jobs j WHERE j.status = 'queued' AND j.waits_for = 'task'
+   ORDER BY j.queue, hashtext(j.task), j.created_at LIMIT 1) IS NOT NULL AS for_tasks,
+  {_AFTER} AS to_judge
+"""
+
+
+@attrs.frozen
+class Polled:
+    """What there is to do.
+
+    In `job_in_s` seconds the next job falls due that waits for its time, in `schedule_in_s` the next schedule; 0 or
+    less: now, None: none does. `to_judge`: a job has ended that others wait for, or one was added that runs after
+    others. `ready` are queues with a job that could be claimed, `lanes` queues and lanes in which one waits, `limited`
+    the tasks that have a lane.
+    """
+
+    job_in_s: float | None
+    schedule_in_s: float | None
+    bulk: bool
+    to_judge: bool
+    ready: frozenset[str]
+    lanes: frozenset[tuple[str, str]]
+    limited: frozenset[str]
+
+
+@attrs.frozen
+class Parked:
+    """Whether jobs are parked for keys, whether for tasks, and whether some that run after others are to be judged."""
+
+    for_keys: bool
+    for_tasks: bool
+    to_judge: bool
+
+
+async def poll(database: Database, queues: Sequence[str], lanes: Sequence[str], tasks: Sequence[str]) -> Polled:
+    """Look at all of it: of ready jobs, of those in lanes and of limits at those of `queues`, `lanes` and `tasks`."""
+    return await database.run(_aio_poll, queues, lanes, tasks)
+
+
+async def _aio_poll(connection: Any, *queues_lanes_and_tasks: Sequence[str]) -> Polled:
+    [record] = await connection.fetch(_POLL, *map(list, queues_lanes_and_tasks))
+    return Polled(
+        record["job_in_s"],
+        record["schedule_in_s"],
+        record["bulk"],
+        record["to_judge"],
+        frozenset(record["ready"]),
+        frozenset((queue, lane) for queue, lane in record["lanes"]),
+        frozenset(record["limited"]),
+    )
+
+
+async def look_for_parked(database: Database) -> Parked:
+    """Look for jobs that a wake-up may have missed: who sweeps does the rest only if there are some."""
+    return await database.run(_aio_look_for_parked)
+
+
+async def _aio_look_for_parked(connection: Any) -> Parked:
+    [record] = await connection.fetch(_PARKED)
+    return Parked(record["for_keys"], record["for_tasks"], record["to_judge"])

@@ -1,0 +1,132 @@
+"""Who serves a queue and what goes on in it, and the processes with what they do: for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import msgspec
+
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.depths import READ, Depths, aio_depths_of, readable
+from dataloader.store.queue.worker_rows import ALIVE_WITHIN_S
+
+ROWS: Final = 20
+"""Jobs and tasks of a queue that are shown."""
+PROCESSES: Final = 200
+_MOST_RUNNING: Final = 10_000
+
+_WORKERS: Final = f"""
+SELECT w.worker, w.host, w.pid, w.version, w.started_at, w.seen_at, w.queues, w.only_tasks,
+       coalesce(cardinality(w.tasks), 0) AS tasks, w.seen_at <= now() - make_interval(secs => {ALIVE_WITHIN_S}) AS gone,
+       r.running
+FROM dl_workers w LEFT JOIN LATERAL (
+  SELECT jsonb_object_agg(u.queue, u.number) AS running FROM (
+    SELECT queue, count(*) AS number FROM running WHERE claimed_by = w.worker GROUP BY queue) AS u
+) AS r ON true
+"""
+_RUNNING: Final = f"""
+WITH running AS MATERIALIZED (
+  SELECT queue, claimed_by FROM dl_jobs WHERE status = 'running' {{of_queue}} LIMIT {_MOST_RUNNING}
+)
+"""
+_PROCESSES: Final = f"""
+{_RUNNING.format(of_queue="")} {_WORKERS} ORDER BY gone, w.worker LIMIT {PROCESSES}
+"""
+_QUEUE: Final = f"""
+{_RUNNING.format(of_queue="AND queue = $1")}
+SELECT depths.*,
+  (SELECT coalesce(json_agg(x), '[]') FROM ({_WORKERS} WHERE w.queues ? $1 ORDER BY gone, w.worker LIMIT {PROCESSES}
+   ) AS x)::text AS workers,
+  (SELECT coalesce(json_agg(x), '[]') FROM (
+    SELECT job_id, task, attempt, claimed_by AS worker, {readable("coalesce(run_started_at, started_at)")} AS since
+    FROM dl_jobs
+    WHERE status = 'running' AND queue = $1 ORDER BY coalesce(run_started_at, started_at) LIMIT {ROWS}
+   ) AS x)::text AS running,
+  (SELECT coalesce(json_agg(x), '[]') FROM (
+    SELECT job_id, task, attempt, NULL AS worker, {readable("available_at")} AS since FROM dl_jobs
+    WHERE queue = $1 AND status = 'queued' AND waits_for IS NULL
+    ORDER BY queue, priority, created_at, job_id LIMIT {ROWS}
+   ) AS x)::text AS next,
+  (SELECT coalesce(json_agg(x), '[]') FROM (
+    SELECT task, paused FROM dl_tasks WHERE queue = $1 ORDER BY task LIMIT {ROWS}
+   ) AS x)::text AS tasks
+FROM ({READ}) AS depths
+"""
+
+
+@attrs.frozen(kw_only=True)
+class ProcessRow:
+    """A process: `queues` with their slots, `running` with how many are taken, `gone` since it was seen last.
+
+    `tasks` is how many it knows; `only_tasks` those of which alone it takes jobs, by queue.
+    """
+
+    worker: str
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    gone: bool
+    queues: Mapping[str, int]
+    running: Mapping[str, int] | None
+    tasks: int
+    only_tasks: Mapping[str, Sequence[str]] | None
+
+
+@attrs.frozen(kw_only=True)
+class JobInQueue:
+    """A job that runs `since` then, or is ready since then."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+    worker: str | None
+    since: datetime | None
+
+
+@attrs.frozen
+class TaskOfQueue:
+    """A task whose jobs are added to the queue by themselves."""
+
+    task: str
+    paused: bool
+
+
+@attrs.frozen(kw_only=True)
+class QueueDetail:
+    """Who serves a queue, its jobs that have run longest, those that start next, and its tasks."""
+
+    workers: list[ProcessRow]
+    running: list[JobInQueue]
+    next: list[JobInQueue]
+    tasks: list[TaskOfQueue]
+
+
+async def read_processes(database: Database) -> list[ProcessRow]:
+    """The first `PROCESSES` processes by name, those that are gone last; a day later these are forgotten."""
+    return [ProcessRow(**row) for row in await database.run(_aio_fetch, _PROCESSES)]
+
+
+async def read_queue(database: Database, queue: str) -> tuple[Depths, QueueDetail]:
+    """What goes on in a queue, which need not exist; the depths of all are counted anew if it is time."""
+    depths, row = await database.run(_aio_queue, queue)
+    return depths, QueueDetail(
+        workers=msgspec.json.decode(row["workers"], type=list[ProcessRow]),
+        running=msgspec.json.decode(row["running"], type=list[JobInQueue]),
+        next=msgspec.json.decode(row["next"], type=list[JobInQueue]),
+        tasks=msgspec.json.decode(row["tasks"], type=list[TaskOfQueue]),
+    )
+
+
+async def _aio_queue(connection: Any, queue: str) -> tuple[Depths, Any]:
+    row = await connection.fetchrow(_QUEUE, queue)
+    return await aio_depths_of(connection, row), row
+
+
+async def _aio_fetch(connection: Any, sql: str, *values: object) -> list[Any]:
+    return list(await connection.fetch(sql, *values))

@@ -1,0 +1,61 @@
+"""A schedule as its page shows it: its row, what is on record about it, and its last jobs, by one statement (R7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.jobs.model import MAX_NAME, check_name
+from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleNotFound, ScheduleRecord
+from dataloader.store.connection.bridge import Database
+from dataloader.store.queue.depths import readable
+from dataloader.store.schedules.database_schedules import COLUMNS, record_of
+from dataloader.store.schedules.planned_jobs import PlannedJob
+
+_LIST: Final = "(SELECT coalesce(json_agg(x), '[]') FROM ({sql}) AS x)::text AS {name}"
+_EVENTS: Final = """
+  SELECT event_id, at, kind, payload FROM dl_schedule_events WHERE name = $1 ORDER BY event_id DESC LIMIT $2
+"""
+_JOBS: Final = f"""
+  SELECT job_id, status, planned_at, {readable("finished_at")} AS finished_at FROM dl_jobs
+  WHERE schedule = $1 AND planned_at IS NOT NULL AND isfinite(planned_at) ORDER BY planned_at DESC LIMIT $3
+"""
+VIEW: Final = f"""
+SELECT {COLUMNS}, {_LIST.format(sql=_EVENTS, name="events")}, {_LIST.format(sql=_JOBS, name="jobs")}
+FROM dl_schedules WHERE name = $1
+"""
+
+
+class _Event(msgspec.Struct):
+    event_id: int
+    at: datetime
+    kind: str
+    payload: Any
+
+
+@attrs.frozen
+class ScheduleView:
+    """A schedule, the newest of what is on record about it, and the jobs of its last planned times, newest first."""
+
+    record: ScheduleRecord
+    events: Sequence[ScheduleEvent]
+    jobs: Sequence[PlannedJob]
+
+
+async def read_schedule_view(database: Database, name: str, *, events: int, jobs: int) -> ScheduleView:
+    """All of it, at most so many `events` and `jobs`. Raises `ScheduleNotFound`."""
+    check_name("name", name, MAX_NAME)
+    row = await database.run(_aio_view, name, events, jobs)
+    if row is None:
+        raise ScheduleNotFound(f"no schedule has the name {name!r}")
+    told = msgspec.json.decode(row["events"], type=list[_Event])
+    planned = msgspec.json.decode(row["jobs"], type=list[PlannedJob])
+    return ScheduleView(record_of(row), [ScheduleEvent(**msgspec.structs.asdict(one)) for one in told], planned)
+
+
+async def _aio_view(connection: Any, *values: object) -> Any:
+    return await connection.fetchrow(VIEW, *values)

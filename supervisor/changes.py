@@ -1,0 +1,189 @@
+"""What a program may change of a supervisor while it runs: tasks are added, entries added and removed (S5).
+
+Each change is checked whole before anything is changed, and returns when it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from dataloader.actors.children.pool import places_of
+from dataloader.actors.dispatcher import Dispatcher
+from dataloader.jobs.errors import BadRequest, ConfigError, Draining, StoreError
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.outcomes import StopReason
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.queue.make_ready import ready_declared
+from dataloader.store.queue.worker_rows import aio_show
+from dataloader.supervisor.declare import declare
+from dataloader.supervisor.drain import BOUND_S
+from dataloader.supervisor.entries import check_capacity, check_tasks
+from dataloader.supervisor.parts import Parts
+from dataloader.supervisor.setting_lists import Worker
+from dataloader.supervisor.settings import Settings
+
+log = get_logger(__name__)
+
+
+@attrs.define
+class _Removal:
+    """`done` is set when the queue's runs have ended, or all that did not stop is known: these jobs are `stuck`."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    stuck: tuple[str, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class Changes:
+    """The changes of one process, one after the other."""
+
+    parts: Parts
+    _turn: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _removals: dict[str, _Removal] = attrs.field(factory=dict, init=False)
+
+    async def add_tasks(self, added: Tasks) -> None:
+        """As in `Supervisor`."""
+        parts = self.parts
+        async with self._turn:
+            self._check_running()
+            whole = parts.tasks.beside(())
+            whole.include(added)
+            places_of(whole)
+            new = Tasks()
+            new.include(added)
+            closing = trio.Event()
+            opened = await parts.hold_resources(new, closing)
+            try:
+                await declare(parts.database, whole, parts.worker.name)
+                self._check_running()
+            except BaseException:
+                closing.set()
+                raise
+            parts.services.resources.update(opened.resources)
+            parts.services.aio = opened.aio
+            parts.tasks.include(added)
+            parts.services.around = parts.tasks.wraps
+            parts.children.learn()
+            parts.retry_delays.wake.set()
+            parts.period_ends.wake.set()
+            for source in added.message_sources:
+                reader = parts.reader(source)
+                parts.readers.append(reader)
+                parts.start_helper(f"messages of {reader.state.source}", reader.run)
+            await self._show()
+            for dispatcher in parts.dispatchers:
+                if not dispatcher.by_lanes:
+                    await dispatcher.learn()
+            await self._ready_parked(parts.dispatchers)
+
+    async def add_queue(self, entry: Worker) -> None:
+        """As in `Supervisor`."""
+        parts = self.parts
+        async with self._turn:
+            self._check_running()
+            if entry.queue in self._removals:
+                raise BadRequest("queue", f"must be another one until {entry.queue!r} is removed: jobs of it run still")
+            now = [
+                Worker(one.queue, one.concurrency, tuple(one.tasks) if one.by_lanes else None)
+                for one in parts.dispatchers
+            ]
+            # Refused as at the start, if they do not go together.
+            with _told_of_arguments(len(now)):
+                [*_, entry] = Settings(workers=(*now, entry)).workers
+                check_tasks((*now, entry), parts.tasks)
+            check_capacity(parts.locks, sum(one.concurrency for one in now) + entry.concurrency)
+            dispatcher = parts.entries.add(entry)
+            with trio.CancelScope(shield=True):  # it returns at once
+                await parts.start_claims(dispatcher)
+            try:
+                await parts.listener.listen_to_queues()
+            except StoreError as error:
+                log.debug("the listener listens to the new queue when it is connected again", error=str(error))
+            await self._show()
+            await self._ready_parked([dispatcher])
+
+    async def remove_queue(self, queue: str) -> tuple[str, ...]:
+        """As in `Supervisor`."""
+        parts = self.parts
+        self._check_running()
+        removal = self._removals.get(queue)
+        if removal is None:
+            if not parts.entries.of(queue):
+                served = ", ".join(parts.entries.slots) or "none"
+                raise BadRequest("queue", f"must be one that this process serves ({served}), not {queue!r}")
+            removal = self._removals[queue] = _Removal()
+            parts.start_removal(self._remove, queue, removal)
+        await removal.done.wait()
+        return removal.stuck
+
+    def _check_running(self) -> None:
+        if self.parts.drain.requested.is_set():
+            raise Draining("the supervisor drains: nothing is added to it or removed from it any more")
+
+    async def _show(self) -> None:
+        """Tell other processes what this one serves; if that fails, the heartbeat does it."""
+        try:
+            await self.parts.database.write(aio_show, self.parts.worker)
+        except StoreError as error:
+            log.debug("the process is shown as it was until its next heartbeat", error=str(error))
+
+    async def _ready_parked(self, dispatchers: list[Dispatcher]) -> None:
+        """Make jobs ready that have waited for a process which knows their task; if that fails, the stager does it."""
+        try:
+            for dispatcher in dispatchers:
+                await ready_declared(self.parts.database, [dispatcher.queue], list(dispatcher.tasks))
+        except StoreError as error:
+            log.debug("jobs whose task was unknown wait for the next sweep", error=str(error))
+
+    async def _remove(self, queue: str, removal: _Removal) -> None:
+        """End the claims of a queue, let its runs finish within the drain's timeout, give back the rest.
+
+        What does not stop is reported, and waited for, as by a drain; a drain of the whole process comes to the same.
+        """
+        parts = self.parts
+        leaving = parts.entries.of(queue)
+        log.info("a queue is removed: no new jobs are taken", queue=queue, for_at_most_s=parts.drain.timeout_s)
+        for dispatcher in leaving:
+            dispatcher.intake.cancel(reason="removed")
+        parts.entries.hide(queue)
+        await self._show()
+        with trio.move_on_after(parts.drain.timeout_s):
+            await self._until_done(leaving)
+        self._stop(queue)
+        with trio.move_on_after(BOUND_S):
+            for dispatcher in leaving:
+                await dispatcher.closed.wait()
+            self._stop(queue)
+            await self._until_done(leaving)
+        removal.stuck = tuple(str(run.job.job_id) for run in parts.runs if run.job.queue == queue)
+        if removal.stuck:
+            log.error("jobs of a queue that is removed do not end", queue=queue, jobs=removal.stuck)
+            removal.done.set()
+            await self._until_done(leaving)
+        parts.entries.remove(leaving)
+        del self._removals[queue]
+        removal.done.set()
+
+    def _stop(self, queue: str) -> None:
+        for run in self.parts.runs:
+            if run.job.queue == queue and not run.body_ended:
+                run.stop(StopReason.DRAIN)
+
+    async def _until_done(self, leaving: list[Dispatcher]) -> None:
+        """Return when no claim of these is under way and their runs are all recorded."""
+        for dispatcher in leaving:
+            await dispatcher.ended.wait()
+
+
+@contextmanager
+def _told_of_arguments(index: int) -> Iterator[None]:
+    """What is wrong with the last entry is told of the caller's argument: nobody has written such a number."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(re.sub(rf"^WORKERS_JSON: \[{index}\]\.(\w+) ", r"\1: ", str(error))) from None

@@ -1,0 +1,50 @@
+"""Stores what a process's tasks declare: what they give to their jobs, their limits, suppliers and schedules.
+
+At its start, and when tasks are added while it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.schedules import Schedule
+from dataloader.jobs.tasks import Tasks
+from dataloader.store.connection.bridge import Database
+from dataloader.store.limits.limit_rows import aio_declare_limits, aio_lock_suppliers
+from dataloader.store.queue.task_rows import aio_declare
+from dataloader.store.schedules.rows import aio_declare_schedules, aio_of_unknown_tasks
+
+log = get_logger(__name__)
+
+
+async def declare(database: Database, tasks: Tasks, worker: str) -> None:
+    """Store all that `tasks` declare, or nothing.
+
+    Raises `BadRequest` for limits that do not go together, and `StoreUnavailable`.
+    """
+    told, left, unknown = await database.write(_aio_declare, tasks, worker)
+    for said in told:
+        log.warning(said)
+    if left:
+        log.warning(
+            "schedules that an operator has put stay as they are: delete them to have the program's", names=left
+        )
+    for schedule in unknown:
+        log.warning(
+            "a schedule names a task that no process has declared: is the name right?",
+            schedule=schedule.name,
+            task=schedule.task,
+        )
+
+
+async def _aio_declare(connection: Any, tasks: Tasks, worker: str) -> tuple[list[str], list[str], list[Schedule]]:
+    named = {task.limits.supplier for task in tasks.values() if task.limits.supplier is not None}
+    suppliers = named | {supplier.name for supplier in tasks.suppliers}
+    async with connection.transaction():
+        # Suppliers before tasks, as everywhere.
+        await aio_lock_suppliers(connection, sorted(suppliers))
+        await aio_declare(connection, tasks.values(), worker)
+        told = await aio_declare_limits(connection, tasks.values(), tasks.suppliers)
+        left = await aio_declare_schedules(connection, tasks.schedules, list(tasks), worker)
+        return told, left, await aio_of_unknown_tasks(connection, tasks.schedules)

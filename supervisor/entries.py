@@ -1,0 +1,124 @@
+"""The entries of WORKERS_JSON that this process serves, each with its dispatcher; they may change while it runs (S5).
+
+An entry serves a queue: all tasks of the process, or some of them alone. A queue may have several entries of the latter
+kind. All that goes by queue or task in a process asks here: slots that come free, notifications, what the stager makes
+ready, what the process shows of itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from dataloader.actors.dispatcher import Dispatcher
+from dataloader.actors.wake import Wake
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.tasks import Task
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.supervisor.setting_lists import Worker
+from dataloader.web.services import QueueLoad
+
+
+def check_tasks(entries: Sequence[Worker], tasks: Iterable[str]) -> None:
+    """Raise `ConfigError` if an entry names a task that the process does not have."""
+    known = sorted(tasks)
+    for index, entry in enumerate(entries):
+        for name in entry.tasks or ():
+            if name not in known:
+                has = f"it has {', '.join(known)}" if known else "it has none"
+                raise ConfigError(
+                    f"WORKERS_JSON: [{index}].tasks must be names of tasks that the program has, not {name!r}; {has}"
+                )
+
+
+def check_capacity(locks: LockSession, slots: int) -> None:
+    """Raise `ConfigError` if there are more slots than the server has room for locks."""
+    if slots > locks.capacity // 2:
+        message = (
+            f"WORKERS_JSON: {slots} slots are too many; each may hold a lock, and half of the server's lock table "
+            f"has room for {locks.capacity // 2} (max_locks_per_transaction × max_connections ÷ 2). "
+            "Use fewer slots, or raise those two settings of PostgreSQL"
+        )
+        raise ConfigError(message)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Entries:
+    """The entries with their dispatchers. `make` makes one, for an entry and its tasks.
+
+    By queue: `wakes` are set when something became ready there; `direct` are the dispatchers whose jobs may start
+    without a claim, of entries that take all tasks; `slots`, and `only_tasks` where all entries take some tasks alone,
+    are what the process shows of itself.
+    """
+
+    tasks: Mapping[str, Task[Any]]
+    make: Callable[[Worker, Mapping[str, Task[Any]]], Dispatcher]
+    dispatchers: list[Dispatcher] = attrs.field(factory=list)
+    wakes: dict[str, Sequence[Wake]] = attrs.field(factory=dict)
+    direct: dict[str, Dispatcher] = attrs.field(factory=dict)
+    slots: dict[str, int] = attrs.field(factory=dict)
+    only_tasks: dict[str, list[str]] = attrs.field(factory=dict)
+
+    def add(self, entry: Worker) -> Dispatcher:
+        """Serve an entry: its dispatcher, which is to be run."""
+        tasks = self.tasks if entry.tasks is None else {name: self.tasks[name] for name in entry.tasks}
+        dispatcher = self.make(entry, tasks)
+        self.dispatchers.append(dispatcher)
+        self._changed(entry.queue)
+        return dispatcher
+
+    def remove(self, dispatchers: Iterable[Dispatcher]) -> None:
+        """Forget dispatchers whose runs have all ended."""
+        for one in dispatchers:
+            self.dispatchers.remove(one)
+            self._changed(one.queue)
+
+    def of(self, queue: str) -> list[Dispatcher]:
+        """Those of a queue."""
+        return [one for one in self.dispatchers if one.queue == queue]
+
+    def hide(self, queue: str) -> None:
+        """Show the queue no more as one that the process serves: no more jobs are claimed from it."""
+        self.slots.pop(queue, None)
+        self.only_tasks.pop(queue, None)
+
+    def freed(self, ended: Iterable[tuple[str, str]]) -> None:
+        """The ends of these runs, as queue and task, are written."""
+        for (queue, task), number in Counter(ended).items():
+            dispatchers = self.of(queue)
+            own = dispatchers if len(dispatchers) == 1 else [one for one in dispatchers if task in one.tasks]
+            own[0].freed(number)
+
+    def told(self, lane: str) -> None:
+        """A lane has changed, or, without a name, limits have."""
+        for dispatcher in self.dispatchers:
+            dispatcher.lane_told(lane)
+
+    def groups(self) -> list[tuple[list[str], list[str]]]:
+        """The queues that are served, with the tasks whose jobs are taken from them."""
+        whole = [one.queue for one in self.dispatchers if not one.by_lanes]
+        parts = [([one.queue], list(one.tasks)) for one in self.dispatchers if one.by_lanes]
+        return [(whole, list(self.tasks)), *parts]
+
+    def loads(self) -> dict[str, QueueLoad]:
+        """How many slots each queue has, and how many of them are taken."""
+        queues = dict.fromkeys(one.queue for one in self.dispatchers)
+        return {
+            queue: QueueLoad(sum(one.concurrency for one in self.of(queue)), sum(one.running for one in self.of(queue)))
+            for queue in queues
+        }
+
+    def _changed(self, queue: str) -> None:
+        self.wakes.pop(queue, None)
+        self.direct.pop(queue, None)
+        self.hide(queue)
+        if dispatchers := self.of(queue):
+            self.wakes[queue] = [wake for one in dispatchers for wake in one.wakes]
+            self.slots[queue] = sum(one.concurrency for one in dispatchers)
+            if dispatchers[0].by_lanes:
+                self.only_tasks[queue] = [name for one in dispatchers for name in one.tasks]
+            else:
+                [self.direct[queue]] = dispatchers

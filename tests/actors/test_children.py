@@ -1,0 +1,374 @@
+"""Functions in child processes (`process=True`): what they do, how they end, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import UUID
+
+import child_tasks
+import pytest
+import trio
+from conditions import until, when_ended
+
+from dataloader import ConfigError, Job, ProcessJob, Tasks
+from dataloader.actors.children.child import Child
+from dataloader.actors.children.pool import Children
+from dataloader.actors.job_runs import Run, Runs
+from dataloader.testing import run_task
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+    except OSError:
+        return False
+
+
+async def error_of(supervisor, job_id):
+    async def error():
+        return (await supervisor.jobs.get(job_id)).error
+
+    return await until(error)
+
+
+async def lines_of(supervisor, job_id):
+    return [line for line in (await supervisor.jobs.logs(job_id)).lines if line.kind == "log"]
+
+
+@pytest.fixture
+def open_children(open_worker):
+    """A supervisor for the tasks in children."""
+
+    @asynccontextmanager
+    async def open_children(slots=4, **settings):
+        async with open_worker(child_tasks.tasks, {"q": slots}, **({"child_grace_s": 0.5} | settings)) as supervisor:
+            yield supervisor
+        assert not supervisor._parts.children._running
+
+    return open_children
+
+
+@pytest.fixture
+def run_in(row_of):
+    """Runs a job, and gives its record."""
+
+    async def run_in(supervisor, task, args=None, *, max_attempts=1, within_s=30):
+        job = await supervisor.jobs.enqueue(task, args, queue="q", max_attempts=max_attempts)
+        return await when_ended(supervisor, job.job_id, within_s=within_s)
+
+    return run_in
+
+
+@pytest.fixture
+def shown(row_of):
+    """What a job that runs has shown."""
+
+    async def shown(supervisor, job_id):
+        async def progress():
+            return (await supervisor.jobs.get(job_id)).progress
+
+        return await until(progress)
+
+    return shown
+
+
+async def test_a_function_in_a_child_does_what_one_in_a_thread_does():
+    run = await run_task(child_tasks.tasks, "all", {"width": 3})
+    assert run.status == "succeeded", run.error
+    assert run.result["area"] == 6
+    assert run.result["left"] > 3_000
+    assert run.progress == [{"n": 1}]
+    assert {(line.level, line.message, *line.fields.values()) for line in run.log} == {
+        ("info", "hello", "all"),
+        ("info", "printed", "stdout"),
+        ("info", "to stderr", "stderr"),
+        ("info", "after it"),
+    }
+
+
+async def test_a_child_that_can_not_import_the_function_fails_the_attempt(monkeypatch):
+    monkeypatch.setenv("CHILD_TASKS", "broken")
+    run = await run_task(child_tasks.tasks, "noop")
+    assert run.status == "queued"
+    assert run.error.startswith("the child process could not start: RuntimeError: no licence")
+    assert "hunter2" not in run.error
+
+
+@pytest.mark.slow
+async def test_children_tell_how_they_ended_and_the_next_job_has_another(open_children, run_in, row_of):
+    async with open_children(1) as supervisor:
+        errors = {
+            how: (await run_in(supervisor, "raises", {"how": how})).error
+            for how in ("error", "exit", "_exit", "segfault", "kill", "deaf", "garbage", "give up", "retry")
+        }
+        assert errors["error"].startswith("ValueError: no such day\n\nTraceback")
+        assert "in raises\n" in errors["error"]
+        assert "body.py" not in errors["error"]
+        assert errors["exit"].startswith("SystemExit: 3\n")
+        assert errors["_exit"] == "the child process ended with exit code 3"
+        assert errors["segfault"] == "the child process was ended by SIGSEGV"
+        assert errors["kill"].startswith("the child process was ended by SIGKILL, perhaps because")
+        assert errors["deaf"] == "the child process closed its connection to the service"
+        assert errors["garbage"].startswith("the child process sent what is no message")
+        assert errors["give up"] == "never"
+        assert errors["retry"] == "later"
+        assert (await run_in(supervisor, "raises", {"how": "object"})).result["it"].startswith("<object object")
+        misfit = await run_in(supervisor, "all", {"width": "wide"}, max_attempts=5)
+        assert (misfit.status, misfit.attempt, misfit.error) == (
+            "failed",
+            1,
+            'args.width: must be an integer, not "wide"',
+        )
+        final = await run_in(supervisor, "all", {"width": 3, "height": 13}, max_attempts=5)
+        assert (final.status, final.attempt, final.result) == ("failed", 1, "kept")
+        assert (await run_in(supervisor, "grows", {"mb": 1})).result == 2**20
+        assert (await run_in(supervisor, "grows", {"mb": 500})).error.startswith("used more than 128 MB (memory_mb)\n")
+        assert (await run_in(supervisor, "grows", {"mb": 1})).result == 2**20
+
+
+async def test_a_child_runs_one_job_after_the_other_until_it_has_had_enough_or_is_idle_for_long(open_children, run_in):
+    async with open_children(1, child_idle_s=0.5) as supervisor:
+        pids = [(await run_in(supervisor, "who")).result for _ in range(4)]
+        assert pids[0] == pids[1] == pids[2] != pids[3]
+        assert not is_alive(pids[0])
+
+        async def is_gone():
+            return not is_alive(pids[3])
+
+        await until(is_gone)
+        assert supervisor._parts.children._idle["who"] == []
+
+
+async def test_a_job_whose_child_starts_later_than_its_suppliers_budget_counts_on_goes_back(
+    open_children, run_in, journal_of, monkeypatch
+):
+    bounds, add = iter([0.01]), Runs.add
+
+    def add_bounded(runs, run):
+        run.begin_by = trio.current_time() + next(bounds, 60)
+        add(runs, run)
+
+    monkeypatch.setattr(Runs, "add", add_bounded)
+    async with open_children(poll_s=0.5) as supervisor:
+        job = await run_in(supervisor, "who")
+        assert (job.status, job.attempt) == ("succeeded", 1)
+        assert any("return" in kind for kind in await journal_of(job.job_id))
+
+
+async def test_it_enqueues_jobs_and_is_told_what_is_wrong_with_them(open_children, run_in):
+    async with open_children() as supervisor:
+        said, added, status = (await run_in(supervisor, "enqueues")).result
+        assert said.startswith("priority: must be")
+        assert status == "queued"
+        job = await supervisor.jobs.get(UUID(added))
+        assert (job.queue, job.args) == ("other", {"n": 1})
+        refused = await run_in(supervisor, "enqueues", {"after": True})
+        assert refused.error.startswith("BadRequest: after: ")
+        assert (await run_in(supervisor, "aio", {"to": 3, "enqueue": True})).result == [0, 1, 2]
+
+
+async def test_what_it_prints_is_kept_up_to_a_bound(open_children, run_in):
+    async with open_children(log_lines_per_job=5) as supervisor:
+        job = await run_in(supervisor, "prints", {"lines": 20_000})
+        lines = await lines_of(supervisor, job.job_id)
+        assert [line.message[:2] for line in lines[:5]] == ["0 ", "1 ", "2 ", "3 ", "4 "]
+        assert lines[5].message == "more than 5 lines; the rest is not kept"
+        assert len(lines) == 6
+
+
+async def test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded(open_children, run_in):
+    async with open_children() as supervisor:
+        job = await run_in(supervisor, "leaves")
+        assert job.status == "succeeded"
+        assert not is_alive(job.result)
+
+
+@pytest.mark.parametrize("why", ["cancel", "drain", "timeout"])
+async def test_a_body_that_ignores_everything_is_killed_with_all_that_it_has_started(open_children, shown, why):
+    async with open_children() as supervisor:
+        job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=60)
+        progress = await shown(supervisor, job.job_id)
+        began = trio.current_time()
+        match why:
+            case "cancel":
+                await supervisor.jobs.cancel(job.job_id)
+                assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
+            case "drain":
+                supervisor.hurry()
+                assert (await supervisor.wait_drained()).returned == 1
+            case "timeout":
+                [run] = supervisor._parts.runs
+                run.limit_to(trio.current_time())
+                assert "timeout: the run took longer than" in (await error_of(supervisor, job.job_id))
+        assert trio.current_time() - began < 0.5 + 3
+        assert not is_alive(progress["pid"])
+        assert not is_alive(progress["daemon"])
+
+
+async def test_a_function_that_is_stopped_can_clean_up_or_return_all_the_same(open_children, shown):
+    async with open_children(child_grace_s=20) as supervisor:
+        jobs = {
+            task: await supervisor.jobs.enqueue(task, args, queue="q")
+            for task, args in (("cleans", {}), ("wakes", {}), ("aio", {"to": 1, "s": 3_600}))
+        }
+        for job in jobs.values():
+            await shown(supervisor, job.job_id)
+            await supervisor.jobs.cancel(job.job_id)
+        ended = {task: await when_ended(supervisor, job.job_id, within_s=15) for task, job in jobs.items()}
+        assert {task: job.status for task, job in ended.items()} == {
+            "cleans": "canceled",
+            "wakes": "succeeded",
+            "aio": "canceled",
+        }
+        assert ended["wakes"].result == "all the same"
+        assert ended["aio"].progress == {"cleaned": "cancel_requested"}
+        [line] = await lines_of(supervisor, jobs["cleans"].job_id)
+        assert (line.message, line.fields) == ("cleaned", {"why": "cancel_requested"})
+
+
+async def test_a_program_that_a_function_has_become_is_told_to_stop(open_children):
+    async with open_children(child_grace_s=20) as supervisor:
+        job = await supervisor.jobs.enqueue("becomes", queue="q")
+
+        async def said():
+            return [line.message for line in await lines_of(supervisor, job.job_id)]
+
+        await until(said, lambda lines: lines == ["ready"])
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await when_ended(supervisor, job.job_id, within_s=15)).status == "canceled"
+        assert "told" in await said()
+
+
+async def test_the_handle_of_a_job_that_has_ended_does_not_speak_for_the_next_one(open_children, run_in):
+    async with open_children(1) as supervisor:
+        await run_in(supervisor, "haunts")
+        assert (await run_in(supervisor, "haunts")).result.startswith("the job's function has returned")
+
+
+async def test_a_task_runs_for_the_first_time_while_an_idle_child_of_another_is_ended(
+    open_children, run_in, monkeypatch
+):
+    ending, go_on, end = trio.Event(), trio.Event(), Child.end
+    failed, run = [], Children.run
+
+    async def run_once(children):
+        try:
+            await run(children)
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(Children, "run", run_once)
+
+    async def end_later(child):
+        ending.set()
+        with trio.CancelScope(shield=True):
+            await go_on.wait()
+        await end(child)
+
+    async with open_children(child_idle_s=0.5) as supervisor:
+        await run_in(supervisor, "who")
+        with monkeypatch.context() as patched:
+            patched.setattr(Child, "end", end_later)
+            with trio.fail_after(20):
+                await ending.wait()
+            await run_in(supervisor, "noop")
+            go_on.set()
+
+        async def are_gone():
+            return not any(supervisor._parts.children._idle.values())
+
+        await until(are_gone)
+        assert not failed
+
+
+async def test_a_sigterm_of_somebody_elses_stops_no_body(open_children, shown):
+    async with open_children() as supervisor:
+        job = await supervisor.jobs.enqueue("cleans", queue="q")
+        pid = (await shown(supervisor, job.job_id))["pid"]
+        [run] = supervisor._parts.runs
+        for other in (pid, _guard_of(pid)):
+            os.kill(other, signal.SIGTERM)
+        await trio.sleep(0.2)
+        assert is_alive(pid)
+        assert not run.body_ended
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
+
+
+def _guard_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+@pytest.mark.parametrize("of", ["guard", "body"])
+async def test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt(open_children, shown, of):
+    async with open_children() as supervisor:
+        job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=60, max_attempts=1)
+        progress = await shown(supervisor, job.job_id)
+        os.kill(progress["pid"] if of == "body" else _guard_of(progress["pid"]), signal.SIGKILL)
+        ended = await when_ended(supervisor, job.job_id, within_s=20)
+        assert ended.status == "failed"
+        assert ended.error.startswith("the child process was ")
+        assert not is_alive(progress["pid"])
+        assert not is_alive(progress["daemon"])
+
+
+@pytest.fixture
+def without_renewals(open_children, shown, monkeypatch):
+    """A body that ignores everything, whose lease is not renewed and whose supervisor does not stop it."""
+
+    @asynccontextmanager
+    async def without_renewals():
+        async with open_children(heartbeat_s=0.5, default_lease_s=3) as supervisor:
+            job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=4, max_attempts=1)
+            progress = await shown(supervisor, job.job_id)
+            [run] = supervisor._parts.runs
+
+            async def is_dead():
+                return not is_alive(progress["pid"])
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Run, "renewed", lambda _run, _sent_at: None)
+                run.scope.deadline = float("inf")
+                yield progress
+                await until(is_dead)
+                assert trio.current_time() < run.lease.until
+            await when_ended(supervisor, job.job_id, within_s=20)
+            assert not is_alive(progress["daemon"])
+
+    return without_renewals
+
+
+@pytest.mark.slow
+async def test_a_lease_that_is_not_renewed_ends_the_body_before_it_is_over(without_renewals):
+    async with without_renewals():
+        pass
+
+
+@pytest.mark.slow
+async def test_a_body_whose_guard_is_stopped_dies_before_its_lease_is_over_too(without_renewals):
+    async with without_renewals() as progress:
+        os.kill(_guard_of(progress["pid"]), signal.SIGSTOP)
+
+
+async def test_functions_that_a_child_can_not_find_or_run_are_refused_at_the_start():
+    tasks = Tasks()
+
+    @tasks.task("local", process=True)
+    def local(job: ProcessJob) -> None:
+        """Not at the top of its module."""
+
+    with pytest.raises(ConfigError, match=r"task 'local': process=True: its function must stand at the top of its mod"):
+        await run_task(tasks, "local")
+
+    with pytest.raises(ValueError, match=r"process: is for plain functions, and with asyncio=True"):
+
+        @tasks.task("trio", process=True)
+        async def of_trio(job: Job) -> None:
+            """Trio's."""
+
+    with pytest.raises(ValueError, match=r"memory_mb, max_jobs: are for tasks with process=True"):
+        tasks.task("thread", memory_mb=100)(child_tasks.noop.handler)

@@ -1,0 +1,368 @@
+"""Entries that take jobs of some tasks alone, and what a program changes of its supervisor while it runs (S5)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+import trio
+from conditions import until, when_ended
+from logged import capture_logs
+
+from dataloader import Budget, NewJob, Settings, Supplier, Tasks, Worker, open_supervisor
+from dataloader.actors import filer
+from dataloader.jobs.errors import BadRequest, ConfigError, Draining
+
+ADD_FOREIGN = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
+SELECT gen_random_uuid(), 'q', $1, 'k' || random(), $3 FROM generate_series(1, $2)
+"""
+
+
+def tasks_named(*names, ran=None, **options):
+    tasks = Tasks()
+    for name in names:
+
+        @tasks.task(name, **options)
+        async def run(job):
+            if ran is not None:
+                ran.append((job.task, job.args.get("n")))
+
+    return tasks
+
+
+@pytest.fixture
+def open_with(database):
+    """Opens a supervisor with these entries; polls and sweeps are an hour apart."""
+
+    def open_with(tasks, *entries, **settings):
+        quiet = {"poll_s": 3_600, "reaper_period_s": 3_600, "claim_backoff_s": 3_600, "drain_timeout_s": 10}
+        ready = Settings(db_dsn=database.dsn, workers=entries, port=0, **(quiet | settings))
+        return open_supervisor(ready, tasks)
+
+    return open_with
+
+
+@pytest.mark.requirement("S5")
+async def test_an_entry_with_tasks_leaves_others_of_its_queue_as_they_are_and_looks_at_none_of_them(
+    open_with, raw, monkeypatch
+):
+    monkeypatch.setattr(filer, "REST", 0)
+    ran = []
+    both = tasks_named("ours", "theirs", ran=ran)
+    # Before the task has its lane: a job that is found, and those of others that it is among.
+    await raw.execute(ADD_FOREIGN, "theirs", 300, None)
+    await raw.execute(ADD_FOREIGN, "ours", 1, None)
+    async with open_with(both, Worker("q", 2, ("ours",))) as supervisor:
+        await until(lambda: _count(ran, 1))
+        # Of our own making, among others that are more urgent; and of another service's.
+        await supervisor.jobs.enqueue_many([NewJob(queue="q", task="theirs", priority=1) for _ in range(300)])
+        added = await supervisor.jobs.enqueue("ours", {"n": 1}, queue="q")
+        await when_ended(supervisor, added.job_id, within_s=60)
+        await raw.execute(ADD_FOREIGN, "ours", 1, None)
+        await until(lambda: _count(ran, 3))
+        waiting = "task = 'theirs' AND status = 'queued' AND waits_for IS NULL"
+        assert await raw.fetchval(f"SELECT count(*) FROM dl_jobs WHERE {waiting}") == 600
+        kinds = "SELECT DISTINCT kind FROM dl_job_events JOIN dl_jobs USING (job_id) WHERE task = 'theirs'"
+        assert [row["kind"] for row in await raw.fetch(kinds)] == ["queued"]
+        # One whose task nobody knew who looked at it is taken from there.
+        await raw.execute(ADD_FOREIGN, "ours", 1, "task")
+        await raw.execute(ADD_FOREIGN, "theirs", 1, "task")
+        assert supervisor._parts.entries.groups() == [([], ["ours", "theirs"]), (["q"], ["ours"])], "so for the stager"
+        await supervisor._changes._ready_parked(supervisor._parts.dispatchers)
+        await until(lambda: _count(ran, 4))
+        assert await raw.fetchval("SELECT task FROM dl_jobs WHERE waits_for = 'task'") == "theirs"
+        asked = [NewJob(queue="q", task=task) for task in ("ours", "theirs")]
+        assert [one.queue_state for one in await supervisor.jobs.enqueue_many(asked)] == [None, "unknown_task"]
+        [worker] = await supervisor.jobs.workers()
+        assert (worker.queues, worker.only_tasks) == ({"q": 2}, {"q": ["ours"]})
+        # A queue that is paused, and resumed, goes on at once.
+        await supervisor.jobs.pause("q")
+        paused = await supervisor.jobs.enqueue("ours", queue="q")
+        await until(lambda: _unanswered(supervisor))
+        await supervisor.jobs.resume("q")
+        await when_ended(supervisor, paused.job_id, within_s=60)
+        # Another process, which takes all, takes the others, and what it knows of ours.
+        async with open_with(tasks_named("theirs", ran=ran), Worker("q", 100)):
+            await until(lambda: _none_left(raw))
+    assert {task for task, _ in ran} == {"ours", "theirs"}
+
+
+async def _count(ran, number):
+    return len(ran) == number
+
+
+async def _unanswered(supervisor):
+    return supervisor._parts.dispatchers[0].lanes._unanswered == {"ours"}
+
+
+async def _none_left(raw):
+    return (
+        await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND waits_for IS DISTINCT FROM 'task'")
+        == 0
+    )
+
+
+@pytest.mark.requirement("S5")
+async def test_entries_of_one_queue_have_slots_of_their_own_and_name_tasks_that_there_are(open_with, raw):
+    tasks, open_now, running = Tasks(), trio.Event(), []
+
+    for name in ("a", "b", "c"):
+
+        @tasks.task(name, queue="q")
+        async def run(job):
+            running.append(job.task)
+            await open_now.wait()
+
+    with pytest.raises(
+        ConfigError, match=r"\[1\].tasks must be names of tasks that the program has, not 'd'; it has a,"
+    ):
+        async with open_with(tasks, Worker("q", 1), Worker("p", 1, ("a", "d"))):
+            pass
+    async with open_with(tasks, Worker("q", 1, ("a",)), Worker("q", 2, ("b", "c"))) as supervisor:
+        await supervisor.jobs.enqueue_many([NewJob(task=task) for task in "aaabbbccc"])
+        await until(lambda: _count(running, 3))
+        first, second = supervisor._parts.dispatchers
+        assert (first.running, second.running, sorted(running)) == (1, 2, ["a", "b", "b"])
+        assert supervisor._parts.state().queues["q"].concurrency == 3
+        open_now.set()
+        await until(lambda: _none_left(raw))
+        await until(lambda: _idle(supervisor))
+    assert sorted(running) == sorted("aaabbbccc")
+
+
+async def _idle(supervisor):
+    return not any(dispatcher.running for dispatcher in supervisor._parts.dispatchers)
+
+
+@pytest.mark.requirement("S5")
+async def test_tasks_and_queues_are_added_while_a_supervisor_runs_with_all_that_they_declare(open_with, raw):
+    events, ran = [], []
+    more = tasks_named("new", ran=ran, max_running=1, queue="added")
+    more.schedule("nightly", task="new", cron="@daily")
+
+    @more.resource
+    @asynccontextmanager
+    async def pool():
+        events.append("opened")
+        yield "a pool"
+        events.append("closed")
+
+    @more.task("asks", queue="added", asyncio=True)
+    async def asks(job):
+        assert job.resource(pool) == "a pool"
+        await asyncio.sleep(0)
+        ran.append(job.task)
+
+    @more.around
+    @contextmanager
+    def around(job):
+        events.append(f"around {job.task}")
+        yield
+
+    async with open_with(tasks_named("old", ran=ran), Worker("q", 1)) as supervisor:
+        [unknown] = await supervisor.jobs.enqueue_many([NewJob(queue="q", task="asks")])
+        assert unknown.queue_state == "unknown_task"
+        await until(lambda: _waits(raw, unknown.job_id, "task"))
+        await supervisor.add_tasks(more)
+        # What has waited for the task, and what comes from now on.
+        await when_ended(supervisor, unknown.job_id, within_s=60)
+        await when_ended(supervisor, (await supervisor.jobs.enqueue("new", {"n": 1}, queue="q")).job_id, within_s=60)
+        assert ran == ["asks", ("new", 1)]
+        assert events == ["opened", "around asks", "around new"]
+        assert (await supervisor.limits.task("new")).limits == {"max_running": 1}
+        assert (await supervisor.schedules.get("nightly")).task == "new"
+        assert [sorted(one.tasks) for one in await supervisor.jobs.workers()] == [["asks", "new", "old"]]
+
+        await supervisor.add_queue("added", 2, tasks=["asks"])
+        await when_ended(supervisor, (await supervisor.jobs.enqueue("asks")).job_id, within_s=60)
+        await supervisor.add_queue("plain", 1)
+        await when_ended(supervisor, (await supervisor.jobs.enqueue("old", queue="plain")).job_id, within_s=60)
+    assert events[-1] == "closed"
+
+
+@pytest.mark.requirement("S5")
+async def test_what_can_not_be_added_changes_nothing(open_with, raw):
+    async with open_with(tasks_named("old"), Worker("q", 1), Worker("p", 1, ("old",))) as supervisor:
+        with pytest.raises(ValueError, match="tasks registered in both registries: old"):
+            await supervisor.add_tasks(tasks_named("fine", "old"))
+        dear = tasks_named("fine", supplier=Supplier("hr", budgets=(Budget(1, 60),)), cost=2)
+        closed = []
+
+        @dear.resource
+        @asynccontextmanager
+        async def pool():
+            yield
+            closed.append(True)
+
+        with pytest.raises(BadRequest, match="cost: must be at most 1, a budget of the supplier 'hr', not 2"):
+            await supervisor.add_tasks(dear)
+        await until(lambda: _count(closed, 1))
+
+        broken = tasks_named("fine")
+
+        @broken.resource
+        @asynccontextmanager
+        async def breaks():
+            raise OSError("no such file")
+            yield
+
+        with pytest.raises(ConfigError, match="could not be opened: OSError: no such file"):
+            await supervisor.add_tasks(broken)
+        for entry, options, refusal in (
+            (("q", 1), {}, r"^queue: must be different in each entry, not 'q'"),
+            (("n", 0), {}, r"^concurrency: must be an integer from 1 to 1000, not '0'"),
+            (("n", 1), {"tasks": ["none such"]}, r"^tasks: must be names of tasks that the program has, not 'none"),
+            (
+                ("p", 1),
+                {"tasks": ["old"]},
+                r"^tasks: must be names that no other entry of the queue has, not 'old'",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=refusal):
+                await supervisor.add_queue(*entry, **options)
+        with pytest.raises(BadRequest, match=r"queue: must be one that this process serves \(q, p\), not 'none such'"):
+            await supervisor.remove_queue("none such")
+        assert await raw.fetchval("SELECT array_agg(task) FROM dl_tasks") == ["old"]
+        assert await raw.fetchval("SELECT count(*) FROM dl_sources") == 0
+        assert list(supervisor._parts.tasks) == ["old"]
+        assert [one.queue for one in supervisor._parts.dispatchers] == ["q", "p"]
+        await supervisor.drain()
+        for change in (supervisor.add_tasks(Tasks()), supervisor.add_queue("n", 1), supervisor.remove_queue("q")):
+            with pytest.raises(Draining):
+                await change
+
+
+@pytest.mark.requirement("S5")
+async def test_a_queue_that_is_removed_lets_its_runs_end_and_gives_back_those_that_go_on(open_with, raw):
+    tasks, may_end, running = Tasks(), trio.Event(), []
+
+    @tasks.task("ends")
+    async def ends(job):
+        running.append(job.task)
+        await may_end.wait()
+
+    @tasks.task("goes on")
+    async def goes_on(job):
+        running.append(job.task)
+        await trio.sleep_forever()
+
+    async with open_with(tasks, Worker("q", 2), Worker("stays", 1), drain_timeout_s=1) as supervisor:
+        added = [await supervisor.jobs.enqueue(task, queue="q") for task in ("ends", "goes on", "ends")]
+        await until(lambda: _count(running, 2))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.remove_queue, "q")
+            await until(lambda: _shows(raw, ["stays"]))
+            with pytest.raises(BadRequest, match="queue: must be another one until 'q' is removed"):
+                await supervisor.add_queue("q", 1)
+            may_end.set()
+        rows = [await supervisor.jobs.get(one.job_id) for one in added]
+        assert [(row.status, row.attempt) for row in rows] == [("succeeded", 1), ("queued", 0), ("queued", 0)]
+        assert [one.queue for one in supervisor._parts.dispatchers] == ["stays"]
+        assert (await supervisor.jobs.enqueue("ends", queue="q")).queue_state == "no_worker"
+        # The others go on, and the queue can be served again.
+        await when_ended(supervisor, (await supervisor.jobs.enqueue("ends", queue="stays")).job_id, within_s=60)
+        await supervisor.add_queue("q", 4)
+        await when_ended(supervisor, added[2].job_id, within_s=60)
+
+
+async def _waits(raw, job_id, for_what):
+    return await raw.fetchval("SELECT waits_for FROM dl_jobs WHERE job_id = $1", job_id) == for_what
+
+
+async def _shows(raw, queues):
+    return (
+        await raw.fetchval("SELECT array_agg(q ORDER BY q) FROM dl_workers, jsonb_object_keys(queues) AS q") == queues
+    )
+
+
+@pytest.mark.requirement("S5")
+async def test_a_process_without_queues_hears_of_jobs_when_one_is_added(open_with, raw):
+    ran = []
+    async with open_with(tasks_named("a", ran=ran)) as supervisor:
+        await until(lambda: _listens(supervisor))
+        await supervisor.add_queue("q", 1)
+        dispatcher = supervisor._parts.dispatchers[0]
+        await until(lambda: _rests(dispatcher))
+        await raw.execute(ADD_FOREIGN, "a", 1, None)
+        await until(lambda: _count(ran, 1))
+
+
+async def _listens(supervisor):
+    return supervisor._parts.listener.connected
+
+
+async def _rests(dispatcher):
+    return dispatcher._resting
+
+
+@pytest.mark.requirement("R7")
+async def test_a_schedule_of_a_task_that_no_process_has_declared_is_pointed_out_at_the_start(open_with):
+    tasks = tasks_named("report")
+    tasks.schedule("nightly", task="report", cron="@daily")
+    tasks.schedule("weekly", task="rpeort", cron="@weekly")
+    with capture_logs() as lines:
+        async with open_with(tasks) as supervisor:
+            assert (await supervisor.schedules.get("weekly")).unknown_task
+    found = [line for line in lines if line.get("log_level") == "warning" and "schedule" in line]
+    assert [(line["schedule"], line["task"]) for line in found] == [("weekly", "rpeort")]
+    assert found[0]["event"].startswith("a schedule names a task that no process has declared")
+
+
+@pytest.mark.requirement("S4", "S5")
+async def test_what_runs_of_an_added_task_is_stopped_at_the_close_though_its_limits_were_known_before(open_with, raw):
+    """No notification tells of limits that another process has declared alike."""
+    stops = tasks_named("nightly", work_periods="DAILY 00:00-24:00", at_period_end="stop")
+    async with open_with(stops, Worker("other", 1)), open_with(tasks_named("old"), Worker("q", 1)) as supervisor:
+        runs = supervisor._parts.runs
+        await until(supervisor_listens(supervisor))
+        assert runs.period_end is None
+        await supervisor.add_tasks(stops)
+
+        async def is_known():
+            return runs.period_end
+
+        await until(is_known)
+
+
+def supervisor_listens(supervisor):
+    async def listens():
+        return supervisor._parts.listener.connected
+
+    return listens
+
+
+@pytest.mark.requirement("S5")
+async def test_the_loop_of_what_was_refused_is_used_by_nothing_and_later_resources_close_before_former_ones(open_with):
+    """Of three additions the first is refused; the others share one asyncio loop."""
+    events = []
+
+    def asking(name, **limits):
+        tasks = Tasks()
+
+        @tasks.resource(asyncio=True)
+        @asynccontextmanager
+        async def pool():
+            yield name
+            await asyncio.sleep(0.1)
+            events.append(f"{name} closed")
+
+        @tasks.task(name, asyncio=True, **limits)
+        async def asks(job):
+            events.append(f"{job.resource(pool)} ran")
+            await asyncio.sleep(0)
+
+        return tasks
+
+    with capture_logs() as lines:
+        async with open_with(tasks_named("old"), Worker("q", 1)) as supervisor:
+            with pytest.raises(BadRequest, match="cost: must be at most 1"):
+                await supervisor.add_tasks(asking("dear", supplier=Supplier("hr", budgets=(Budget(1, 60),)), cost=2))
+            await until(lambda: _count(events, 1))
+            for name in ("first", "second"):
+                await supervisor.add_tasks(asking(name))
+                added = await supervisor.jobs.enqueue(name, queue="q")
+                assert (await when_ended(supervisor, added.job_id, within_s=60)).status == "succeeded"
+    assert events == ["dear closed", "first ran", "second ran", "second closed", "first closed"]
+    assert not [line for line in lines if "could not be closed" in line["event"]]

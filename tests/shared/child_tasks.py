@@ -1,0 +1,234 @@
+"""Tasks whose functions run in child processes, which import them from here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import UUID
+
+import attrs
+
+from dataloader import (
+    AioProcessJob,
+    BadRequest,
+    GiveUp,
+    JobStopped,
+    ProcessJob,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Tasks,
+)
+
+if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
+    import broken
+
+    broken.take_out_what_is_named()
+
+tasks = Tasks()
+
+
+@attrs.frozen
+class Sizes:
+    """Args with a type."""
+
+    width: int
+    height: int = 2
+
+
+class NoSuchDayError(Exception):
+    """Not worth another run."""
+
+
+if os.environ.get("CHILD_TASKS") == "broken" and "DATALOADER_CHILD" in os.environ:
+    raise RuntimeError("no licence; password=hunter2-hunter2")
+
+
+@tasks.task("noop", process=True)
+def noop(job: ProcessJob) -> None:
+    """Nothing."""
+
+
+@tasks.task("who", process=True, max_jobs=3)
+def who(job: ProcessJob) -> int:
+    return os.getpid()
+
+
+@tasks.task("all", process=True, args=Sizes, retry=RetryPolicy(final=(NoSuchDayError,)))
+def does_all(job: ProcessJob[Sizes]) -> dict[str, object]:
+    job.progress({"n": 1})
+    job.log.info("hello", of=job.task)
+    job.keep("kept")
+    print("printed")  # noqa: T201
+    print("to stderr", file=sys.stderr, end="")  # noqa: T201
+    if job.args.height == 13:
+        raise NoSuchDayError("the 13th")
+    return {"area": job.args.width * job.args.height, "attempt": job.attempt, "left": job.deadline - time.monotonic()}
+
+
+@tasks.task("raises", process=True)
+def raises(job: ProcessJob) -> object:  # noqa: C901
+    match job.args["how"]:
+        case "error":
+            raise ValueError("no such day")
+        case "exit":
+            sys.exit(3)
+        case "_exit":
+            os._exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "deaf":
+            os.closerange(3, 200)
+            time.sleep(3_600)
+        case "garbage":
+            for fd in range(3, 200):
+                with contextlib.suppress(OSError):
+                    os.write(fd, b"{}\n")
+            time.sleep(3_600)
+        case "retry":
+            return Retry(5, "later")
+        case "snooze":
+            return Snooze(7)
+        case "give up":
+            return GiveUp("never")
+        case "object":
+            return {"it": object()}
+    return None
+
+
+@tasks.task("grows", process=True, memory_mb=128)
+def grows(job: ProcessJob) -> int:
+    return len(bytearray(job.args["mb"] * 2**20))
+
+
+@tasks.task("prints", process=True)
+def prints(job: ProcessJob) -> None:
+    for number in range(job.args["lines"]):
+        print(number, "x" * 80)  # noqa: T201
+
+
+@tasks.task("enqueues", process=True)
+def enqueues(job: ProcessJob) -> list[str]:
+    try:
+        job.enqueue("noop", priority=-1)
+    except BadRequest as error:
+        said = str(error)
+    added = job.enqueue("noop", {"n": 1}, queue="other", after=[UUID(int=0)] if job.args.get("after") else None)
+    return [said, str(added.job_id), added.status]
+
+
+@tasks.task("aio", process=True, asyncio=True)
+async def aio(job: AioProcessJob) -> list[int]:
+    await job.progress({"n": 1})
+    await job.checkpoint()
+    if job.args.get("enqueue"):
+        await job.enqueue("noop", queue="other")
+    if job.args.get("s"):
+        try:
+            await asyncio.sleep(job.args["s"])
+        finally:
+            job.progress_nowait({"cleaned": job.stopped_by})
+    return await asyncio.gather(*(asyncio.sleep(0.001, n) for n in range(job.args["to"])))
+
+
+@tasks.task("leaves", process=True)
+def leaves(job: ProcessJob) -> int:
+    """Starts a daemon that wants to outlive it: a session of its own, SIGTERM ignored."""
+    return start_daemon()
+
+
+def start_daemon(*held: int) -> int:
+    """Its process id; it keeps these file descriptors."""
+    code = "import os, signal, time\nos.setsid()\nsignal.signal(15, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n"
+    code += "os.close(1)\nwhile True: time.sleep(3600)"
+    started = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {code!r}], pass_fds={held})"
+    command = [sys.executable, "-S", "-c", started]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, pass_fds=held).stdout)
+
+
+@tasks.task("ignores", process=True, timeout_s=3_600)
+def ignores(job: ProcessJob) -> None:
+    """Computes for ever, whatever it is told; with a daemon, which it shows."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    job.progress({"pid": os.getpid(), "daemon": start_daemon()})
+    while True:
+        pass
+
+
+@tasks.task("holds", process=True, timeout_s=4, max_attempts=3, retry=RetryPolicy(base_s=0.1))
+def holds(job: ProcessJob) -> None:
+    """Holds the lock of its key as long as it lives, or its daemon does; says if another process holds it."""
+    folder = Path(os.environ["CHAOS"])
+    with (folder / str(job.lock_key)).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with (folder / "overlaps").open("a") as overlaps:
+                overlaps.write(f"{job.lock_key} {job.job_id} attempt {job.attempt}\n")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        start_daemon(file.fileno())
+        ends_at = time.monotonic() + job.args["s"]
+        while time.monotonic() < ends_at:
+            pass
+
+
+@tasks.task("cleans", process=True)
+def cleans(job: ProcessJob) -> None:
+    job.progress({"pid": os.getpid()})
+    try:
+        while True:
+            time.sleep(0.01)
+    except JobStopped:
+        job.log.info("cleaned", why=job.stopped_by)
+        raise
+
+
+@tasks.task("becomes", process=True)
+def becomes(job: ProcessJob) -> None:
+    """Becomes another program, which says when it is told to stop."""
+    os.execvp("sh", ["sh", "-c", "trap 'echo told; exit' TERM; echo ready; while :; do sleep 0.05; done"])
+
+
+_former: list[ProcessJob] = []
+
+
+@tasks.task("haunts", process=True)
+def haunts(job: ProcessJob) -> str:
+    """Speaks with the handle of the run before, as a thread that was left behind would."""
+    _former.append(job)
+    try:
+        _former[0].keep("of another job")
+    except RuntimeError as error:
+        return str(error)
+    return "heard"
+
+
+@tasks.task("wakes", process=True)
+def wakes(job: ProcessJob) -> str:
+    """A stop does not end it: it returns."""
+    job.progress({"pid": os.getpid()})
+    try:
+        time.sleep(3_600)
+    except JobStopped:
+        return "all the same"
+    return "slept"
+
+
+@tasks.around
+@contextlib.contextmanager
+def around(job):
+    with contextlib.ExitStack() as stack:
+        if job.task == "all":
+            stack.callback(job.log.info, "after it")
+        yield

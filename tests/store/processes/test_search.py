@@ -1,0 +1,54 @@
+"""A search for processes reads a page's worth of rows, however many there are."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dataloader.jobs.process_listings import ProcessFilter
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.processes import search
+
+pytestmark = pytest.mark.requirement("P2")
+
+MANY = """
+INSERT INTO dl_processes (type, process_id, status, error_group, metadata)
+  SELECT 't' || i % 3, 'p' || i, CASE WHEN i % 100 = 0 THEN 'error' ELSE 'running' END,
+         CASE WHEN i % 100 = 0 THEN i % 7 END, jsonb_build_object('n', i, 'all', true, 'first', i < 100)
+  FROM generate_series(1, 20000) AS i;
+ANALYZE dl_processes;
+"""
+
+
+SEARCHES = [
+    ({}, "dl_processes_pkey", 10),
+    ({"type": "t1"}, "ix_dl_processes_status", 10),
+    ({"status": "init"}, "ix_dl_processes_status", 0),
+    ({"status": "error"}, "ix_dl_processes_status", 10),
+    ({"error_group": "0000000000000003"}, "ix_dl_processes_error", 10),
+    ({"metadata": {"n": 17}}, "ix_dl_processes_metadata", 1),
+    ({"metadata": {"all": True}}, "dl_processes_pkey", 10),
+    ({"metadata": {"first": True}, "type": "t1"}, "ix_dl_processes_metadata", 10),
+    ({"process_id": "p77"}, "ux_dl_processes_id", 1),
+]
+
+
+async def test_what_is_looked_for_is_found_by_the_index_for_it(database, monkeypatch):
+    plans = []
+
+    async def explained(connection, sql, *values):
+        rows = await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {sql}", *values)
+        plans.append("\n".join(row[0] for row in rows))
+        return [row[0] for row in await connection.fetch(sql, *values)]
+
+    monkeypatch.setattr(search, "_aio_column", explained)
+    await trio.to_thread.run_sync(database.psql, MANY)
+    async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
+        for criteria, index, found in SEARCHES:
+            plans.clear()
+            page = await search.find_processes(opened, ProcessFilter(**criteria), limit=10)
+            assert (criteria, len(page.processes)) == (criteria, found)
+            assert (criteria, index in plans[-1]) == (criteria, True)
+            # That of the numbers is walked only where the newest processes are wanted, whatever they are.
+            assert (criteria, "dl_processes_pkey" in plans[-1]) == (criteria, index == "dl_processes_pkey")
+            assert "Seq Scan on dl_processes" not in "".join(plans)

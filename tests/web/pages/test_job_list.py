@@ -1,0 +1,237 @@
+"""The list of jobs: what stands in its address, what is found in args and what is not, how it follows."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from conditions import until
+
+from dataloader.jobs.args_pattern import ArgsPattern
+from dataloader.jobs.errors import BadRequest
+from dataloader.store.queue import job_rows
+
+pytestmark = pytest.mark.requirement("E11")
+
+JOBS = "/ui/jobs"
+
+
+def rows_of(text):
+    return re.findall(r'<tr id="job-([^"]+)"', text)
+
+
+async def list_of(web, **query):
+    answer = await web.client.get(JOBS, params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def test_u6_what_is_filtered_stands_in_the_address_the_form_and_the_chips(open_web, database):
+    async with open_web() as web:
+        wanted = await web.trigger(queue="load.cbr", task="load.rates", lock_key="cbr:2026-11", args={"source": "cbr"})
+        running = await web.trigger(queue="other", lock_key="b")
+        database.psql(
+            f"UPDATE dl_jobs SET status = 'running', claimed_by = 'host-b:1', token = 7 WHERE job_id = '{running}'"
+        )
+        await web.trigger(queue="third", lock_key="c")
+        database.psql("UPDATE dl_jobs SET created_at = '2026-11-22 23:30:00Z' WHERE queue = 'third'")
+        group = await web.trigger(lock_key="d", root=wanted)
+        for query, found in (
+            ({"queue": "load.cbr"}, [wanted]),
+            ({"task": "load.rates"}, [wanted]),
+            ({"key": "cbr:2026-11"}, [wanted]),
+            ({"status": "running"}, [running]),
+            ({"worker": "host-b:1"}, [running]),
+            ({"root": wanted}, [group, wanted]),
+            ({"args": "source=cbr", "queue": "load.cbr"}, [wanted]),
+            ({"queue": "load.cbr", "status": "failed,lost"}, []),
+            ({"schedule": "nightly"}, []),
+        ):
+            text = await list_of(web, **query)
+            assert rows_of(text) == found, query
+            for name, value in query.items():
+                assert f'name="{name}"' in text
+                assert name == "status" or f'value="{value}"' in text
+            assert text.count('<a href="/ui/jobs?') >= len(query) - 1
+        assert len(rows_of(await list_of(web))) == 4
+        wrong = await web.client.get(JOBS, params={"from": "yesterday", "queue": "q"})
+        assert wrong.status_code == 422
+        assert "from: must be a time such as" in wrong.text
+        assert 'value="q"' in wrong.text
+
+
+async def test_u21_times_of_the_filter_are_in_the_readers_zone(open_web, database):
+    async with open_web() as web:
+        await web.trigger()
+        database.psql("UPDATE dl_jobs SET created_at = '2026-11-22 23:30:00Z'")
+        assert not rows_of(await list_of(web, **{"from": "2026-11-23T00:00"}))
+        await web.client.post("/ui/look", data={"zone": "Europe/Berlin"}, headers={"Origin": web.url})
+        assert rows_of(await list_of(web, **{"from": "2026-11-23T00:00", "to": "2026-11-23T00:31"}))
+        assert not rows_of(await list_of(web, **{"from": "2026-11-23T00:00Z"}))
+
+
+async def test_u10_u21_instants_at_the_ends_of_time_keep_no_page_from_being_seen(open_web, database):
+    async with open_web() as web:
+        job_id = await web.trigger(lock_key="0001-01-01 00:00:00Z")
+        for zone in ("America/New_York", "Asia/Tokyo"):
+            web.client.cookies.set(f"dl_look_{web.url.rpartition(':')[2]}", f"{zone}|system|on")
+            for instant in ("-infinity", "infinity"):
+                database.psql(f"UPDATE dl_jobs SET created_at = '{instant}', started_at = '{instant}'")
+                for path in ("/ui/jobs", f"/ui/jobs/{job_id}"):
+                    assert (await web.client.get(path)).status_code == 200, (zone, instant, path)
+
+
+async def test_a_page_goes_on_behind_the_last_and_counts_as_far_as_it_is_cheap(open_web, database, monkeypatch):
+    monkeypatch.setattr("dataloader.web.pages.job_list.PAGE", 2)
+    async with open_web() as web:
+        ids = [await web.trigger(lock_key=str(number)) for number in range(5)]
+        # All at one instant: none is lost where pages meet.
+        database.psql("UPDATE dl_jobs SET created_at = '2026-11-22 23:30:00Z'")
+        seen, path = [], f"{JOBS}?queue=q"
+        while path:
+            text = (await web.client.get(path)).text
+            seen += rows_of(text)
+            following = re.search(r'rel="next" href="([^"]+)"', text)
+            path = following and following[1].replace("&amp;", "&")
+        assert sorted(seen) == sorted(ids)
+        assert len(set(seen)) == 5
+        assert "5 jobs" in await list_of(web)
+        monkeypatch.setattr(job_rows, "_COUNT_MS", 1)
+        database.psql("CREATE FUNCTION slow(text) RETURNS text LANGUAGE sql AS 'SELECT $1 FROM pg_sleep(0.05)'")
+        monkeypatch.setitem(
+            __import__("dataloader.store.queue.job_filters", fromlist=["x"])._FRAGMENTS, "task", "slow(task) = ${0}"
+        )
+        assert "jobs\n" not in (await list_of(web, task="t")).partition("<form id")[0].rpartition("faint")[2]
+        monkeypatch.setattr(job_rows, "PATIENCE_S", 0.01)
+        assert "Narrow it" in await list_of(web, task="t")
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "found"),
+    [
+        ("source=ecb", {"source": "ecb", "more": 1}, True),
+        ("n=5", {"n": 5}, True),
+        ("n=5", {"n": "5"}, True),
+        ("n=9007199254740993", {"n": 9007199254740993}, True),
+        ("n=9007199254740993", {"n": 9007199254740992}, False),
+        ("n=1.5", {"n": 1.5}, True),
+        ("done=true", {"done": True}, True),
+        ("done=true", {"done": 1}, False),
+        ('{"a": {"b": [2]}}', {"a": {"b": [1, 2], "c": 3}}, True),
+        ('{"a": {"b": [3]}}', {"a": {"b": [1, 2]}}, False),
+        ("name=", {"name": ""}, True),
+    ],
+)
+async def test_u8_args_are_found_by_what_they_contain(open_web, text, args, found):
+    async with open_web() as web:
+        job_id = await web.trigger(args=args)
+        assert rows_of(await list_of(web, args=text)) == [job_id] * found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password=x",
+        '{"db": {"api_key": "s"}}',
+        '{"list": [{"token": "x"}]}',
+        "url=postgres://ann:hunter2@db/x",
+        "no equals",
+        "{no",
+        "{}x",
+    ],
+)
+async def test_u8_what_names_a_secret_is_refused_and_so_is_what_is_none(open_web, text):
+    async with open_web() as web:
+        await web.trigger(args={"password": "x", "url": "postgres://ann:hunter2@db/x"})
+        answer = await web.client.get(JOBS, params={"args": text})
+        assert answer.status_code == 422
+        assert "args: " in answer.text
+        assert not rows_of(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({"name": "DB_PASSWORD", "value": "hunter2"}, "value=hunter2"),
+        ({"argv": ["load", "--password", "hunter2"]}, '{"argv": ["hunter2"]}'),
+        ({"header": ["X-Api-Key", "hunter2"]}, '{"header": ["hunter2"]}'),
+    ],
+)
+async def test_u8_what_masking_hides_never_matches_nor_shows_in_how_far_was_searched(open_web, monkeypatch, args, text):
+    monkeypatch.setattr("dataloader.web.pages.job_list.PAGE", 1)
+    async with open_web() as web:
+        for number in range(3):
+            await web.trigger(lock_key=str(number), args=args)
+        given = text, text.replace("hunter2", "hunter3")
+        right, wrong = [(await list_of(web, args=one)).partition("<main")[2] for one in given]
+        assert right.replace("hunter2", "hunter3") == wrong.replace("hunter2", "hunter3")
+        assert not rows_of(right)
+
+
+async def test_u8_a_search_looks_at_so_many_and_says_where_to_go_on(open_web, monkeypatch):
+    monkeypatch.setattr(job_rows, "SEARCHED", 2)
+    async with open_web() as web:
+        oldest = await web.trigger(args={"a": 1}, lock_key="0")
+        for number in range(3):
+            await web.trigger(args={"a": 2}, lock_key=str(number + 1))
+        first = await list_of(web, args="a=1")
+        assert "Looked at the args of 2 jobs" in first
+        assert not rows_of(first)
+        further = re.search(r'rel="next" href="([^"]+)">look further', first)[1].replace("&amp;", "&")
+        assert rows_of((await web.client.get(further)).text) == [oldest]
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', "x" * 3_000, '{"a":' * 20 + "1" + "}" * 20])
+def test_a_search_that_is_no_json_or_too_much_of_it_is_refused(text):
+    with pytest.raises(BadRequest, match="args"):
+        ArgsPattern.parsed(text)
+
+
+async def test_u9_u10_secrets_are_hidden_and_hostile_texts_are_inert(open_web, database):
+    async with open_web() as web:
+        for name in ("<script>alert(1)</script>", "a\u202eb", "postgres://ann:hunter2@db/x"):
+            database.psql(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, finished_at)"
+                f" VALUES ('{uuid4()}', '{name}', '{name}', '{name}', 'failed', '{name}' || repeat('x', 8000), now())"
+            )
+        text = await list_of(web)
+        assert "<script>alert" not in text
+        assert "\u202e" not in text
+        assert "hunter2" not in text
+        assert len(text) < 60_000
+
+
+async def test_u12_rows_change_in_place_and_new_ones_wait_while_a_reader_is_below(
+    open_web, open_tab, database, monkeypatch
+):
+    monkeypatch.setattr("dataloader.web.pages.job_list.REFRESH_S", 0.2)
+    async with open_web() as web, open_tab(web.url) as tab:
+        database.psql(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 't', i::text"
+            " FROM generate_series(1, 50) AS i"
+        )
+        await tab.go(JOBS)
+        await tab.do(lambda page: page.evaluate("scrollTo(0, 600)"))
+        first = await tab.do(lambda page: page.get_attribute("tbody tr", "id"))
+        await web.trigger(lock_key="new")
+        await until(lambda: tab.do(lambda page: page.query_selector("#newer") is not None), bool)
+        assert await tab.do(lambda page: page.get_attribute("tbody tr", "id")) == first
+        database.psql("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE lock_key <> 'new'")
+        await until(lambda: tab.do(lambda page: page.inner_text("tbody tr .status")), lambda text: "canceled" in text)
+        await tab.do(lambda page: page.click("#newer"))
+        assert await tab.do(lambda page: page.get_attribute("tbody tr", "id")) != first
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
+async def test_u22_u23_the_list_has_no_fault_that_axe_finds_and_fits(open_web, open_tab, database, width, theme):
+    async with open_web() as web, open_tab(web.url, width=width, color_scheme=theme) as tab:
+        database.psql(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, started_at, finished_at, attempt)"
+            " SELECT gen_random_uuid(), 'load.' || repeat('long', i * 20), 'load.rates', repeat('key', i * 50),"
+            " (ARRAY['queued', 'running', 'succeeded', 'failed', 'canceled', 'lost'])[i]::dl_status,"
+            " CASE WHEN i > 3 THEN 'HTTPError: 503 ' || repeat('x', i * 300) END, now() - interval '90 s', now(), i"
+            " FROM generate_series(1, 6) AS i"
+        )
+        await tab.go(f"{JOBS}?queue=&status=&from=2026-01-01T00:00")
+        await tab.check_looks()

@@ -1,0 +1,85 @@
+"""What durable processes tell, over HTTP: how deliveries stand, and the release of those that are held (P9, P10)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Struct
+
+from dataloader.jobs.model import about
+from dataloader.jobs.process_outbox import HeldDeliveryPage, HeldFilter, Released, SinkRecord
+from dataloader.web import shown
+from dataloader.web.api.job_fields import described
+from dataloader.web.api.processes import ProcessId, ProcessType
+from dataloader.web.auth import Role
+from dataloader.web.paging import PageQuery, page_answer
+from dataloader.web.routes import Answer, Call, Routes
+
+routes: Final = Routes()
+
+_Sink = Annotated[
+    str, described("The sink's name; `messages`: those to other processes.", "books", minLength=1, maxLength=100)
+]
+_Held = Annotated[bool, about("Only those that wait for an operator.")]
+
+
+class DeliveriesQuery(PageQuery, kw_only=True):
+    """A page of processes whose deliveries are held up."""
+
+    sink: _Sink | None = None
+    type: ProcessType | None = None
+    process_id: ProcessId | None = None
+    held: _Held = False
+
+
+class ReleaseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which held-up deliveries are meant, by at least one criterion."""
+
+    EXAMPLE: ClassVar[Any] = {"sink": "books"}
+
+    sink: _Sink | None = None
+    type: ProcessType | None = None
+    process_id: ProcessId | None = None
+    held: _Held = False
+
+
+class SinkList(Struct, frozen=True):
+    """All sinks."""
+
+    sinks: Annotated[list[SinkRecord], about("The sinks, by name.")]
+
+
+def _wanted(given: DeliveriesQuery | ReleaseRequest) -> HeldFilter:
+    return HeldFilter(sink=given.sink, type=given.type, process_id=given.process_id, held=given.held)
+
+
+@routes.add("GET", "/api/v1/processes/sinks", role=Role.READ, answers={200: SinkList})
+async def list_sinks(call: Call) -> Answer:
+    """List who is told of processes, with how many deliveries wait and since when; and messages to processes."""
+    return Answer(value=SinkList(await call.processes.sinks()))
+
+
+@routes.add(
+    "GET",
+    "/api/v1/processes/deliveries",
+    role=Role.READ,
+    query=DeliveriesQuery,
+    answers={200: HeldDeliveryPage},
+    pages=True,
+)
+async def list_deliveries(call: Call, query: DeliveriesQuery) -> Answer:
+    """List the processes whose deliveries have failed, by sink: they are tried again, or held."""
+    page = await call.processes.deliveries(_wanted(query), limit=query.limit, after=query.after)
+    return page_answer(call, HeldDeliveryPage(list(map(shown.held_delivery, page.deliveries)), page.next))
+
+
+@routes.add(
+    "POST",
+    "/api/v1/processes/deliveries/release",
+    role=Role.OPERATE,
+    body=ReleaseRequest,
+    answers={200: Released},
+)
+async def release_deliveries(call: Call, body: ReleaseRequest) -> Answer:
+    """Try the held-up deliveries that match again now, as if they had not failed; at most 10,000 processes."""
+    return Answer(value=Released(await call.processes.release(_wanted(body))))

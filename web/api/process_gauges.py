@@ -1,0 +1,37 @@
+"""How durable processes stand, remembered for some seconds, however many scrape."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from dataloader.jobs.errors import StoreError
+from dataloader.store.connection.bridge import Database
+from dataloader.store.processes.gauges import ProcessGauges, read_gauges
+from dataloader.web.api.queue_depths import DATABASE_S, REMEMBERED_S
+
+
+@attrs.define
+class LatestProcessGauges:
+    """The processes as they were at most five seconds ago. One for each app."""
+
+    _database: Database
+    _gauges: ProcessGauges | None = None
+    _asked_at: float = float("-inf")
+    _asking: trio.Lock = attrs.field(factory=trio.Lock)
+
+    async def latest(self) -> ProcessGauges | None:
+        """The processes, or None while the database does not answer."""
+        async with self._asking:
+            if trio.current_time() - self._asked_at >= REMEMBERED_S:
+                self._gauges = await self._ask()
+                self._asked_at = trio.current_time()
+            return self._gauges
+
+    async def _ask(self) -> ProcessGauges | None:
+        try:
+            with trio.move_on_after(DATABASE_S):
+                return await read_gauges(self._database)
+        except StoreError:
+            pass
+        return None

@@ -1,0 +1,284 @@
+"""`ProcessClient` through a running service, by its HTTP API: on asyncio as well as on Trio.
+
+What a service shows has no secrets: in states, args, answers and errors they are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import anyio
+import attrs
+import msgspec
+
+from dataloader.jobs.errors import BadRequest, StoreError
+from dataloader.jobs.page_cursor import After
+from dataloader.jobs.process_contract import BATCH, ProcessChange, ProcessClient, check_wanted
+from dataloader.jobs.process_listings import (
+    EVERY_PROCESS,
+    ProcessAnswer,
+    ProcessErrorPage,
+    ProcessesChanged,
+    ProcessEventPage,
+    ProcessFilter,
+    ProcessPage,
+    ProcessRecord,
+    ProcessTask,
+    ProcessTaskPage,
+)
+from dataloader.jobs.process_outbox import (
+    EVERY_DELIVERY,
+    HeldDeliveryPage,
+    HeldFilter,
+    Released,
+    SinkRecord,
+    check_held,
+)
+from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
+from dataloader.jobs.processes import MAX_VALUE, ProcessNotFound, Remove, check_process_id, check_type
+from dataloader.jobs.text import exact_json
+from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
+
+T = TypeVar("T")
+
+LONG_POLL_S: Final = 25.0
+"""Seconds that the service may hold a question: below what proxies cut off."""
+WITHDRAW_S: Final = 5.0
+"""The time in which a call of a caller that was cancelled is taken back."""
+
+
+@attrs.frozen
+class HttpProcesses(ProcessClient):
+    """The processes, by a service."""
+
+    service: ServiceConnection
+
+    async def ask(self, request: ProcessRequest, *, wait_s: float = 0.0, withdraw: bool = False) -> ProcessAnswer:
+        """As in `ProcessClient`. A caller that is cancelled before the service has said which task it is leaves it."""
+        if withdraw and request.kind != "call":
+            raise BadRequest("withdraw", "is for calls")
+        until = anyio.current_time() + wait_s
+        held_s = min(wait_s, LONG_POLL_S)
+        # A call that may be taken back is asked for first, so that it is known which task it is.
+        answer = await self._send(request, 0.0 if withdraw else held_s)
+        try:
+            return await self._until(answer, until, withdraw=withdraw)
+        except BaseException:
+            if withdraw:
+                with anyio.move_on_after(WITHDRAW_S, shield=True), suppress(StoreError):
+                    await self.withdraw(answer.task_id)
+            raise
+
+    async def _send(self, request: ProcessRequest, wait_s: float) -> ProcessAnswer:
+        body: dict[str, Any] = {}
+        for name in ("args", "context", "start"):
+            if getattr(request, name) is not None or (name == "start" and request.may_start):
+                body[name] = msgspec.Raw(exact_json(name, getattr(request, name), MAX_VALUE).encode())
+        for name in ("method", "metadata", "expires_at"):
+            if (value := getattr(request, name)) is not None:
+                body[name] = value
+        if request.key is not None:
+            body["idempotency_key"] = request.key
+        if request.kind == "init":
+            path = f"/processes/{quote(request.type, safe='')}"
+            body["process_id"] = request.process_id
+        else:
+            path = f"{_path(request.type, request.process_id)}/{request.kind}"
+        return await self.service.ask(
+            ProcessAnswer,
+            "POST",
+            path,
+            body=body,
+            params={"wait": wait_s or None},
+            timeout_s=wait_s + ANSWER_S,
+            missing=ProcessNotFound,
+        )
+
+    async def _until(self, answer: ProcessAnswer, until: float, *, withdraw: bool) -> ProcessAnswer:
+        while not answer.is_answered:
+            left_s = until - anyio.current_time()
+            if left_s <= 0:
+                return await self.withdraw(answer.task_id) if withdraw else answer
+            answer = (await self._held(answer.task_id, min(left_s, LONG_POLL_S))).answer
+        return answer
+
+    async def task(self, task_id: int, *, wait_s: float = 0.0) -> ProcessTask:
+        """As in `ProcessClient`."""
+        until = anyio.current_time() + wait_s
+        while True:
+            left_s = max(until - anyio.current_time(), 0.0)
+            task = await self._held(task_id, min(left_s, LONG_POLL_S))
+            if task.answer.is_answered or left_s <= 0:
+                return task
+
+    async def _held(self, task_id: int, hold_s: float) -> ProcessTask:
+        """The task, when it has its answer or after so many seconds; where too many wait, it is looked at later."""
+        path = f"/processes/tasks/{task_id}"
+        try:
+            return await self.service.ask(
+                ProcessTask,
+                "GET",
+                path,
+                params={"wait": hold_s or None},
+                timeout_s=hold_s + ANSWER_S,
+                missing=ProcessNotFound,
+            )
+        except ServiceBusy as busy:
+            await anyio.sleep(min(busy.again_s, hold_s))
+            return await self.service.ask(ProcessTask, "GET", path, missing=ProcessNotFound)
+
+    async def withdraw(self, task_id: int) -> ProcessAnswer:
+        """As in `ProcessClient`."""
+        path = f"/processes/tasks/{task_id}/withdraw"
+        return await self.service.ask(ProcessAnswer, "POST", path, missing=ProcessNotFound)
+
+    async def start_many(self, requests: Sequence[ProcessRequest]) -> list[ProcessStarted]:
+        """As in `ProcessClient`; all of one type."""
+        if not requests:
+            return []
+        types = sorted({request.type for request in requests})
+        if len(types) > 1:
+            raise BadRequest("processes", f"must be of one type through a service, not of {', '.join(types)}")
+        given = []
+        for number, request in enumerate(requests):
+            if request.kind != "init":
+                raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
+            one = {name: getattr(request, name) for name in ("process_id", "args", "context", "metadata")}
+            one["idempotency_key"] = request.key
+            given.append({name: value for name, value in one.items() if value is not None})
+        path = f"/processes/{quote(types[0], safe='')}/batch"
+        return (await self.service.ask(_Started, "POST", path, body={"processes": given})).processes
+
+    async def put(self, process: ProcessImport) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        body: dict[str, Any] = {"state": process.state, "metadata": process.metadata, "events": process.events}
+        if process.next is not None:
+            kind = "remove" if isinstance(process.next, Remove) else "timeout"
+            body["timer"] = {"kind": kind} | attrs.asdict(process.next, recurse=False)
+        return await self._ask(ProcessRecord, "PUT", process.type, process.process_id, body=body)
+
+    async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        until = anyio.current_time() + wait_s
+        while True:
+            left_s = max(until - anyio.current_time(), 0.0)
+            hold_s = min(left_s, LONG_POLL_S)
+            params = {"wait": hold_s or None}
+            found = await self._ask(
+                ProcessRecord, "GET", process_type, process_id, params=params, timeout_s=hold_s + ANSWER_S
+            )
+            if found.status != "init" or left_s <= 0:
+                return found
+
+    async def events(
+        self,
+        process_type: str,
+        process_id: str,
+        *,
+        limit: int = 200,
+        after: After = None,
+        newest_first: bool = False,
+    ) -> ProcessEventPage:
+        """As in `ProcessClient`."""
+        params = _page(limit, after, newest_first=newest_first)
+        return await self._ask(ProcessEventPage, "GET", process_type, process_id, "/events", params=params)
+
+    async def tasks(
+        self, process_type: str, process_id: str, *, limit: int = 200, after: After = None, newest_first: bool = False
+    ) -> ProcessTaskPage:
+        """As in `ProcessClient`."""
+        params = _page(limit, after, newest_first=newest_first)
+        return await self._ask(ProcessTaskPage, "GET", process_type, process_id, "/tasks", params=params)
+
+    async def find(self, wanted: ProcessFilter = EVERY_PROCESS, *, limit: int = 50, after: After = None) -> ProcessPage:
+        """As in `ProcessClient`."""
+        params = wanted.criteria() | {"limit": limit, "after": after}
+        if wanted.metadata is not None:
+            params["metadata"] = msgspec.json.encode(wanted.metadata).decode()
+        return await self.service.ask(ProcessPage, "GET", "/processes", params=params)
+
+    async def errors(
+        self, *, process_type: str | None = None, limit: int = 50, after: After = None
+    ) -> ProcessErrorPage:
+        """As in `ProcessClient`."""
+        params = {"type": process_type, "limit": limit, "after": after}
+        return await self.service.ask(ProcessErrorPage, "GET", "/processes/errors", params=params)
+
+    async def sinks(self) -> list[SinkRecord]:
+        """As in `ProcessClient`."""
+        return (await self.service.ask(_Sinks, "GET", "/processes/sinks")).sinks
+
+    async def deliveries(
+        self, wanted: HeldFilter = EVERY_DELIVERY, *, limit: int = 50, after: After = None
+    ) -> HeldDeliveryPage:
+        """As in `ProcessClient`."""
+        params = _criteria(wanted) | {"limit": limit, "after": after, "held": "true" if wanted.held else None}
+        return await self.service.ask(HeldDeliveryPage, "GET", "/processes/deliveries", params=params)
+
+    async def release(self, wanted: HeldFilter) -> int:
+        """As in `ProcessClient`."""
+        check_held(wanted)
+        released = await self.service.ask(
+            Released, "POST", "/processes/deliveries/release", body=_criteria(wanted) | {"held": wanted.held}
+        )
+        return released.released
+
+    async def resume(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._ask(ProcessRecord, "POST", process_type, process_id, "/resume")
+
+    async def stop(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._ask(ProcessRecord, "POST", process_type, process_id, "/stop")
+
+    async def remove(self, process_type: str, process_id: str) -> ProcessRecord:
+        """As in `ProcessClient`."""
+        return await self._ask(ProcessRecord, "POST", process_type, process_id, "/remove")
+
+    async def change_some(
+        self, change: ProcessChange, wanted: ProcessFilter, *, limit: int = BATCH, after: After = None
+    ) -> ProcessesChanged:
+        """As in `ProcessClient`."""
+        check_wanted(wanted)
+        body: dict[str, Any] = wanted.criteria() | {"limit": limit, "after": after}
+        if change.args is not None:
+            body["args"] = change.args
+        return await self.service.ask(ProcessesChanged, "POST", f"/processes/{change.action}", body=body)
+
+    async def _ask(
+        self, kind: type[T], method: str, process_type: str, process_id: str, then: str = "", **more: Any
+    ) -> T:
+        path = f"{_path(process_type, process_id)}{then}"
+        return await self.service.ask(kind, method, path, missing=ProcessNotFound, **more)
+
+
+def _criteria(wanted: HeldFilter) -> dict[str, Any]:
+    return {name: value for name in ("sink", "type", "process_id") if (value := getattr(wanted, name)) is not None}
+
+
+class _Sinks(msgspec.Struct):
+    sinks: list[SinkRecord]
+
+
+class _Started(msgspec.Struct):
+    processes: list[ProcessStarted]
+
+
+def _path(process_type: str, process_id: str) -> str:
+    check_type("type", process_type)
+    check_process_id("process_id", process_id)
+    return f"/processes/{quote(process_type, safe='')}/{quote(process_id, safe='')}"
+
+
+def _page(limit: int, after: After, *, newest_first: bool) -> Mapping[str, Any]:
+    return {"limit": limit, "after": after, "newest_first": "true" if newest_first else None}
+
+
+@asynccontextmanager
+async def open_http_processes(url: str, token: str | None = None) -> AsyncIterator[HttpProcesses]:
+    """The processes of the service at `url`, for the length of a block. Raises `ConfigError` for another address."""
+    async with open_service(url, token) as service:
+        yield HttpProcesses(service)

@@ -1,0 +1,49 @@
+"""Style sheet, scripts and icon of the pages: read once, sent under a name that changes with them."""
+
+from __future__ import annotations
+
+import hashlib
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from dataloader.web.problems import ProblemError
+
+_FOLDER: Final = Path(__file__).with_name("static")
+_TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+CACHED: Final = "public, max-age=31536000, immutable"
+"""For how long a browser keeps a file: for ever, since another one has another address."""
+
+
+@attrs.frozen
+class Asset:
+    """A file as it is sent."""
+
+    data: bytes = attrs.field(repr=False)
+    media_type: str
+
+
+ASSETS: Final = {
+    path.name: Asset(path.read_bytes(), _TYPES[path.suffix])
+    for path in sorted(_FOLDER.iterdir())
+    if path.suffix in _TYPES
+}
+VERSION: Final = hashlib.sha256(b"".join(asset.data for asset in ASSETS.values())).hexdigest()[:12]
+"""Names all files together: scripts import each other by relative addresses."""
+
+
+def asset_path(name: str) -> str:
+    """The path of a file."""
+    if name not in ASSETS:
+        raise KeyError(name)
+    return f"/ui/static/{VERSION}/{name}"
+
+
+def find_asset(version: str, name: str) -> tuple[Asset, bool]:
+    """The file, and whether it may be kept: a page of another release asks by another version. Raises 404."""
+    asset = ASSETS.get(name)
+    if asset is None:
+        raise ProblemError(HTTPStatus.NOT_FOUND, "The pages have no file of this name.")
+    return asset, version == VERSION

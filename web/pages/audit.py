@@ -1,0 +1,74 @@
+"""The operators' log: who did what, when, and to what (Q4)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.listings import AuditRecord
+from dataloader.store.queue.look_back import search_audit
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 5.0
+_SUBJECTS: Final = {
+    "queue": ("/ui/jobs", "queue"),
+    "task": ("/ui/task", "name"),
+    "schedule": ("/ui/schedule", "name"),
+    "supplier": ("/ui/supplier", "name"),
+}
+"""What an action may be on, beside a job: where its page is, and the name in that page's query."""
+
+
+class AuditQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"begin": "from", "end": "to"}):
+    """Which actions. `begin` and `end` by the clock of the zone that is shown."""
+
+    actor: str | None = None
+    action: str | None = None
+    job_id: Annotated[UUID | None, Meta(description="A job.")] = None
+    begin: str | None = None
+    end: str | None = None
+    after: str | None = None
+
+
+def _subject(record: AuditRecord) -> dict[str, Any] | None:
+    for name, (path, field) in _SUBJECTS.items():
+        value = record.detail.get(name)
+        if isinstance(value, str):
+            return {"kind": name, "path": path, "query": {field: value}, "shown": shown.text(value)}
+    group = record.detail.get("group")
+    if isinstance(group, str):
+        return {"kind": "errors", "path": "/ui/errors/log", "query": {"group": group.split(".")[0]}, "shown": group}
+    return None
+
+
+@pages.show("/audit", role=Role.ADMIN, query=AuditQuery)
+async def show_audit(visit: Visit, query: AuditQuery) -> PageAnswer:
+    """What operators did, latest first."""
+    tz = visit.preferences.tz
+    begin, end = instant_of_field("from", query.begin, tz), instant_of_field("to", query.end, tz)
+    found = await search_audit(
+        visit.services.database,
+        actor=query.actor,
+        action=query.action,
+        job_id=query.job_id,
+        begin=begin,
+        end=end,
+        limit=PAGE,
+        after=query.after,
+    )
+    values = {
+        "audit": [(one, shown.audit(one), _subject(one)) for one in found.rows],
+        "found": found,
+        "query": query,
+        "from_text": field_of_instant(begin, tz),
+        "to_text": field_of_instant(end, tz),
+    }
+    return Page("audit.html", "Audit", values, refresh_s=REFRESH_S if query.after is None else None)

@@ -1,0 +1,206 @@
+"""Acts on many jobs: what will happen, its confirmation, its progress, its stop (U16)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+from msgspec import Struct
+
+from dataloader.jobs.bulk_contract import COUNTED, NOT_TYPED, Action, BulkCount, BulkRecord, Chosen
+from dataloader.jobs.contract import Change
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.listings import EVERY_JOB
+from dataloader.jobs.model import MAX_INT
+from dataloader.web import shown
+from dataloader.web.api.bulk import FREEZE_S
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress, own_path
+from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.job_choice import JobChoice
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 1.0
+LIST_REFRESH_S: Final = 5.0
+
+_WORDS: Final[dict[str, tuple[str, str]]] = {
+    "cancel": ("Cancel", "Those that wait are canceled at once, those that run are asked to stop."),
+    "retry": ("Retry", "They are queued again as if they were new, each of them once: what fails again stays failed."),
+    "run_now": ("Run now", "Their time comes now; what waits for a key, for limits or for other jobs goes on waiting."),
+    "set_priority": ("Priority", "A smaller number runs first."),
+}
+"""By act, what it is called, and what it does."""
+_BUTTONS: Final = {
+    "cancel": "Cancel jobs",
+    "retry": "Retry jobs",
+    "run_now": "Run jobs now",
+    "set_priority": "Change it",
+}
+_MEANT: Final = {
+    "cancel": "wait or run", "retry": "failed, are canceled or lost", "run_now": "wait for their time",
+    "set_priority": "wait",
+}  # fmt: skip
+
+
+class BulkChoice(JobChoice, kw_only=True):
+    """What is to be done, and to which jobs: those that are chosen, or `all` that match the filter."""
+
+    action: Action
+    all: bool = False
+    job: list[UUID] | None = None
+    priority: int | None = None
+
+
+class BulkForm(BulkChoice, kw_only=True):
+    """A confirmed act: the id that it gets, the number that was shown, and what was typed."""
+
+    bulk_id: UUID
+    shown: int
+    exact: bool = False
+    typed: str = ""
+
+
+class BulkQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of the acts, latest first."""
+
+    after: str | None = None
+
+
+@pages.show("/bulk/new", role=Role.ADMIN, query=BulkChoice)
+async def ask_bulk(visit: Visit, query: BulkChoice) -> PageAnswer:
+    """Say what would happen, and ask."""
+    return await _asked(visit, query)
+
+
+@pages.act("/bulk", role=Role.ADMIN, form=BulkForm, deadline_s=FREEZE_S)
+async def start_bulk(visit: Visit, form: BulkForm) -> PageAnswer:
+    """Freeze the jobs and have the act begun; its page shows how many they are."""
+    is_typed = form.typed.replace(",", "").strip() == str(form.shown)
+    if not is_typed and _needs_typing(BulkCount(form.shown, form.exact)):
+        return await _asked(visit, form, "What was typed is not the number of jobs.")
+    most = None
+    if form.exact:
+        most = 2 * form.shown if is_typed else NOT_TYPED
+    try:
+        chosen = _chosen(visit, form)
+        record = await visit.bulk.start(_change(form), chosen, bulk_id=form.bulk_id, most=most)
+    except BadRequest as error:
+        if error.field != "most":
+            raise
+        return await _asked(visit, form, "Meanwhile there are many more jobs: look again.")
+    return Redirect(f"/ui/bulk/{record.bulk_id}")
+
+
+@pages.show("/bulk/<uuid:bulk_id>", role=Role.ADMIN)
+async def show_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
+    """An act and how far it has come."""
+    record = shown.bulk(await visit.bulk.get(bulk_id))
+    values = {"act": record, "label": _label(record), "meant": _meant(record)}
+    return Page("bulk.html", _label(record), values, refresh_s=REFRESH_S if record.state == "open" else None)
+
+
+@pages.act("/bulk/<uuid:bulk_id>/stop", role=Role.ADMIN)
+async def stop_bulk(visit: Visit, bulk_id: UUID) -> PageAnswer:
+    """End an act before its time."""
+    record = await visit.bulk.stop(bulk_id)
+    said = "Stopped: what was changed stays so." if record.state == "stopped" else "It had ended before."
+    return Redirect(f"/ui/bulk/{bulk_id}", said)
+
+
+@pages.show("/bulk", role=Role.ADMIN, query=BulkQuery)
+async def list_bulk(visit: Visit, query: BulkQuery) -> PageAnswer:
+    """The acts, latest first."""
+    page = await visit.bulk.find(limit=PAGE, after=query.after)
+    acts = [(record, _label(record), _meant(record)) for record in map(shown.bulk, page.bulk)]
+    return Page("bulk_list.html", "Bulk acts", {"acts": acts, "next": page.next}, refresh_s=LIST_REFRESH_S)
+
+
+def _change(choice: BulkChoice) -> Change:
+    if choice.action != "set_priority":
+        return Change(action=choice.action)
+    if choice.priority is None:
+        raise BadRequest("priority", "is missing")
+    return Change(action=choice.action, priority=choice.priority)
+
+
+def _chosen(visit: Visit, choice: BulkChoice) -> Chosen:
+    """The jobs that are meant. Raises `BadRequest` where none are chosen, or all jobs that there are."""
+    if not choice.all:
+        if not choice.job:
+            raise BadRequest("job", "is missing: choose jobs in the list, or all that match its filter")
+        return choice.job
+    if choice.args is not None:
+        raise BadRequest("args", "can't be a criterion here, since a search reads every job: choose jobs in the list")
+    wanted = choice.job_filter(visit.preferences.tz)
+    if wanted == EVERY_JOB:
+        raise BadRequest("all", "is for a filtered list: choose a status, a queue or another criterion first")
+    return wanted
+
+
+def _needs_typing(counted: BulkCount) -> bool:
+    return not counted.exact or counted.jobs > NOT_TYPED
+
+
+async def _asked(visit: Visit, choice: BulkChoice, fault: str | None = None) -> Page:
+    chosen = _chosen(visit, choice)
+    # Before it is known which priority, nobody has it.
+    change = Change(action=choice.action, priority=MAX_INT)
+    counted = await visit.bulk.count(change, chosen)
+    verb, does = _WORDS[choice.action]
+    number = f"{counted.jobs:,}" if counted.exact else at_least(counted.jobs, min(counted.jobs, COUNTED))
+    jobs = f"{number} {'job' if counted.exact and counted.jobs == 1 else 'jobs'}"
+    fields = []
+    if choice.action == "set_priority":
+        value = "" if choice.priority is None else str(choice.priority)
+        fields.append(Field(name="priority", label="Priority", kind="number", value=value, required=True))
+    if _needs_typing(counted):
+        fields.append(Field(name="typed", label=f"Type {counted.jobs} to go on", required=True))
+    hidden = {name: value for name, value in choice.given.items() if choice.all} | {
+        "action": choice.action,
+        "all": "true" if choice.all else None,
+        "bulk_id": once(),
+        "shown": counted.jobs,
+        "exact": "true" if counted.exact else None,
+    }
+    back = PublicAddress().url("/ui/jobs", choice.given)
+    whose = f"those of the {len(choice.job or ()):,} chosen jobs" if not choice.all else "all jobs of this filter"
+    sentences = [f"This is for {whose} that {_MEANT[choice.action]} now: {jobs}.", does]
+    if counted.leaves_out:
+        sentences.append(counted.leaves_out)
+    if counted.jobs > PAGE or not counted.exact:
+        sentences.append("It goes on without this page, 500 jobs at a time; you can watch it and stop it.")
+    question = Question(
+        title=f"{verb}: {jobs}",
+        sentences=[fault, *sentences] if fault else sentences,
+        told=[f"{chip.label}: {chip.text}" for chip in choice.chips] if choice.all else (),
+        path="/ui/bulk",
+        verb=_BUTTONS[choice.action],
+        back=own_path(back),
+        fields=fields,
+        hidden=hidden,
+        lists={} if choice.all else {"job": [str(job_id) for job_id in choice.job or ()]},
+        is_harsh=choice.action == "cancel",
+    )
+    return attrs.evolve(question.page, status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK)
+
+
+def _label(record: BulkRecord) -> str:
+    verb = _WORDS[record.action][0]
+    return f"{verb} {record.priority}" if record.priority is not None else verb
+
+
+def _meant(record: BulkRecord) -> list[tuple[str, str]]:
+    """The filter, as a reader sees it: it was stored without secrets."""
+    if "chosen" in record.filter:
+        return [("chosen", f"{record.filter['chosen']:,} jobs")]
+    return [(name.replace("_", " "), _text(value)) for name, value in record.filter.items()]
+
+
+def _text(value: Any) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, list) else str(value)

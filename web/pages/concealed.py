@@ -1,0 +1,21 @@
+"""Where links lead that would need a name with a secret in it: no page has one, as no answer of the API has (Q16)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from dataloader.web.pages.addresses import CONCEALED, HOME
+from dataloader.web.pages.page_routes import PageAnswer, Pages, Visit
+from dataloader.web.problems import ProblemError
+
+pages: Final = Pages()
+
+
+@pages.show(CONCEALED.removeprefix(HOME))
+async def show_concealed(_visit: Visit) -> PageAnswer:
+    """Say why there is no link."""
+    raise ProblemError(
+        HTTPStatus.NOT_FOUND,
+        "This name has a secret in it, which no page shows or links by. Who knows it can type it into a filter.",
+    )

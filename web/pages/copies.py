@@ -1,0 +1,34 @@
+"""What a page offers to copy (U24): its link, the same as a call of the API, and as a command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import attrs
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.web.pages.page_routes import Visit
+
+
+@attrs.frozen
+class Copy:
+    """A text to copy, and what it is."""
+
+    label: str
+    text: str
+
+
+def copies(visit: Visit, api: str, query: Mapping[str, Any], command: Sequence[str]) -> tuple[Copy, ...]:
+    """The page as a link, the address `api` as curl, and the arguments of `dataloader`; without secrets."""
+    origin = visit.public.origin or f"{'https' if visit.https else 'http'}://{visit.headers.get('Host', '')}"
+    given = f"?{urlencode(query, quote_via=quote)}" if query else ""
+    url = f"{origin}{visit.public.base}{api}{given}"
+    token = ' -H "Authorization: Bearer $DL_TOKEN"' if visit.services.settings.tokens else ""
+    return (
+        Copy("Link", mask_text(f"{origin}{visit.public.base}{visit.here}")),
+        Copy("curl", mask_text(f"curl{token} {shlex.quote(url)}")),
+        Copy("Command", mask_text(shlex.join(["dataloader", *command]))),
+    )

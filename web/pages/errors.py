@@ -1,0 +1,197 @@
+"""What failed: groups of jobs by their error, the jobs of a group and their retry, and the log of errors (R2)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from uuid import UUID
+
+import trio
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.failures import MAX_SPREAD_S, FailureState, GroupRetry
+from dataloader.store.queue.failing_jobs import MAX_COUNTED, bars_of_groups, get_error_group, list_failing_jobs
+from dataloader.store.queue.look_back import search_errors
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
+
+pages: Final = Pages()
+
+GROUPS: Final = 25
+JOBS: Final = 25
+ERRORS: Final = 20
+"""Errors of a page: each may have 4,000 characters."""
+NEWEST: Final = 3
+"""Of a group so many, with their whole texts."""
+BATCH: Final = 1_000
+REFRESH_S: Final = 5.0
+"""The groups are counted anew each time."""
+_RETRIES_FOR_S: Final = 8.0
+"""So long one request goes on with a group's jobs, batch by batch."""
+_STATES: Final = (("", "all"), ("failed", "failed for good"), ("waiting", "waiting for a retry"))
+
+
+class GroupsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which groups."""
+
+    task: str | None = None
+    state: FailureState | None = None
+    exact: bool = False
+    after: str | None = None
+
+
+class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a group's jobs."""
+
+    after: str | None = None
+
+
+class RetryQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a retry that was begun goes on: behind which job, and with which choices."""
+
+    after: str | None = None
+    state: FailureState | None = None
+    at: str | None = None
+    spread_min: float = 0.0
+
+
+class RetryForm(RetryQuery, kw_only=True):
+    """`shown` and `typed`: the number of jobs that the form has shown, and that somebody has typed."""
+
+    shown: int = 0
+    typed: str | None = None
+
+
+class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which errors of the log."""
+
+    task: str | None = None
+    queue: str | None = None
+    group: str | None = None
+    job_id: Annotated[UUID | None, Meta(description="A job.")] = None
+    after: str | None = None
+
+
+@pages.show("/errors", query=GroupsQuery)
+async def show_groups(visit: Visit, query: GroupsQuery) -> PageAnswer:
+    """The groups of errors, those with the most jobs first."""
+    page = await visit.jobs.error_groups(
+        task=query.task, state=query.state, exact=query.exact, limit=GROUPS, after=query.after
+    )
+    bars = {} if query.exact else await bars_of_groups(visit.services.database, [one.group for one in page.groups])
+    values = {
+        "groups": [(one, shown.error_group(one), bars.get(one.group)) for one in page.groups],
+        "next": page.next,
+        "query": query,
+        "states": _STATES,
+    }
+    # By the whole line every job is read: that is asked for once, not again and again.
+    return Page("errors.html", "Errors", values, refresh_s=None if query.exact else REFRESH_S)
+
+
+@pages.show("/errors/log", query=LogQuery)
+async def show_log(visit: Visit, query: LogQuery) -> PageAnswer:
+    """The log of errors: a row for each run that failed, also of jobs that were deleted."""
+    found = await search_errors(
+        visit.services.database,
+        task=query.task,
+        queue=query.queue,
+        group=query.group,
+        job_id=query.job_id,
+        limit=ERRORS,
+        after=query.after,
+    )
+    values = {"errors": [(one, shown.error(one)) for one in found.rows], "found": found, "query": query}
+    return Page("error_log.html", "Log of errors", values)
+
+
+@pages.show("/errors/<group>", query=GroupQuery)
+async def show_group(visit: Visit, group: str, query: GroupQuery) -> PageAnswer:
+    """A group of errors: its jobs, and its newest errors with their whole texts."""
+    database = visit.services.database
+    found = await get_error_group(database, group)
+    jobs = await list_failing_jobs(database, group, limit=JOBS, after=query.after)
+    log = [] if visit.part else (await search_errors(database, group=group, limit=NEWEST)).rows
+    masked = shown.error_group(found)
+    values = {
+        "group": masked,
+        "real": found,
+        "jobs": [(one, shown.text(one.queue)) for one in jobs.jobs],
+        "next": jobs.next,
+        "count": at_least(found.jobs, MAX_COUNTED),
+        "errors": [(one, shown.error(one)) for one in log],
+    }
+    return Page("error_group.html", f"Error of {masked.task}", values, refresh_s=REFRESH_S)
+
+
+@pages.show("/errors/<group>/retry", role=Role.ADMIN, query=RetryQuery)
+async def ask_retry(visit: Visit, group: str, query: RetryQuery) -> PageAnswer:
+    """What a retry of the group will do, and when."""
+    found = await get_error_group(visit.services.database, group)
+    count = at_least(found.jobs, MAX_COUNTED)
+    failed = found.jobs - found.waiting
+    typed = Field(name="typed", label=f"Type {found.jobs} to retry so many jobs or more", required=True, kind="number")
+    at = instant_of_field("at", query.at, visit.preferences.tz)
+    return Question(
+        title="Go on with the retry" if query.after else f"Retry {count} jobs",
+        sentences=[
+            f"{shown.text(found.task)}: {shown.text(found.error)}",
+            *([f"{failed:,} failed for good and are queued as if they were new."] if failed else []),
+            *([f"{found.waiting:,} wait for a retry, which is moved."] if found.waiting else []),
+            "A job that has begun meanwhile is left.",
+        ],
+        path=f"/ui/errors/{group}/retry",
+        hidden={"shown": found.jobs, "after": query.after},
+        fields=[
+            Field(name="state", label="Which", kind="select", options=_STATES, value=query.state or ""),
+            Field(
+                name="at",
+                label="When",
+                kind="datetime-local",
+                value=field_of_instant(at, visit.preferences.tz),
+                hint=f"By the clock of {visit.preferences.zone}; empty: now.",
+            ),
+            Field(
+                name="spread_min",
+                label="Spread over minutes",
+                kind="number",
+                step="any",
+                value=f"{query.spread_min:g}",
+                hint="Each job starts at a time of its own within them; 0: all at once.",
+            ),
+            *([typed] if found.jobs > MOST_UNTYPED and not query.after else []),
+        ],
+        verb="Retry",
+        back=f"/ui/errors/{group}",
+    ).page
+
+
+@pages.act("/errors/<group>/retry", role=Role.ADMIN, form=RetryForm)
+async def retry(visit: Visit, group: str, form: RetryForm) -> PageAnswer:
+    """Retry the jobs of a group, each once, oldest first; a request goes on for some seconds."""
+    here = f"/ui/errors/{group}"
+    at = instant_of_field("at", form.at, visit.preferences.tz)
+    if not 0 <= form.spread_min * 60 <= MAX_SPREAD_S:
+        raise BadRequest("spread_min", f"must be a number of minutes from 0 to {MAX_SPREAD_S / 60:,.0f}")
+    if form.after is None and form.shown > MOST_UNTYPED:
+        if form.typed is None or form.typed.replace(",", "").strip() != str(form.shown):
+            raise BadRequest("typed", f"must be {form.shown}, the number of jobs: so many are not retried by mistake")
+    elif form.after is None and (await get_error_group(visit.services.database, group)).jobs > MOST_UNTYPED:
+        raise BadRequest("shown", f"must be the number of jobs, which is more than {MOST_UNTYPED:,} by now: look again")
+    wanted = GroupRetry(group=group, at=at, spread_s=form.spread_min * 60, state=form.state)
+    changed, after = 0, form.after
+    until = trio.current_time() + _RETRIES_FOR_S
+    while True:
+        done = await visit.jobs.retry_some_of_group(wanted, limit=BATCH, after=after)
+        changed, after = changed + done.changed, done.next
+        if after is None:
+            return Redirect(here, f"Retried {changed:,} jobs.")
+        if trio.current_time() > until:
+            query = {"after": after, "state": form.state, "at": form.at, "spread_min": form.spread_min or None}
+            to = PublicAddress().url(f"{here}/retry", query)
+            return Redirect(to, f"Retried {changed:,} jobs so far; there are more: go on.")

@@ -1,0 +1,204 @@
+"""What an operator does to one job: cancel, retry, run now, another priority, run again (U14, U15)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Final
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import Conflict
+from dataloader.jobs.model import MAX_INT, Instant, JobRecord, NewJob
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.states import Status
+from dataloader.store.queue.control import postpone
+from dataloader.web.auth import Role
+from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.page_routes import PageAnswer, Pages, Redirect, Undo, Visit
+
+pages: Final = Pages()
+
+_MOST_ARGS: Final = 4_000
+"""Characters of args that a question shows."""
+
+
+class RetryForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`seen`: when the job had ended that the reader saw; one that has ended again since is another matter."""
+
+    seen: str | None = None
+
+
+class CancelForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`waiting`: only if the job has not begun; so a retry is taken back, and what runs is not stopped by that."""
+
+    waiting: bool = False
+
+
+class PriorityForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A new priority. `seen`: what it was when the form was made; one that others have changed since is left."""
+
+    priority: Annotated[int, Meta(ge=0, le=MAX_INT)]
+    seen: int | None = None
+
+
+class PostponeForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Until when the job waits."""
+
+    until: Instant
+
+
+class AgainForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`once`: the id of the job that is added; the same form adds it once."""
+
+    once: UUID
+
+
+def _path(job_id: UUID) -> str:
+    return f"/ui/jobs/{job_id}"
+
+
+@pages.show("/jobs/<uuid:job_id>/cancel", role=Role.OPERATE)
+async def ask_to_cancel(visit: Visit, job_id: UUID) -> PageAnswer:
+    """Say what a cancel will do."""
+    job = await visit.jobs.get(job_id)
+    if job.status is Status.RUNNING:
+        where = mask_text(job.claimed_by) if job.claimed_by else "another service"
+        sentences = [f"It runs on {where}. It is asked to stop, and ends as canceled when it has."]
+    elif job.status is Status.QUEUED:
+        sentences = ["It waits, and is canceled at once. Jobs that run after it are judged as their requests say."]
+    else:
+        sentences = [f"It has ended already: {job.status}. A cancel changes nothing."]
+    title = f"Cancel {mask_text(job.task)}?"
+    path = _path(job_id)
+    return Question(
+        title=title, sentences=sentences, path=f"{path}/cancel", verb="Cancel the job", back=path, is_harsh=True
+    ).page
+
+
+@pages.act("/jobs/<uuid:job_id>/cancel", role=Role.OPERATE, form=CancelForm)
+async def cancel_job(visit: Visit, job_id: UUID, form: CancelForm) -> PageAnswer:
+    """Cancel a job."""
+    if form.waiting and (job := await visit.jobs.get(job_id)).status is not Status.QUEUED:
+        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    job = await visit.jobs.cancel(job_id)
+    said = {
+        Status.RUNNING: "Asked it to stop; it is canceled when it has.",
+        Status.CANCELED: "Canceled.",
+    }.get(job.status, f"It had ended before: it stays {job.status}.")
+    undo = Undo(f"{_path(job_id)}/retry", _seen(job)) if job.status is Status.CANCELED else None
+    return Redirect(_path(job_id), said, undo)
+
+
+def _seen(job: JobRecord) -> dict[str, str]:
+    return {} if job.finished_at is None else {"seen": job.finished_at.isoformat()}
+
+
+@pages.act("/jobs/<uuid:job_id>/retry", role=Role.OPERATE, form=RetryForm)
+async def retry_job(visit: Visit, job_id: UUID, form: RetryForm) -> PageAnswer:
+    """Queue a job again that has ended, from attempt 0."""
+    job = await visit.jobs.get(job_id)
+    if form.seen is not None and _seen(job).get("seen") != form.seen:
+        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    await visit.jobs.retry(job_id)
+    return Redirect(
+        _path(job_id), "Queued again, from its first attempt.", Undo(f"{_path(job_id)}/cancel", {"waiting": "true"})
+    )
+
+
+@pages.act("/jobs/<uuid:job_id>/run-now", role=Role.OPERATE)
+async def run_job_now(visit: Visit, job_id: UUID) -> PageAnswer:
+    """Make a job due."""
+    before = (await visit.jobs.get(job_id)).available_at
+    try:
+        job = await visit.jobs.run_now(job_id)
+    except Conflict:
+        job = await visit.jobs.get(job_id)
+        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    more = {"lock": " Its key is held still.", "limit": " Its limits hold still."}.get(job.waits_for or "", "")
+    later = job.status is Status.QUEUED and before > datetime.now(UTC)
+    undo = Undo(f"{_path(job_id)}/postpone", {"until": before.isoformat()}) if later else None
+    return Redirect(_path(job_id), f"It is due now.{more}", undo)
+
+
+@pages.act("/jobs/<uuid:job_id>/postpone", role=Role.OPERATE, form=PostponeForm)
+async def postpone_job(visit: Visit, job_id: UUID, form: PostponeForm) -> PageAnswer:
+    """Let a job wait for its time again, unless it has begun meanwhile."""
+    try:
+        await postpone(visit.services.database, job_id, form.until, visit.operator)
+    except Conflict:
+        job = await visit.jobs.get(job_id)
+        return Redirect(_path(job_id), f"Nothing was done: the job is {job.status} by now.")
+    return Redirect(_path(job_id), "It waits for its time again.")
+
+
+@pages.show("/jobs/<uuid:job_id>/priority", role=Role.OPERATE)
+async def ask_priority(visit: Visit, job_id: UUID) -> PageAnswer:
+    """Ask for another priority."""
+    job = await visit.jobs.get(job_id)
+    field = Field(
+        name="priority", label="Priority", kind="number", value=str(job.priority), required=True,
+        hint="The smallest runs first; 100 is usual.",
+    )  # fmt: skip
+    path = _path(job_id)
+    title = f"Priority of {mask_text(job.task)}"
+    return Question(title=title, sentences=(), path=f"{path}/priority", verb="Set", back=path, fields=(field,)).page
+
+
+@pages.act("/jobs/<uuid:job_id>/priority", role=Role.OPERATE, form=PriorityForm)
+async def set_priority(visit: Visit, job_id: UUID, form: PriorityForm) -> PageAnswer:
+    """Give a job that waits another priority."""
+    before = (await visit.jobs.get(job_id)).priority
+    if form.seen not in {None, before}:
+        return Redirect(_path(job_id), f"Nothing was done: its priority is {before} by now.")
+    await visit.jobs.set_priority(job_id, form.priority)
+    fields = {"priority": str(before), "seen": str(form.priority)}
+    undo = Undo(f"{_path(job_id)}/priority", fields) if before != form.priority else None
+    return Redirect(_path(job_id), f"Its priority is {form.priority}; it was {before}.", undo)
+
+
+@pages.show("/jobs/<uuid:job_id>/again", role=Role.OPERATE)
+async def ask_to_run_again(visit: Visit, job_id: UUID) -> PageAnswer:
+    """Show the job that would be added."""
+    job = await visit.jobs.get(job_id)
+    text = json.dumps(mask(job.args), ensure_ascii=False, indent=1)
+    key = "no lock_key" if job.lock_key is None else f"the lock_key {mask_text(job.lock_key)}"
+    where = f"the queue {mask_text(job.queue)}, with {key}, priority {job.priority}"
+    sentences = [
+        f"A new job of the task {mask_text(job.task)} is added to {where} and the same args.",
+        "This one stays as it is.",
+    ]
+    path = _path(job_id)
+    return Question(
+        title=f"Run {mask_text(job.task)} again?",
+        sentences=sentences,
+        told=[text if len(text) <= _MOST_ARGS else f"{text[:_MOST_ARGS]}…"],
+        path=f"{path}/again",
+        verb="Add the job",
+        back=path,
+        hidden={"once": once()},
+    ).page
+
+
+@pages.act("/jobs/<uuid:job_id>/again", role=Role.OPERATE, form=AgainForm)
+async def run_again(visit: Visit, job_id: UUID, form: AgainForm) -> PageAnswer:
+    """Add a new job with what this one was requested with."""
+    job = await visit.jobs.get(job_id)
+    if not isinstance(job.args, dict) or set(job.args) == {"truncated", "bytes"}:
+        return Redirect(_path(job_id), "Nothing was done: its args are too long to be read here, or no object.")
+    new = NewJob(
+        task=job.task,
+        queue=job.queue,
+        args=job.args,
+        lock_key=job.lock_key,
+        partition_key=job.partition_key,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        lease_ttl_sec=job.lease_ttl_sec,
+        producer=visit.visitor.name or None,
+        job_id=form.once,
+    )
+    [added] = await visit.jobs.enqueue_many([new])
+    said = "Added as a new job." if added.did in {"added", "again"} else "No job was added: this one stands for it."
+    return Redirect(_path(added.job_id), said)

@@ -1,0 +1,102 @@
+"""The jobs of a filter as a file (U24): NDJSON or CSV, newest first, in UTC, without secrets, sent while it is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import msgspec
+import trio
+
+from dataloader.jobs.args_pattern import ArgsPattern
+from dataloader.jobs.listings import JobFilter
+from dataloader.jobs.model import JobRecord
+from dataloader.web import shown
+from dataloader.web.pages.job_choice import JobChoice
+from dataloader.web.pages.page_routes import PageAnswer, Pages, Stream, Visit
+from dataloader.web.problems import too_busy
+
+pages: Final = Pages()
+
+MOST: Final = 100_000
+"""Jobs that one file has; with a search of args, that it looks at."""
+_READ: Final = 200
+_encode: Final = msgspec.json.Encoder().encode
+_COLUMNS: Final = (
+    "job_id", "status", "queue", "task", "lock_key", "partition_key", "priority", "attempt", "max_attempts",
+    "created_at", "available_at", "started_at", "finished_at", "schedule", "producer", "claimed_by", "error", "args",
+    "result",
+)  # fmt: skip
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What makes a spreadsheet take a text for a formula."""
+_MEDIA: Final = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
+
+
+class ExportQuery(JobChoice, kw_only=True):
+    """The jobs of a filter, as which kind of file."""
+
+    format: Literal["ndjson", "csv"] = "ndjson"
+
+
+@pages.show("/jobs/export", query=ExportQuery)
+async def export_jobs(visit: Visit, query: ExportQuery) -> PageAnswer:
+    """The jobs as a file. The first one is read before the answer begins, so that what is wrong is still told."""
+    wanted = query.job_filter(visit.preferences.tz)
+    pattern = None if query.args is None else ArgsPattern.parsed(query.args)
+    if not visit.services.turns.files.available_tokens:
+        raise too_busy("The server sends as many files as it may at once; try again in a minute.")
+    await visit.jobs.find(wanted, limit=1, after=query.after)
+    name = f"jobs-{datetime.now(UTC):%Y%m%d-%H%M%SZ}.{query.format}"
+    return Stream(_pieces(visit, query.format, wanted, pattern, query.after), _MEDIA[query.format], name)
+
+
+async def _pieces(
+    visit: Visit, kind: str, wanted: JobFilter, pattern: ArgsPattern | None, after: str | None
+) -> AsyncGenerator[bytes]:
+    turns = visit.services.turns
+    # Where many begin at one moment, those that are too many wait here, with nothing in memory.
+    async with turns.files:
+        if kind == "csv":
+            yield _csv([_COLUMNS])  # noqa: ASYNC119 - whoever sends the pieces closes them
+        read = 0
+        while True:
+            # One part of one file at a time, so that many files take no more connections than one.
+            async with turns.exports:
+                page = await visit.jobs.find(wanted, limit=_READ, after=after)
+            jobs, after = page.jobs[: MOST - read], page.next
+            read += len(jobs)
+            piece = await trio.to_thread.run_sync(_piece, kind, jobs, pattern, limiter=turns.masking)
+            del page, jobs
+            if piece:
+                yield piece  # noqa: ASYNC119 - as above
+            if after is None or read >= MOST:
+                return
+
+
+def _piece(kind: str, jobs: Sequence[JobRecord], pattern: ArgsPattern | None) -> bytes:
+    masked = [shown.job(job) for job in jobs if pattern is None or pattern.shows_in(job.args)]
+    if kind == "ndjson":
+        return b"".join(_encode(job) + b"\n" for job in masked)
+    return _csv([[_cell(getattr(job, name)) for name in _COLUMNS] for job in masked])
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return value.astimezone(UTC).isoformat() if value.year < 9999 else ""
+        case dict() | list():
+            text = _encode(value).decode()
+        case _:
+            text = str(value)
+    return f"'{text}" if text.startswith(_FORMULA) and not isinstance(value, int) else text

@@ -1,0 +1,115 @@
+"""The list of jobs: newest first, filtered by what stands in the address, live."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.args_pattern import ArgsPattern
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.queue.job_rows import MOST_COUNTED, SEARCHED, JobRow, JobRows, list_job_rows, search_job_rows
+from dataloader.web import shown
+from dataloader.web.pages.copies import Copy, copies
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.job_choice import STATUSES, JobChoice
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 2.0
+_MAX_ERROR: Final = 200
+
+
+@pages.show("/jobs", query=JobChoice)
+async def show_jobs(visit: Visit, query: JobChoice) -> PageAnswer:
+    """The jobs that fit the filter. A search of args is made once: it reads much."""
+    try:
+        found, fault = await _found(visit, query), None
+    except BadRequest as error:
+        if visit.part is not None:
+            raise
+        found, fault = JobRows(), error
+    values: dict[str, Any] = {
+        "found": found,
+        "jobs": [(row, shown_row(row)) for row in found.rows],
+        "choice": query,
+        "given": query.given,
+        "chips": list(query.chips),
+        "statuses": _statuses(query),
+        "count": None if found.count is None else at_least(found.count, MOST_COUNTED),
+        "most_searched": SEARCHED,
+        "fault": fault,
+        "copies": _copies(visit, query),
+    }
+    return Page(
+        "jobs.html",
+        "Jobs",
+        values,
+        refresh_s=None if query.args is not None or fault else REFRESH_S,
+        status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK,
+    )
+
+
+_OPTIONS: Final = {
+    "status": "--status", "queue": "--queue", "task": "--task", "lock_key": "--lock-key", "worker": "--worker",
+    "schedule": "--schedule", "root": "--root", "error_group": "--error-group", "created_from": "--since",
+    "created_to": "--until", "finished_from": "--ended-since", "finished_to": "--ended-until",
+}  # fmt: skip
+"""The options of `dataloader jobs`."""
+
+
+def _copies(visit: Visit, query: JobChoice) -> tuple[Copy, ...]:
+    """The same list elsewhere. Only a page finds jobs by their args."""
+    if visit.part is not None:
+        return ()
+    try:
+        criteria = query.job_filter(visit.preferences.tz).criteria()
+    except BadRequest:
+        return ()
+    asked: dict[str, str] = {}
+    for name, value in criteria.items():
+        match value:
+            case frozenset():
+                asked[name] = ",".join(sorted(value))
+            case datetime():
+                asked[name] = value.isoformat()
+            case _:
+                asked[name] = str(value)
+    options = [part for name, value in asked.items() for part in (_OPTIONS[name], value)]
+    return copies(visit, "/api/v1/jobs", asked, ["jobs", *options])[: 1 if query.args is not None else None]
+
+
+async def _found(visit: Visit, query: JobChoice) -> JobRows:
+    wanted, database = query.job_filter(visit.preferences.tz), visit.services.database
+    if query.args is None:
+        return await list_job_rows(database, wanted, limit=PAGE, after=query.after, count=visit.part is None)
+    pattern = ArgsPattern.parsed(query.args)
+    threads = visit.services.turns.masking
+    return await search_job_rows(database, wanted, pattern, limit=PAGE, after=query.after, threads=threads)
+
+
+def _statuses(query: JobChoice) -> list[tuple[str, str]]:
+    """The choices of the form, and one more if the address has another."""
+    chosen = query.given.get("status")
+    offered = [(",".join(sorted(value.split(","))), words) for value, words in STATUSES]
+    if chosen is not None and chosen not in dict(offered):
+        offered.append((chosen, chosen.replace(",", " or ")))
+    return offered
+
+
+def shown_row(row: JobRow) -> JobRow:
+    """A row without secrets."""
+    return attrs.evolve(
+        row,
+        queue=mask_text(row.queue),
+        task=mask_text(row.task),
+        lock_key=shown.text(row.lock_key),
+        schedule=shown.text(row.schedule),
+        error=None if row.error is None else mask_text(row.error)[:_MAX_ERROR],
+        claimed_by=shown.text(row.claimed_by),
+    )

@@ -1,0 +1,183 @@
+"""One job: why it waits or who runs it, its attempts, args, result, log and journal."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+from msgspec import Struct
+
+from dataloader.jobs.listings import Level
+from dataloader.jobs.model import JobRecord
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.jobs.states import Status, WaitsFor
+from dataloader.store.queue.attempts import Attempt, Journal, last_success
+from dataloader.store.queue.job_logs import read_job_log
+from dataloader.store.queue.job_view import read_job_view
+from dataloader.web import shown
+from dataloader.web.pages.copies import copies
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+
+pages: Final = Pages()
+
+REFRESH_S: Final = 1.0
+LINES: Final = 100
+LOG_PAGE: Final = 500
+MOST_COMPARED: Final = 2_000
+"""Lines of args that are compared: more of them take long."""
+
+
+class LogQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a job's log."""
+
+    level: Level | None = None
+    after: str | None = None
+
+
+@attrs.frozen
+class Step:
+    """A moment of a job's life, and how long after the one before it came."""
+
+    name: str
+    at: datetime
+    after: timedelta | None
+
+
+@pages.show("/jobs/<uuid:job_id>")
+async def show_job(visit: Visit, job_id: UUID) -> PageAnswer:
+    """A job. What changes while it waits and runs is the live part."""
+    # Args do not change, and may be long: the part has none.
+    view = await read_job_view(visit.services.database, job_id, brief=visit.part is not None)
+    own = view.job
+    [job] = await trio.to_thread.run_sync(lambda: [shown.job(own)], limiter=visit.services.turns.masking)
+    is_over = job.status.is_final
+    journal = _masked(view.journal)
+    values: dict[str, Any] = {
+        "job": job,
+        "own": own,
+        "why": None if view.why is None else shown.wait_reason(view.why),
+        # By this machine's clock: a moment more or less does not matter here.
+        "is_silent": job.lease_expires_at is not None and job.lease_expires_at < datetime.now(UTC),
+        "steps": _steps(job, journal.attempts),
+        "attempts": journal.attempts[::-1],
+        "journal": journal,
+        "can_retry": job.status in {Status.FAILED, Status.CANCELED, Status.LOST} and job.superseded_by is None,
+        "seen": None if own.finished_at is None else own.finished_at.isoformat(),
+        "log": None,
+        "is_run": False,
+        "is_wake_up": _wakes(own),
+        "process": _process(own),
+        "copies": (),
+    }
+    if visit.part in {None, "log"}:
+        log = await visit.jobs.logs(job_id, limit=LINES)
+        # Loads and flows alone log so.
+        values["is_run"] = any(line.kind == "log" and "load" in line.fields for line in log.lines)
+        values["log"] = attrs.evolve(log, lines=[shown.log_line(line) for line in log.lines])
+        values["copies"] = copies(visit, f"/api/v1/jobs/{job_id}", {}, ["status", str(job_id)])
+    return Page("job.html", f"{job.task} {job_id}", values, refresh_s=None if is_over else REFRESH_S)
+
+
+def _wakes(job: JobRecord) -> bool:
+    """Whether a job is the wake-up job of a durable process: it has no acts of its own."""
+    return job.lock_key is None and job.queue.startswith("process.") and job.task.startswith(f"{job.queue}.v")
+
+
+def _process(job: JobRecord) -> dict[str, Any] | None:
+    """The durable process that a job wakes, if it does."""
+    args = job.args if isinstance(job.args, dict) else {}
+    kind, name = args.get("type"), args.get("process_id")
+    if not _wakes(job) or not isinstance(kind, str) or not isinstance(name, str):
+        return None
+    return {"own": {"type": kind, "id": name}, "type": mask_text(kind), "id": mask_text(name)}
+
+
+def _masked(journal: Journal) -> Journal:
+    lines = [
+        attrs.evolve(
+            line,
+            error=shown.text(line.error),
+            worker=shown.text(line.worker),
+            reason=shown.text(line.reason),
+            by=shown.text(line.by),
+            kind=mask_text(line.kind),
+        )
+        for line in journal.lines
+    ]
+    return Journal(lines, journal.is_whole)
+
+
+def _steps(job: JobRecord, attempts: Sequence[Attempt]) -> list[Step]:
+    """Created, ready, started and ended, as far as they have come."""
+    moments: list[tuple[str, datetime | None]] = [("created", job.created_at)]
+    started = job.started_at
+    # While it waits for its key, this is when the key is tried again.
+    is_due = job.available_at > job.created_at and job.waits_for is not WaitsFor.LOCK
+    begun_or_ended = started or job.finished_at
+    if is_due and (begun_or_ended is None or job.available_at <= begun_or_ended):
+        moments.append(("due", job.available_at))
+    moments.append(("first started" if len(attempts) > 1 else "started", started))
+    if len(attempts) > 1:
+        moments.append(("last started", attempts[-1].began))
+    moments.append(("ended", job.finished_at))
+    steps: list[Step] = []
+    for name, at in moments:
+        if at is not None and at.year < 9999:
+            before = steps[-1].at if steps else None
+            steps.append(Step(name, at, None if before is None else max(at - before, timedelta())))
+    return steps
+
+
+@pages.show("/jobs/<uuid:job_id>/log", query=LogQuery)
+async def show_log(visit: Visit, job_id: UUID, query: LogQuery) -> PageAnswer:
+    """A job's log, line by line, with where its attempts began and how they ended."""
+    found = await read_job_log(visit.services.database, job_id, limit=LOG_PAGE, after=query.after, level=query.level)
+    page, task = found.page, mask_text(found.task)
+    lines = []
+    for number, line in enumerate(page.lines, 1):
+        lines.append(shown.log_line(line))
+        if number % LINES == 0:
+            await trio.lowlevel.checkpoint()
+    values = {
+        "job_id": job_id,
+        "task": task,
+        "log": attrs.evolve(page, lines=lines),
+        "level": query.level,
+    }
+    is_live = not found.status.is_final and page.next is None
+    return Page("job_log.html", f"Log of {task}", values, refresh_s=REFRESH_S if is_live else None)
+
+
+@pages.show("/jobs/<uuid:job_id>/compare")
+async def compare_args(visit: Visit, job_id: UUID) -> PageAnswer:
+    """A job's args beside those of the last job of its task that has succeeded."""
+    job = await visit.jobs.get(job_id)
+    other = await last_success(visit.services.database, job.task, job_id)
+    lines = None
+    if other is not None:
+        lines = await trio.to_thread.run_sync(_differences, other.args, job.args, limiter=visit.services.turns.masking)
+    values = {"job_id": job_id, "task": mask_text(job.task), "other": other, "lines": lines}
+    values["is_same"] = lines is not None and all(line.startswith(" ") for line in lines)
+    return Page("job_compare.html", f"Args of {mask_text(job.task)}", values)
+
+
+def _differences(before: Any, now: Any) -> list[str] | None:
+    """Lines of both, those that differ with - and +; None if there are too many."""
+    texts = [json.dumps(mask(one), indent=2, ensure_ascii=False, sort_keys=True).splitlines() for one in (before, now)]
+    if max(map(len, texts)) > MOST_COMPARED:
+        return None
+    matcher = difflib.SequenceMatcher(None, texts[0], texts[1])
+    lines = []
+    for tag, begin, end, first, last in matcher.get_opcodes():
+        if tag == "equal":
+            lines += [f"  {line}" for line in texts[0][begin:end]]
+        else:
+            lines += [f"- {line}" for line in texts[0][begin:end]]
+            lines += [f"+ {line}" for line in texts[1][first:last]]
+    return lines

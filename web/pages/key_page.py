@@ -1,0 +1,50 @@
+"""The line of a lock_key: who holds it, who waits, who ended lately."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import attrs
+from msgspec import Meta, Struct
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.queue.job_rows import MOST_COUNTED
+from dataloader.store.queue.key_lines import MOST_WAITING, key_line
+from dataloader.store.queue.why import described
+from dataloader.web import shown
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.job_list import shown_row
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+
+pages: Final = Pages()
+
+REFRESH_S: Final = 2.0
+
+
+class KeyQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which key."""
+
+    k: Annotated[str, Meta(min_length=1)]
+
+
+@pages.show("/key", query=KeyQuery)
+async def show_key(visit: Visit, query: KeyQuery) -> PageAnswer:
+    """The line of a key."""
+    line = await key_line(visit.services.database, query.k)
+    session = None
+    if line.session is not None:
+        masked = attrs.evolve(
+            line.session, application=shown.text(line.session.application), user=shown.text(line.session.user)
+        )
+        session = described(masked)
+    values = {
+        "own": query.k,
+        "key": mask_text(query.k),
+        "holders": list(map(shown_row, line.holders)),
+        "session": session,
+        "waiting": list(map(shown_row, line.waiting)),
+        "count": at_least(line.count, MOST_COUNTED),
+        "is_cut": line.count > MOST_WAITING,
+        "ended": list(map(shown_row, line.ended)),
+    }
+    return Page("key.html", f"Key {mask_text(query.k)}", values, refresh_s=REFRESH_S)

@@ -1,0 +1,227 @@
+"""Limits of tasks and suppliers as pages show and take them: rows of a table, reasons in words, fields of a form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.limits import Budget
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.work_periods import WorkPeriods
+from dataloader.jobs.zones import zone_named
+from dataloader.web.pages.asking import Field, Kind
+from dataloader.web.pages.formats import NOTHING, duration
+from dataloader.web.pages.formats import number as in_thousands
+
+CLOSED: Final = {
+    "paused": "paused",
+    "period": "outside its work periods",
+    "running": "as many run as may run at once",
+    "batch": "the batch is full, or the next one has not begun",
+    "supplier_paused": "its supplier is paused",
+    "supplier_period": "outside its supplier's work periods",
+    "budget": "its supplier's budget is used",
+}
+"""Why no job of a task may start now."""
+ALWAYS: Final = "always"
+NO_BUDGET: Final = "none"
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text.replace(",", ""))
+    except ValueError:
+        raise BadRequest(name, f"must be a whole number, not {text!r:.60}") from None
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadRequest(name, f"must be a number of seconds, not {text!r:.60}") from None
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _periods(_name: str, text: str) -> list[str]:
+    """A period a line, or several between `;`."""
+    parts = [part.strip() for part in text.replace(";", "\n").splitlines()]
+    return [] if text.strip().lower() == ALWAYS else [part for part in parts if part]
+
+
+def _budgets(name: str, text: str) -> list[object]:
+    """A budget a line, such as `100 / 60`, units and seconds, or `10000 / day / Europe/Berlin`."""
+    if text.strip().lower() == NO_BUDGET:
+        return []
+    budgets: list[object] = []
+    for line in filter(str.strip, text.replace(";", "\n").splitlines()):
+        units, slash, seconds = line.partition("/")
+        if not slash:
+            raise BadRequest(name, f"must be lines such as 100 / 60 (units / seconds), not {line!r:.60}")
+        number, (span, _, zone) = _whole(name, units.strip()), seconds.partition("/")
+        if span.strip() == "day":
+            budgets.append({"requests": number, "per": "day", "zone": zone.strip() or "UTC"})
+        else:
+            budgets.append([number, _seconds(name, seconds.strip())])
+    return budgets
+
+
+def _said_periods(value: Any) -> str:
+    return "; ".join(value) or ALWAYS
+
+
+def _budget(spec: Any) -> str:
+    budget = Budget.of_spec(spec)
+    span = f"day / {budget.zone}" if budget.per_s is None else f"{budget.per_s:g}"
+    return f"{budget.requests} / {span}"
+
+
+def _said_budgets(value: Any) -> str:
+    return "; ".join(map(_budget, value)) or NO_BUDGET
+
+
+@attrs.frozen(kw_only=True)
+class Limit:
+    """A limit: how it is called, said and taken. `typed` makes the text of its field."""
+
+    name: str
+    label: str
+    hint: str = ""
+    kind: Kind = "text"
+    said: Callable[[Any], str] = str
+    typed: Callable[[Any], str] = str
+    taken: Callable[[str, str], object] = _text
+
+
+_PERIODS: Final = Limit(
+    name="work_periods",
+    label="Work periods",
+    hint="One a line, such as MON-FRI 00:00-06:00; the word always: at any time.",
+    kind="area",
+    said=_said_periods,
+    typed=lambda value: "\n".join(value) or ALWAYS,
+    taken=_periods,
+)
+_ZONE: Final = Limit(name="zone", label="Time zone of the periods", said=str)
+TASK_LIMITS: Final = (
+    _PERIODS,
+    _ZONE,
+    Limit(name="at_period_end", label="At a period's end", hint="What runs may finish, or must stop."),
+    Limit(name="max_running", label="Run at once", hint="Over all processes.", said=in_thousands, taken=_whole),
+    Limit(
+        name="max_running_per_partition",
+        label="Run at once per partition",
+        hint="Of one partition_key.",
+        said=in_thousands,
+        taken=_whole,
+    ),
+    Limit(name="batch_size", label="Batch", hint="They start in batches of so many.", said=in_thousands, taken=_whole),
+    Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_seconds),
+    Limit(name="supplier", label="Supplier", said=mask_text),
+    Limit(name="cost", label="Cost of a start", hint="Units of the supplier's budgets.", taken=_whole),
+    Limit(name="retry_priority", label="Priority of a retry", taken=_whole),
+    Limit(name="retry_delay_s", label="Pause before a retry", hint="Seconds.", said=duration, taken=_seconds),
+    Limit(name="max_attempts", label="Attempts", hint="For jobs that are added from now on.", taken=_whole),
+)
+SUPPLIER_LIMITS: Final = (
+    Limit(
+        name="budgets",
+        label="Budgets",
+        hint="One a line, such as 100 / 60: units in any span of so many seconds, or 9000 / day / Europe/Berlin; "
+        "the word none: without a bound.",
+        kind="area",
+        said=_said_budgets,
+        typed=lambda value: "\n".join(map(_budget, value)) or NO_BUDGET,
+        taken=_budgets,
+    ),
+    _PERIODS,
+    _ZONE,
+    Limit(
+        name="margin_s",
+        label="Margin",
+        hint="Seconds in which a body begins after its claim.",
+        said=duration,
+        taken=_seconds,
+    ),
+)
+
+
+@attrs.frozen
+class LimitRow:
+    """A limit in three views: the program's, the operators', and what holds."""
+
+    label: str
+    declared: str
+    override: str
+    holds: str
+    is_overridden: bool
+
+
+def limit_rows(
+    limits: Iterable[Limit], declared: Mapping[str, Any], override: Mapping[str, Any], holds: Mapping[str, Any]
+) -> list[LimitRow]:
+    """The limits that anybody has set."""
+    rows = []
+    for limit in limits:
+        views = [given.get(limit.name) for given in (declared, override, holds)]
+        if any(value is not None for value in views):
+            first, second, third = (NOTHING if value is None else limit.said(value) for value in views)
+            rows.append(LimitRow(limit.label, first, second, third, views[1] is not None))
+    return rows
+
+
+def fields_of(limits: Iterable[Limit], override: Mapping[str, Any], holds: Mapping[str, Any]) -> list[Field]:
+    """A form's fields: what operators have set; an empty one means what programs declare."""
+    return [
+        Field(
+            name=limit.name,
+            label=limit.label,
+            kind=limit.kind,
+            value=typed(limit, override),
+            hint=" ".join(filter(None, (limit.hint, _now(limit, holds)))) or None,
+        )
+        for limit in limits
+    ]
+
+
+def typed(limit: Limit, override: Mapping[str, Any]) -> str:
+    """The text of a limit's field."""
+    value = override.get(limit.name)
+    return "" if value is None else limit.typed(value)
+
+
+def _now(limit: Limit, holds: Mapping[str, Any]) -> str:
+    value = holds.get(limit.name)
+    return "" if value is None else f"Now: {limit.said(value)}."
+
+
+def shown_texts(limits: Iterable[Limit], override: Mapping[str, Any]) -> str:
+    """What the fields show when the form is made, for `changes`."""
+    return json.dumps({limit.name: typed(limit, override) for limit in limits})
+
+
+def changes(limits: Iterable[Limit], was: str, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """What somebody has changed in the form, and nothing else: others may have changed the rest meanwhile."""
+    try:
+        before = json.loads(was)
+        texts = {limit.name: str(before[limit.name]) for limit in limits}
+    except (ValueError, KeyError, TypeError):
+        raise BadRequest("was", "must be as the form has sent it") from None
+    found: dict[str, Any] = {}
+    for limit in limits:
+        text = (given.get(limit.name) or "").replace("\r\n", "\n").strip()
+        if text != texts[limit.name].strip():
+            found[limit.name] = limit.taken(limit.name, text) if text else None
+    return found
+
+
+def week_of(limits: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """The minutes of a week in which limits allow a start; None: always."""
+    periods = limits.get("work_periods")
+    return WorkPeriods.parsed(periods, zone_named(limits.get("zone") or "UTC")).ranges if periods else None

@@ -1,0 +1,237 @@
+"""The loads: how far each has come, its last runs, what each day wrote, what failed; run and retry (E10, E12)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.etl.load_history import (
+    LoadDay,
+    LoadRun,
+    days_of_load,
+    last_runs_of_loads,
+    queue_of_load,
+    written,
+)
+from dataloader.store.etl.run_records import MAX_COUNTED, LoadRecord, get_load, list_failures_of_load, list_loads
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 30
+LAST: Final = 5
+LAST_OF_ONE: Final = 20
+FAILURES: Final = 20
+DAYS: Final = 30
+REFRESH_S: Final = 2.0
+PRODUCER: Final = "pages"
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class LoadsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of loads, by name."""
+
+    after: str | None = None
+
+
+class LoadQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A load, and a page of its failures."""
+
+    name: Name
+    after: str | None = None
+
+
+class AskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A load."""
+
+    name: Name
+
+
+class StartForm(AskQuery, kw_only=True):
+    """How a load is to run. `once`: the id that the job gets, so that a form sent twice adds one job."""
+
+    once: UUID
+    queue: str | None = None
+    begin: str | None = None
+    end: str | None = None
+    pipeline: str | None = None
+
+
+class RetryForm(AskQuery, kw_only=True):
+    """`failure`: only that one; else all that are unresolved."""
+
+    once: UUID
+    queue: str | None = None
+    failure: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+
+
+def page_of(name: str) -> str:
+    """The address of a load's page."""
+    return PublicAddress().url("/ui/load", {"name": name})
+
+
+def _row(load: LoadRecord, runs: Sequence[LoadRun]) -> dict[str, object]:
+    last = load.last_run
+    return {
+        "own": load,
+        "load": mask_text(load.load),
+        "unresolved": at_least(load.unresolved, MAX_COUNTED),
+        "written": None if last is None else written(last.counts),
+        "signs": [{"status": run.status, "path": f"/ui/runs/{run.run_id}", "at": run.started_at} for run in runs],
+    }
+
+
+@pages.show("/loads", query=LoadsQuery)
+async def show_loads(visit: Visit, query: LoadsQuery) -> PageAnswer:
+    """The loads that this database knows, by name."""
+    database = visit.services.database
+    page = await list_loads(database, limit=PAGE, after=query.after)
+    runs = await last_runs_of_loads(database, [load.load for load in page.loads], number=LAST)
+    rows = [_row(load, runs[load.load]) for load in page.loads]
+    return Page("loads.html", "Loads", {"loads": rows, "next": page.next}, refresh_s=REFRESH_S)
+
+
+@pages.show("/load", query=LoadQuery)
+async def show_load(visit: Visit, query: LoadQuery) -> PageAnswer:
+    """A load: how far it has come, its runs, what each day has written, and its unresolved failures."""
+    database = visit.services.database
+    load = await get_load(database, query.name)
+    runs = (await last_runs_of_loads(database, [query.name], number=LAST_OF_ONE))[query.name]
+    values = _row(load, runs) | {
+        "runs": [(run, shown.text(run.reason)) for run in reversed(runs)],
+        "days": [],
+        "failures": [],
+        "next": None,
+    }
+    if visit.part is None:
+        today = datetime.now(UTC).date()
+        first = today - timedelta(days=DAYS - 1)
+        days = await days_of_load(database, query.name, datetime(first.year, first.month, first.day, tzinfo=UTC))
+        values["days"] = _each_day(days, first)
+        if load.unresolved:
+            failures = await list_failures_of_load(database, query.name, limit=FAILURES, after=query.after)
+            values["failures"] = [(failure.masked(), once()) for failure in failures.failures]
+            values["next"] = failures.next
+    return Page("load.html", f"Load {mask_text(load.load)}", values, refresh_s=REFRESH_S)
+
+
+def _each_day(days: Sequence[LoadDay], first: date) -> list[LoadDay]:
+    """A row for each day, also for those on which nothing was written; none if nothing was on any."""
+    if not days:
+        return []
+    there = {one.day: one for one in days}
+    each = [first + timedelta(days=number) for number in range(DAYS)]
+    return [there.get(day, LoadDay(day, 0, 0)) for day in each]
+
+
+def _queue_field(queue: str | None) -> Field:
+    return Field(
+        name="queue", label="Queue", value=queue or "", required=True, hint="A queue of a service that has the load."
+    )
+
+
+@pages.show("/loads/run", role=Role.OPERATE, query=AskQuery)
+async def ask_run(visit: Visit, query: AskQuery) -> PageAnswer:
+    """How a load is to run."""
+    name = mask_text(query.name)
+    return Question(
+        title=f"Run {name}",
+        sentences=[
+            "It loads what came since its watermark, or the span that you give. Of a load one job runs at a time."
+        ],
+        path="/ui/loads/run",
+        hidden={"name": query.name, "once": once()},
+        fields=[
+            Field(name="begin", label="From", hint="A day or an instant, such as 2026-01-31; empty: the watermark."),
+            Field(name="end", label="To, exclusive", hint="Empty: up to now. In the load's own time zone."),
+            _queue_field(await queue_of_load(visit.services.database, query.name)),
+            Field(
+                name="pipeline", label="Settings of the pipeline", kind="area", hint='JSON, such as {"rate_min": 1}.'
+            ),
+        ],
+        verb="Run",
+        back=page_of(query.name),
+    ).page
+
+
+@pages.act("/loads/run", role=Role.OPERATE, form=StartForm)
+async def run_load(visit: Visit, form: StartForm) -> PageAnswer:
+    """Add a job of a load; the same form again adds none."""
+    args: dict[str, Any] = {}
+    for name, field, text in (("from", "begin", form.begin), ("to", "end", form.end)):
+        if text is not None:
+            args[name] = _day_or_instant(field, text.strip())
+    if form.pipeline is not None:
+        args["pipeline"] = _object("pipeline", form.pipeline)
+    return await _add(visit, form, args)
+
+
+@pages.show("/loads/retry", role=Role.OPERATE, query=AskQuery)
+async def ask_retry(visit: Visit, query: AskQuery) -> PageAnswer:
+    """What a retry of a load's failures will do."""
+    load = await get_load(visit.services.database, query.name)
+    count = at_least(load.unresolved, MAX_COUNTED)
+    return Question(
+        title=f"Retry the failures of {mask_text(load.load)}",
+        sentences=[
+            f"A job asks again for what failed and was not resolved since: {count} failures.",
+            "It loads nothing else.",
+        ],
+        path="/ui/loads/retry",
+        hidden={"name": query.name, "once": once()},
+        fields=[_queue_field(await queue_of_load(visit.services.database, query.name))],
+        verb="Retry",
+        back=page_of(query.name),
+    ).page
+
+
+@pages.act("/loads/retry", role=Role.OPERATE, form=RetryForm)
+async def retry_failures(visit: Visit, form: RetryForm) -> PageAnswer:
+    """Add a job that retries failures of a load: all, or one; the same form again adds none."""
+    return await _add(visit, form, {"failures": "all" if form.failure is None else [form.failure]})
+
+
+async def _add(visit: Visit, form: StartForm | RetryForm, args: dict[str, Any]) -> PageAnswer:
+    database = visit.services.database
+    await get_load(database, form.name)  # only what is a load
+    queue = form.queue or await queue_of_load(database, form.name)
+    if queue is None:
+        raise BadRequest("queue", "must be given: the load has no queue of its own, and no run of it is kept")
+    added = await visit.jobs.enqueue(
+        form.name, args, queue=queue, lock_key=f"load:{form.name}", producer=PRODUCER, job_id=form.once
+    )
+    did = "Added the job" if added.created else "The job was added before:"
+    return Redirect(page_of(form.name), f"{did} {added.job_id} in {mask_text(added.queue or queue)}.")
+
+
+def _day_or_instant(field: str, text: str) -> str:
+    for kind in (date, datetime):
+        try:
+            kind.fromisoformat(text)
+        except ValueError:
+            continue
+        return text
+    raise BadRequest(field, f"must be a day or an instant, such as 2026-01-31, not {text!r:.60}")
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest(field, f"must be a JSON object, not {text!r:.60}")
+    return value

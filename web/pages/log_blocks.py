@@ -1,0 +1,162 @@
+"""The log of a run on its page: the lines of one block, and all of them as a text (U2).
+
+Lines are masked as everywhere. A search looks at what is shown: a line in which only a hidden value has the text is no
+find, or searching would tell secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+import trio
+
+from dataloader.jobs.listings import Level, LogLine
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.connection.bridge import Database
+from dataloader.store.etl.run_logs import MAX_LINES, LinePage, LinesWanted, read_lines
+from dataloader.store.etl.run_views import RunView
+from dataloader.web import shown
+from dataloader.web.pages.formats import inert
+
+OWN: Final = 0
+"""The number of the block with the lines of no task: where attempts began and ended, and what the job itself logged."""
+MOST_TEXT: Final = 16 << 20
+"""Characters of a log as text; the rest is left out, and the last line says so."""
+_AT_ONCE: Final = 100
+"""Lines that are masked before other tasks get a turn."""
+
+
+@attrs.frozen(kw_only=True)
+class LogFilter:
+    """Which lines a reader wants: of these tasks (none named: of all), so serious, with this text."""
+
+    tasks: Sequence[str] = ()
+    level: Level | None = None
+    text: str | None = None
+
+
+@attrs.frozen
+class ShownLine:
+    """A line as it is shown. `task`: whose it is, None for the run's own; `said`: its fields, `name=value`."""
+
+    line: LogLine
+    task: str | None
+    said: str
+
+
+@attrs.frozen
+class BlockOfLines:
+    """Lines of a block. `number`: the task's, `OWN`, or None for all lines. `begins`: the event behind which it begins.
+
+    `behind`: the event behind which the next lines come; `is_more`: whether there are some now.
+    """
+
+    number: int | None
+    lines: list[ShownLine]
+    begins: int
+    behind: int
+    is_more: bool
+
+
+async def read_block(
+    database: Database, run_id: UUID, wanted: LogFilter, number: int | None, behind: int
+) -> BlockOfLines:
+    """The next lines of a block."""
+    lines: list[ShownLine] = []
+    at = behind
+    while True:
+        page = await read_lines(database, run_id, _wanted(wanted, number), after=at, limit=MAX_LINES)
+        lines += await _shown(page, wanted)
+        # Where a page of a search ends is told by what it shows alone: so no guess is known to stand in a secret.
+        if page.after is None or len(page.lines) < MAX_LINES or len(lines) >= MAX_LINES:
+            break
+        at = page.after
+    if len(lines) >= MAX_LINES and (page.after is not None or len(lines) > MAX_LINES):
+        lines = lines[:MAX_LINES]
+        return BlockOfLines(number, lines, behind, lines[-1].line.event_id, is_more=True)
+    if page.after is not None:
+        return BlockOfLines(number, lines, behind, page.after, is_more=True)
+    last = max((one.line.event_id for one in lines), default=behind)
+    return BlockOfLines(number, lines, behind, last, is_more=False)
+
+
+def _wanted(wanted: LogFilter, number: int | None) -> LinesWanted:
+    either = LinesWanted(level=wanted.level, text=wanted.text)
+    if number is None:
+        return attrs.evolve(either, tasks=list(wanted.tasks), own=False) if wanted.tasks else either
+    return attrs.evolve(either, tasks=[]) if number == OWN else attrs.evolve(either, task=number)
+
+
+async def _shown(page: LinePage, wanted: LogFilter) -> list[ShownLine]:
+    found = []
+    for number, line in enumerate(page.lines, 1):
+        one = _shown_line(line)
+        if wanted.text is None or wanted.text.casefold() in f"{one.line.message} {one.said}".casefold():
+            found.append(one)
+        if number % _AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+    return found
+
+
+def _shown_line(line: LogLine) -> ShownLine:
+    masked = shown.log_line(line)
+    fields = dict(masked.fields)
+    load = fields.pop("load", None) if line.kind == "log" else None
+    return ShownLine(masked, load if isinstance(load, str) else None, " ".join(_said(*one) for one in fields.items()))
+
+
+def _said(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return f"{name}={text}"
+
+
+async def log_as_text(database: Database, run: RunView, wanted: LogFilter, *, by_task: bool) -> bytes:
+    """The log as a text: a paragraph for each task, in order, or all lines in order, each with its task."""
+    masked = mask_text(run.name)
+    texts = [f"# {_on_one_line(masked)}, run {run.run_id}: {run.status}\n"]
+    length = 0
+    parts = _by_task(run, wanted) if by_task else [("", None)]
+    for title, number in parts:
+        if title:
+            texts.append(f"\n## {_on_one_line(title)}\n")
+        async for line in _lines(database, run, wanted, number):
+            text = _as_text(line, with_task=number is None)
+            length += len(text)
+            if length > MOST_TEXT:
+                texts.append("… the rest is left out: ask for single tasks\n")
+                return "".join(texts).encode()
+            texts.append(text)
+    return "".join(texts).encode()
+
+
+def _by_task(run: RunView, wanted: LogFilter) -> list[tuple[str, int | None]]:
+    tasks = [task for task in run.tasks if not wanted.tasks or task.task in wanted.tasks]
+    own: list[tuple[str, int | None]] = [] if wanted.tasks else [("the run itself", OWN)]
+    return [*own, *((f"{task.ordinal} {mask_text(task.task)}: {task.status}", task.ordinal) for task in tasks)]
+
+
+async def _lines(database: Database, run: RunView, wanted: LogFilter, number: int | None) -> AsyncIterator[ShownLine]:
+    behind, is_more = 0, True
+    while is_more:
+        block = await read_block(database, run.run_id, wanted, number, behind)
+        for line in block.lines:
+            yield line
+        behind, is_more = block.behind, block.is_more
+
+
+def _as_text(one: ShownLine, *, with_task: bool) -> str:
+    """A line as one line, whatever it says."""
+    at = one.line.ts.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    task = f"[{one.task or 'run'}] " if with_task else ""
+    text = _on_one_line(f"{task}{one.line.message} {one.said}".rstrip())
+    return f"{at} {one.line.level or '-':7} {text}\n"
+
+
+def _on_one_line(text: str) -> str:
+    said: str = inert(text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", " "))
+    return said

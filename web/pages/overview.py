@@ -1,0 +1,221 @@
+"""The first page: what needs somebody, with a link to where it is mended; counts, what runs, what ended an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import attrs
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.queue.depths import Depths
+from dataloader.store.queue.overview import ERRORS, MOST, Overview, TroubledSchedule, read_overview
+from dataloader.web import shown
+from dataloader.web.pages.addresses import HOME
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.svg import bars
+
+pages: Final = Pages()
+
+REFRESH_S: Final = 5.0
+_EACH: Final = 10
+"""Queues of one kind that are named."""
+_LONGEST: Final = 60
+_DOING: Final = {"init": "starting", "running": "running", "error": "in error"}
+"""Statuses of durable processes in words."""
+
+
+@attrs.frozen(kw_only=True)
+class Concern:
+    """One sentence about what needs somebody: a link, what is the matter, and `when` that began or was last."""
+
+    level: Literal["bad", "warn"]
+    href: str
+    label: str
+    says: str
+    when: str | None = None
+    at: datetime | None = None
+    by: str | None = None
+
+
+@pages.show("/")
+async def lead_to_overview(_visit: Visit) -> PageAnswer:
+    """The same page under the address that people type."""
+    return Redirect(HOME)
+
+
+@pages.show("")
+async def show_overview(visit: Visit) -> PageAnswer:
+    """What needs somebody, and how things are."""
+    depths, overview = await read_overview(visit.services.database)
+    concerns = [*_of_queues(visit, depths), *_of_tasks(visit, overview), *_of_schedules(visit, overview)]
+    concerns += [*_of_errors(visit, overview), *_of_durable(visit, overview), *_of_processes(visit, overview)]
+    values = {
+        "depths": depths,
+        "concerns": sorted(concerns, key=lambda one: one.level),
+        "counts": _counts(depths),
+        "failed": at_least(overview.failed, ERRORS),
+        "running": [
+            (
+                job,
+                attrs.evolve(job, queue=mask_text(job.queue), task=mask_text(job.task), worker=shown.text(job.worker)),
+            )
+            for job in overview.running
+        ],
+        "processes": [(one.status, _DOING[one.status], at_least(one.processes, MOST)) for one in overview.processes],
+        "hours": overview.hours,
+        "charts": _charts(overview),
+    }
+    return Page("overview.html", "Overview", values, refresh_s=REFRESH_S)
+
+
+def _link(visit: Visit, path: str, **query: object) -> str:
+    return visit.link(path, query)
+
+
+def _name(text: str) -> str:
+    """A name within a sentence: without secrets, and not for ever long."""
+    masked = mask_text(text)
+    return masked if len(masked) <= _LONGEST else f"{masked[:_LONGEST]}…"
+
+
+def _jobs(number: int) -> str:
+    return "1 job waits" if number == 1 else f"{number:,} jobs wait"
+
+
+def _of_queues(visit: Visit, depths: Depths) -> Iterator[Concern]:
+    waiting = [
+        (queue, number)
+        for queue in depths.queues
+        if (number := queue.ready + queue.delayed + queue.blocked + queue.limited) and queue.queue
+    ]
+    for queue, number in [one for one in waiting if one[0].paused][:_EACH]:
+        pause = depths.paused[queue.queue]
+        yield Concern(
+            level="warn",
+            href=_link(visit, "/ui/queue", name=queue.queue),
+            label=f"Queue {_name(queue.queue)}",
+            says=f"is paused: {_jobs(number)}",
+            when="paused",
+            at=pause.at,
+            by=shown.text(pause.by),
+        )
+    for queue, number in [one for one in waiting if not one[0].paused and not one[0].workers][:_EACH]:
+        yield Concern(
+            level="bad",
+            href=_link(visit, "/ui/queue", name=queue.queue),
+            label=f"Queue {_name(queue.queue)}",
+            says=f"has no worker: {_jobs(number)}",
+            when="the oldest became ready",
+            at=queue.oldest_ready_at,
+        )
+
+
+def _of_tasks(visit: Visit, overview: Overview) -> Iterator[Concern]:
+    for one in overview.unknown_tasks:
+        yield Concern(
+            level="bad",
+            href=_link(visit, "/ui/jobs", queue=one.queue, task=one.task, status="queued"),
+            label=f"Task {_name(one.task)}",
+            says=f"is known by no worker of the queue {_name(one.queue)}: {_jobs(one.jobs)}",
+            when="the oldest was added",
+            at=one.since,
+        )
+    for task in overview.paused_tasks:
+        yield Concern(
+            level="warn",
+            href=_link(visit, "/ui/task", name=task.task),
+            label=f"Task {_name(task.task)}",
+            says=f"is paused: {_jobs(task.jobs)}",
+            when=None if task.since is None else "paused",
+            at=task.since,
+            by=shown.text(task.by),
+        )
+
+
+def _of_schedules(visit: Visit, overview: Overview) -> Iterator[Concern]:
+    for one in overview.schedules[: 3 * _EACH]:
+        yield Concern(
+            level="warn" if one.what == "missed" else "bad",
+            href=_link(visit, "/ui/schedule", name=one.name),
+            label=f"Schedule {_name(one.name)}",
+            says=_words_of(one),
+            when={"paused": None, "late": "it was due", "missed": "noted"}[one.what],
+            at=one.since,
+        )
+
+
+def _words_of(one: TroubledSchedule) -> str:
+    match one.what:
+        case "paused":
+            return f"has paused itself: {mask_text(one.why or 'a failure')}"
+        case "late":
+            return "is late: no process adds its jobs"
+        case _:
+            return f"has missed {one.times} planned {'time' if one.times == 1 else 'times'} since yesterday"
+
+
+def _of_errors(visit: Visit, overview: Overview) -> Iterator[Concern]:
+    for one in overview.errors:
+        yield Concern(
+            level="bad",
+            href=_link(visit, f"/ui/errors/{one.group}"),
+            label=_name(one.error) or "(no text)",
+            says=f"– {_failed(one.failures)}, of {_name(one.task)}",
+            when="the last",
+            at=one.since,
+        )
+
+
+def _failed(number: int) -> str:
+    # A job that is retried fails more than once.
+    return f"{at_least(number, ERRORS)} {'failure' if number == 1 else 'failures'} in the last hour"
+
+
+def _of_durable(visit: Visit, overview: Overview) -> Iterator[Concern]:
+    for one in overview.processes:
+        if one.status == "error":
+            number = at_least(one.processes, MOST)
+            yield Concern(
+                level="bad",
+                href=_link(visit, "/ui/processes/errors"),
+                label=f"{number} durable {'process' if number == '1' else 'processes'}",
+                says=f"{'is' if number == '1' else 'are'} in error, until repaired or resumed",
+            )
+
+
+def _of_processes(visit: Visit, overview: Overview) -> Iterator[Concern]:
+    for one in overview.gone:
+        yield Concern(
+            level="warn",
+            href=_link(visit, "/ui/workers"),
+            label=f"Process {_name(one.worker)}",
+            says="ended without signing off",
+            when="seen last",
+            at=one.since,
+        )
+
+
+def _counts(depths: Depths) -> dict[str, Any]:
+    queues = depths.queues
+    names = ("ready", "delayed", "blocked", "unknown_task", "dependent", "limited")
+    return {
+        "waiting": sum(getattr(queue, name) for queue in queues for name in names),
+        "running": sum(queue.running for queue in queues),
+        "slots": sum(queue.slots for queue in queues),
+        "oldest": min((queue.oldest_ready_at for queue in queues if queue.oldest_ready_at), default=None),
+    }
+
+
+def _charts(overview: Overview) -> list[tuple[str, Any]]:
+    """Bars of what ended an hour, and of what failed of it."""
+    hours = overview.hours
+    ended = [one.succeeded + one.failed + one.canceled for one in hours]
+    failed = [one.failed for one in hours]
+    told = f"in each of the last {len(hours)} hours"
+    return [
+        ("ended", bars(ended, f"Jobs that ended {told}, {sum(ended):,} in all", height=40, step=20)),
+        ("failed", bars(failed, f"Jobs that failed {told}, {sum(failed):,} in all", step=20)),
+    ]

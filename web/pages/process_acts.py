@@ -1,0 +1,334 @@
+"""What an operator does to one durable process: start, call, repair, resume, stop, remove, withdraw (U14, U15).
+
+Each asks first. What a status does not allow is said in words, and what was typed stays in the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import attrs
+from msgspec import Struct
+
+from dataloader.jobs.errors import BadRequest, IdempotencyConflict
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.jobs.processes import ProcessConflict
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.database_processes import DatabaseProcesses
+from dataloader.store.processes.process_rows import known_types
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.asking import Field, Question, once
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.process_list import json_of
+from dataloader.web.pages.process_words import what_of
+
+pages: Final = Pages()
+
+_LIST: Final = "/ui/processes"
+_JSON_HINT: Final = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: null.'
+
+
+class WhichProcess(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One process."""
+
+    type: str
+    id: str
+
+
+class CallForm(WhichProcess, kw_only=True):
+    """A call. `once`: its idempotency key, so that the same form calls once."""
+
+    method: str = ""
+    args: str | None = None
+    once: str | None = None
+
+
+class RepairForm(WhichProcess, kw_only=True):
+    """A repair; `once` as of a call."""
+
+    args: str | None = None
+    once: str | None = None
+
+
+class StartForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A process that is to be started; `once` as of a call."""
+
+    type: str = ""
+    id: str = ""
+    args: str | None = None
+    metadata: str | None = None
+    once: str | None = None
+
+
+def _processes(visit: Visit) -> DatabaseProcesses:
+    """The processes for somebody who acts by hand: the audit has all that is asked."""
+    services = visit.services
+    return attrs.evolve(services.processes, operator=visit.operator, answers=services.waiting, by_hand=True)
+
+
+def _path(which: WhichProcess | StartForm) -> str:
+    return PublicAddress().url("/ui/process", {"type": which.type, "id": which.id})
+
+
+def _name(which: WhichProcess | StartForm) -> str:
+    return f"{mask_text(which.type)} {mask_text(which.id)}"
+
+
+@pages.show("/process/call", role=Role.OPERATE, query=WhichProcess)
+async def ask_call(_visit: Visit, query: WhichProcess) -> PageAnswer:
+    """Ask for a method and its args."""
+    return _call_form(CallForm(type=query.type, id=query.id))
+
+
+def _call_form(form: CallForm) -> Page:
+    return Question(
+        title=f"Call {_name(form)}",
+        sentences=[
+            "Calls run one after the other, the oldest first, and before the timer.",
+            "The answer is shown in the timeline.",
+        ],
+        path="/ui/process/call",
+        verb="Call",
+        back=_path(form),
+        hidden={"type": form.type, "id": form.id, "once": form.once or once()},
+        fields=[
+            Field(name="method", label="Method", value=form.method, required=True),
+            Field(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT),
+        ],
+    ).page
+
+
+@pages.act("/process/call", role=Role.OPERATE, form=CallForm)
+async def call_process(visit: Visit, form: CallForm) -> PageAnswer:
+    """Call a method; the page of the process shows the answer."""
+    try:
+        request = ProcessRequest(
+            type=form.type, process_id=form.id, kind="call", method=form.method, args=_args(form.args), key=form.once
+        )
+        answer = await _processes(visit).ask(request)
+    except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
+        return _refused(_call_form(form), error)
+    return Redirect(_path(form), f"Asked for the {what_of('call', form.method)}: task {answer.task_id}.")
+
+
+@pages.show("/process/repair", role=Role.OPERATE, query=WhichProcess)
+async def ask_repair(_visit: Visit, query: WhichProcess) -> PageAnswer:
+    """Ask for the args of a repair."""
+    return _repair_form(RepairForm(type=query.type, id=query.id))
+
+
+def _repair_form(form: RepairForm) -> Page:
+    return Question(
+        title=f"Repair {_name(form)}",
+        sentences=[
+            "The repair of its type runs. If it succeeds, the process runs again.",
+            "The timeout that had failed is tried again then, unless the repair sets another timer.",
+            "If it fails, the process stays as it is.",
+        ],
+        path="/ui/process/repair",
+        verb="Repair",
+        back=_path(form),
+        hidden={"type": form.type, "id": form.id, "once": form.once or once()},
+        fields=[Field(name="args", label="Args", kind="area", value=form.args or "", hint=_JSON_HINT)],
+    ).page
+
+
+@pages.act("/process/repair", role=Role.OPERATE, form=RepairForm)
+async def repair_process(visit: Visit, form: RepairForm) -> PageAnswer:
+    """Ask for a repair; the page of the process shows what came of it."""
+    try:
+        request = ProcessRequest(
+            type=form.type, process_id=form.id, kind="repair", args=_args(form.args), key=form.once
+        )
+        answer = await _processes(visit).ask(request)
+    except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
+        return _refused(_repair_form(form), error)
+    return Redirect(_path(form), f"Asked for the repair: task {answer.task_id}.")
+
+
+@pages.show("/processes/new", role=Role.OPERATE, query=StartForm)
+async def ask_start(visit: Visit, query: StartForm) -> PageAnswer:
+    """Ask for a process that is to be started."""
+    return await _start_form(visit, query)
+
+
+async def _start_form(visit: Visit, form: StartForm) -> Page:
+    types = [(name, name) for name in await known_types(visit.services.database) if mask_text(name) == name]
+    return Question(
+        title="Start a process",
+        sentences=["Its first step runs as soon as a worker of its type is free."],
+        path="/ui/processes/new",
+        verb="Start",
+        back=_LIST,
+        hidden={"once": form.once or once()},
+        fields=[
+            Field(name="type", label="Type", value=form.type, required=True, options=types),
+            Field(name="id", label="Id", value=form.id, required=True, hint="Unique in its type, such as order-77."),
+            Field(name="args", label="Args of the first step", kind="area", value=form.args or "", hint=_JSON_HINT),
+            Field(
+                name="metadata", label="Metadata", kind="area", value=form.metadata or "",
+                hint='A flat JSON object, by which it is found, such as {"customer": "ann"}.',
+            ),
+        ],
+    ).page  # fmt: skip
+
+
+@pages.act("/processes/new", role=Role.OPERATE, form=StartForm)
+async def start_process(visit: Visit, form: StartForm) -> PageAnswer:
+    """Start a process, and show it."""
+    try:
+        metadata = None if form.metadata is None else json_of("metadata", form.metadata)
+        if metadata is not None and not isinstance(metadata, dict):
+            raise BadRequest("metadata", "must be a JSON object")  # noqa: TRY301 - as the store's
+        request = ProcessRequest(
+            type=form.type, process_id=form.id, kind="init", args=_args(form.args), key=form.once, metadata=metadata
+        )
+        await _processes(visit).ask(request)
+    except (BadRequest, ProcessConflict, IdempotencyConflict) as error:
+        return _refused(await _start_form(visit, form), error)
+    return Redirect(_path(form), "Started.")
+
+
+def _args(text: str | None) -> Any:
+    return None if text is None else json_of("args", text)
+
+
+_Refusal = BadRequest | ProcessConflict | IdempotencyConflict
+
+
+def _refused(page: Page, error: _Refusal) -> Page:
+    """The form again, with what is wrong above it, and with what was typed."""
+    match error:
+        case BadRequest():
+            fault, status = f"{error.field}: {error.message}", HTTPStatus.UNPROCESSABLE_ENTITY
+        case ProcessConflict():
+            fault, status = f"Nothing was done: {_words_of(error)}", HTTPStatus.CONFLICT
+        case _:
+            fault = "Nothing was done: this form was sent before, with other values. Begin anew."
+            status = HTTPStatus.CONFLICT
+    ask = attrs.evolve(page.values["ask"], fault=fault)
+    return attrs.evolve(page, values={"ask": ask}, status=status)
+
+
+def _words_of(error: ProcessConflict) -> str:
+    status = {"init": "has not done its first step", "running": "is running", "error": "is in error"}[error.status]
+    return f"the process {mask_text(error.process_id)} {status}; {error.message}."
+
+
+_Act = Literal["resume", "stop", "remove"]
+_ACTS: Final[dict[_Act, tuple[str, Sequence[str], str, str]]] = {
+    "resume": (
+        "Resume",
+        ["It goes on as it is: the timeout that had failed is tried again at once; without one it waits for calls."],
+        "Resume the process",
+        "Resumed.",
+    ),
+    "stop": (
+        "Stop the step of",
+        [
+            "The step that runs now is asked to stop, and fails: the process is in error then.",
+            "Its timer and the calls that wait are cancelled. It can be repaired or resumed.",
+        ],
+        "Stop the step",
+        "Asked the step to stop.",
+    ),
+    "remove": (
+        "Remove",
+        [
+            "It is gone with its state and its events, and its id may be used again.",
+            "A step that runs is stopped, and calls that wait are cancelled.",
+        ],
+        "Remove the process",
+        "Removed.",
+    ),
+}
+"""What an act is called, what it does, its button, and what is said when it is done."""
+
+
+def _ask_act(which: WhichProcess, act: _Act) -> Page:
+    verb, does, button, _ = _ACTS[act]
+    return Question(
+        title=f"{verb} {_name(which)}?",
+        sentences=does,
+        path=f"/ui/process/{act}",
+        verb=button,
+        back=_path(which),
+        hidden={"type": which.type, "id": which.id},
+        is_harsh=act != "resume",
+    ).page
+
+
+async def _act(visit: Visit, which: WhichProcess, act: _Act) -> Redirect:
+    processes = _processes(visit)
+    try:
+        await {"resume": processes.resume, "stop": processes.stop, "remove": processes.remove}[act](
+            which.type, which.id
+        )
+    except ProcessConflict as error:
+        return Redirect(_path(which), f"Nothing was done: {_words_of(error)}")
+    if act == "remove":
+        return Redirect(PublicAddress().url(_LIST, {"type": which.type}), f"Removed {_name(which)}.")
+    return Redirect(_path(which), _ACTS[act][3])
+
+
+@pages.show("/process/resume", role=Role.OPERATE, query=WhichProcess)
+async def ask_resume(_visit: Visit, query: WhichProcess) -> PageAnswer:
+    """Say what a resume does."""
+    return _ask_act(query, "resume")
+
+
+@pages.act("/process/resume", role=Role.OPERATE, form=WhichProcess)
+async def resume_process(visit: Visit, form: WhichProcess) -> PageAnswer:
+    """Let a process in error go on."""
+    return await _act(visit, form, "resume")
+
+
+@pages.show("/process/stop", role=Role.OPERATE, query=WhichProcess)
+async def ask_stop(_visit: Visit, query: WhichProcess) -> PageAnswer:
+    """Say what a stop does."""
+    return _ask_act(query, "stop")
+
+
+@pages.act("/process/stop", role=Role.OPERATE, form=WhichProcess)
+async def stop_process(visit: Visit, form: WhichProcess) -> PageAnswer:
+    """Stop the step that runs."""
+    return await _act(visit, form, "stop")
+
+
+@pages.show("/process/remove", role=Role.OPERATE, query=WhichProcess)
+async def ask_remove(_visit: Visit, query: WhichProcess) -> PageAnswer:
+    """Say what a removal does."""
+    return _ask_act(query, "remove")
+
+
+@pages.act("/process/remove", role=Role.OPERATE, form=WhichProcess)
+async def remove_process(visit: Visit, form: WhichProcess) -> PageAnswer:
+    """Remove a process."""
+    return await _act(visit, form, "remove")
+
+
+@pages.show("/process/task/<int:task_id>/withdraw", role=Role.OPERATE)
+async def ask_withdraw(visit: Visit, task_id: int) -> PageAnswer:
+    """Say what a withdrawal does."""
+    task = await visit.processes.task(task_id)
+    which = WhichProcess(type=task.type, id=task.process_id)
+    back = f"/ui/process/task/{task_id}" if visit.conceals(task.type, task.process_id) else _path(which)
+    return Question(
+        title=f"Withdraw the {what_of(task.kind, task.method)}?",
+        sentences=["It never runs if it has not begun by then, and who waits for its answer is told so."],
+        path=f"/ui/process/task/{task_id}/withdraw",
+        verb="Withdraw the call",
+        back=back,
+        is_harsh=True,
+    ).page
+
+
+@pages.act("/process/task/<int:task_id>/withdraw", role=Role.OPERATE)
+async def withdraw_call(visit: Visit, task_id: int) -> PageAnswer:
+    """Take a call back."""
+    answer = await _processes(visit).withdraw(task_id)
+    said = "Withdrawn: it never runs." if answer.status == "cancelled" else "Nothing was done: it has begun or ended."
+    return Redirect(f"/ui/process/task/{task_id}", said)

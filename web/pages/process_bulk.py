@@ -1,0 +1,136 @@
+"""Repair or resume of all processes in error that fit: of a group of errors, or of a type (U16)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import attrs
+import msgspec
+import trio
+from msgspec import Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.process_contract import BATCH, ProcessChange
+from dataloader.jobs.process_listings import ProcessFilter
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.process_rows import MOST_COUNTED, get_process_error
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+from dataloader.web.pages.process_list import json_of
+
+pages: Final = Pages()
+
+_GOES_ON_FOR_S: Final = 8.0
+"""So long one request goes on with the processes, batch by batch."""
+Action = Literal["repair", "resume"]
+_DOES: Final[dict[Action, str]] = {
+    "repair": "The repair of their type runs for each, with these args. Where it succeeds the process runs again.",
+    "resume": "Each goes on as it is: the timeout that had failed is tried again, or it waits for calls.",
+}
+
+
+class GroupQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which processes in error, and what is done."""
+
+    action: Action
+    type: str
+    error_group: str
+
+
+class GroupForm(GroupQuery, kw_only=True):
+    """`after`: where an act that was begun goes on. `shown`: the number of processes that the form has shown.
+
+    `typed`: what somebody has typed for it.
+    """
+
+    args: str | None = None
+    after: str | None = None
+    shown: int = 0
+    typed: str | None = None
+
+
+def _list_of(choice: GroupQuery) -> str:
+    return PublicAddress().url("/ui/processes", {"type": choice.type, "error_group": choice.error_group})
+
+
+@pages.show("/processes/errors/mend", role=Role.ADMIN, query=GroupQuery)
+async def ask_mend(visit: Visit, query: GroupQuery) -> PageAnswer:
+    """Say what a repair or a resume of a group will do."""
+    return await _asked(visit, GroupForm(action=query.action, type=query.type, error_group=query.error_group))
+
+
+async def _asked(visit: Visit, choice: GroupForm, fault: str | None = None) -> Page:
+    group = await get_process_error(visit.services.database, choice.type, choice.error_group)
+    number = 0 if group is None else group.processes
+    count = at_least(number, MOST_COUNTED)
+    processes = f"{count} {'process' if number == 1 else 'processes'}"
+    fields = []
+    if choice.action == "repair":
+        hint = 'A JSON value, such as 5, "text" or {"amount": 5}; empty: null.'
+        fields.append(Field(name="args", label="Args", kind="area", value=choice.args or "", hint=hint))
+    if number > MOST_UNTYPED and choice.after is None:
+        fields.append(Field(name="typed", label=f"Type {number} to go on", required=True))
+    verb = choice.action.capitalize()
+    question = Question(
+        title=f"Go on with the {choice.action}" if choice.after else f"{verb} {processes}?",
+        sentences=[
+            "None is in error for this any more."
+            if group is None
+            else f"{mask_text(choice.type)}: {shown.process_error_group(group).error}",
+            _DOES[choice.action],
+            "Those that are being mended already are left.",
+        ],
+        path="/ui/processes/errors/mend",
+        verb=verb,
+        back=_list_of(choice),
+        hidden={
+            "action": choice.action, "type": choice.type, "error_group": choice.error_group, "shown": number,
+            "after": choice.after,
+        },
+        fields=fields,
+        fault=fault,
+    )  # fmt: skip
+    return attrs.evolve(question.page, status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK)
+
+
+@pages.act("/processes/errors/mend", role=Role.ADMIN, form=GroupForm)
+async def mend(visit: Visit, form: GroupForm) -> PageAnswer:
+    """Repair or resume the processes of a group, each once, oldest first; a request goes on for some seconds."""
+    try:
+        if form.after is None:
+            await _check_number(visit, form)
+        change = ProcessChange(action=form.action, args=_args(form))
+    except BadRequest as error:
+        return await _asked(visit, form, f"{error.field}: {error.message}")
+    wanted = ProcessFilter(type=form.type, error_group=form.error_group)
+    changed, after = 0, form.after
+    until = trio.current_time() + _GOES_ON_FOR_S
+    did = "Resumed" if form.action == "resume" else "Asked for the repair of"
+    while True:
+        done = await visit.processes.change_some(change, wanted, limit=BATCH, after=after)
+        changed, after = changed + done.changed, done.next
+        if after is None:
+            return Redirect(_list_of(form), f"{did} {changed:,} {'process' if changed == 1 else 'processes'}.")
+        if trio.current_time() > until:
+            # Args may have what no address should: the form that goes on is the answer itself.
+            left = msgspec.structs.replace(form, after=after)
+            return await _asked(visit, left, f"{did} {changed:,} processes so far; there are more: go on.")
+
+
+def _args(form: GroupForm) -> Any:
+    return None if form.args is None else json_of("args", form.args)
+
+
+async def _check_number(visit: Visit, form: GroupForm) -> None:
+    if form.shown > MOST_UNTYPED:
+        if form.typed is None or form.typed.replace(",", "").strip() != str(form.shown):
+            raise BadRequest("typed", f"must be {form.shown}, the number of processes")
+        return
+    group = await get_process_error(visit.services.database, form.type, form.error_group)
+    if group is not None and group.processes > MOST_UNTYPED:
+        raise BadRequest("shown", f"must be the number of processes, which is more than {MOST_UNTYPED:,} by now")

@@ -1,0 +1,89 @@
+"""Deliveries of durable processes that are held up: to which sink, since when and why; and their release (P9)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+from msgspec import Struct
+
+from dataloader.jobs.process_outbox import HeldDelivery, HeldFilter
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.pages.asking import Question
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 5.0
+_HERE: Final = "/ui/processes/deliveries"
+
+
+class WhichDeliveries(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which deliveries; `held`: only those that wait for an operator."""
+
+    sink: str | None = None
+    type: str | None = None
+    id: str | None = None
+    held: bool = False
+
+    def wanted(self) -> HeldFilter:
+        """The same for the store."""
+        return HeldFilter(sink=self.sink, type=self.type, process_id=self.id, held=self.held)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is given, by its name in an address."""
+        values = {"sink": self.sink, "type": self.type, "id": self.id, "held": "true" if self.held else None}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class DeliveriesQuery(WhichDeliveries, kw_only=True):
+    """A page of them."""
+
+    after: str | None = None
+
+
+@pages.show("/processes/deliveries", query=DeliveriesQuery)
+async def show_deliveries(visit: Visit, query: DeliveriesQuery) -> PageAnswer:
+    """The processes whose deliveries have failed, by sink."""
+    page = await visit.processes.deliveries(query.wanted(), limit=PAGE, after=query.after)
+    values = {
+        "deliveries": [(one, _shown(one)) for one in page.deliveries],
+        "next": page.next,
+        "query": query,
+        "given": query.given,
+    }
+    return Page("process_deliveries.html", "Deliveries held up", values, refresh_s=REFRESH_S)
+
+
+def _shown(one: HeldDelivery) -> HeldDelivery:
+    return attrs.evolve(shown.held_delivery(one), sink=mask_text(one.sink), type=mask_text(one.type))
+
+
+@pages.show("/processes/deliveries/release", role=Role.OPERATE, query=WhichDeliveries)
+async def ask_release(_visit: Visit, query: WhichDeliveries) -> PageAnswer:
+    """Say what a release does."""
+    return Question(
+        title="Release deliveries?",
+        sentences=[
+            "The deliveries that fit are tried again now, each process in its order, as if they had not failed.",
+            "What fails again is tried with growing pauses, and held once more after its tries.",
+        ],
+        told=[f"{name}: {mask_text(str(value))}" for name, value in query.given.items()],
+        path=f"{_HERE}/release",
+        verb="Release",
+        back=PublicAddress().url(_HERE, query.given),
+        hidden=query.given,
+    ).page
+
+
+@pages.act("/processes/deliveries/release", role=Role.OPERATE, form=WhichDeliveries)
+async def release_deliveries(visit: Visit, form: WhichDeliveries) -> PageAnswer:
+    """Try deliveries again."""
+    released = await visit.processes.release(form.wanted())
+    said = f"Released the deliveries of {released:,} {'process' if released == 1 else 'processes'}."
+    return Redirect(PublicAddress().url(_HERE, form.given), said)

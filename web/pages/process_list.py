@@ -1,0 +1,205 @@
+"""The list of durable processes, filtered by what stands in the address, and the groups of their errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+from msgspec import Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.process_listings import PROCESS_STATUSES, ProcessFilter, ProcessStatus
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.process_rows import (
+    MOST_COUNTED,
+    MOST_WAITING,
+    ProcessRow,
+    ProcessRows,
+    get_process_error,
+    list_process_rows,
+)
+from dataloader.web import shown
+from dataloader.web.pages.copies import Copy, copies
+from dataloader.web.pages.formats import at_least
+from dataloader.web.pages.job_choice import Chip
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.process_words import what_of
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+GROUPS: Final = 25
+REFRESH_S: Final = 2.0
+GROUPS_REFRESH_S: Final = 5.0
+_MAX_METADATA: Final = 300
+_LABELS: Final = {
+    "type": "type", "status": "status", "id": "id", "metadata": "metadata", "error_group": "error group",
+}  # fmt: skip
+
+
+class ProcessChoice(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which processes; `metadata` is `name=value` or a JSON object. `after`: from which place on."""
+
+    type: str | None = None
+    status: ProcessStatus | None = None
+    id: str | None = None
+    metadata: str | None = None
+    error_group: str | None = None
+    after: str | None = None
+
+    def wanted(self) -> ProcessFilter:
+        """The same for the store. Raises `BadRequest`."""
+        return ProcessFilter(
+            type=self.type,
+            status=self.status,
+            process_id=self.id,
+            metadata=None if self.metadata is None else _searched(self.metadata),
+            error_group=self.error_group,
+        )
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What is given, by its name in an address, without the place."""
+        return {name: value for name in _LABELS if (value := getattr(self, name)) is not None}
+
+    @property
+    def chips(self) -> Iterator[Chip]:
+        """What is filtered, as a reader sees it."""
+        for name, value in self.given.items():
+            yield Chip(name, _LABELS[name], mask_text(value))
+
+
+class ProcessErrorsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of groups of errors."""
+
+    type: str | None = None
+    after: str | None = None
+
+
+def _searched(text: str) -> dict[str, Any]:
+    """The metadata that a reader has typed. What is masked can't be searched, or a search would tell of it (U8)."""
+    stripped = text.strip()
+    if stripped.startswith("{"):
+        value = json_of("metadata", stripped)
+    else:
+        name, is_named, typed = stripped.partition("=")
+        if not name.strip() or not is_named:
+            raise BadRequest("metadata", "must be name=value, or a JSON object")
+        value = {name.strip(): _scalar(typed.strip())}
+    if not isinstance(value, dict):
+        raise BadRequest("metadata", "must be name=value, or a JSON object")
+    return shown.searchable(value)
+
+
+def _scalar(text: str) -> Any:
+    """What `name=value` means: a number, true, false, null, or a text."""
+    try:
+        value = json_of("metadata", text)
+    except BadRequest:
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
+def json_of(name: str, text: str) -> Any:
+    """The JSON value of a field. Raises `BadRequest` that says where it is wrong."""
+    try:
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise BadRequest(
+            name, f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. A text stands in quotes."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(name, f"is not JSON: {str(error)[:100] or 'it is nested too deeply'}") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):  # it would be stored as null
+        raise ValueError(f"{digits} is larger than any number that is stored")
+    return number
+
+
+@pages.show("/processes", query=ProcessChoice)
+async def show_processes(visit: Visit, query: ProcessChoice) -> PageAnswer:
+    """The processes that fit the filter, newest first."""
+    database = visit.services.database
+    group, fault, found = None, None, ProcessRows()
+    try:
+        found = await list_process_rows(
+            database, query.wanted(), limit=PAGE, after=query.after, count=visit.part is None
+        )
+        if query.type is not None and query.error_group is not None and visit.part is None:
+            group = await get_process_error(database, query.type, query.error_group)
+    except BadRequest as error:
+        if visit.part is not None:
+            raise
+        fault = error
+    values: dict[str, Any] = {
+        "found": found,
+        "processes": [(row, shown_row(row), _doing(row)) for row in found.rows],
+        "choice": query,
+        "given": query.given,
+        "chips": list(query.chips),
+        "statuses": PROCESS_STATUSES,
+        "count": None if found.count is None else at_least(found.count, MOST_COUNTED),
+        "most_waiting": MOST_WAITING,
+        "group": None if group is None else shown.process_error_group(group),
+        "fault": fault,
+        "copies": _copies(visit, query, fault),
+    }
+    return Page(
+        "processes.html",
+        "Processes",
+        values,
+        # A search of metadata may read much: it is made once.
+        refresh_s=None if fault or query.metadata is not None else REFRESH_S,
+        status=HTTPStatus.UNPROCESSABLE_ENTITY if fault else HTTPStatus.OK,
+    )
+
+
+def shown_row(row: ProcessRow) -> ProcessRow:
+    """A row without secrets."""
+    return attrs.evolve(
+        row,
+        type=mask_text(row.type),
+        process_id=mask_text(row.process_id),
+        detail=shown.text(row.detail),
+        metadata=None if row.metadata is None else shown.fields(row.metadata),
+    )
+
+
+def _doing(row: ProcessRow) -> str | None:
+    """What runs, if something does."""
+    return None if row.running is None else what_of(row.running.kind, None)
+
+
+def _copies(visit: Visit, query: ProcessChoice, fault: object) -> tuple[Copy, ...]:
+    """The same list elsewhere."""
+    if visit.part is not None or fault is not None:
+        return ()
+    wanted = query.wanted()
+    metadata = None if wanted.metadata is None else json.dumps(wanted.metadata)
+    asked = {
+        "type": query.type, "status": query.status, "process_id": query.id, "metadata": metadata,
+        "error_group": query.error_group,
+    }  # fmt: skip
+    given = {name: value for name, value in asked.items() if value is not None}
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return copies(visit, "/api/v1/processes", given, ["process", "list", *options])
+
+
+@pages.show("/processes/errors", query=ProcessErrorsQuery)
+async def show_process_errors(visit: Visit, query: ProcessErrorsQuery) -> PageAnswer:
+    """The processes in error, counted by type and error; those with the most processes first."""
+    page = await visit.processes.errors(process_type=query.type, limit=GROUPS, after=query.after)
+    groups = [(one, attrs.evolve(shown.process_error_group(one), type=mask_text(one.type))) for one in page.groups]
+    values = {"groups": groups, "next": page.next, "query": query}
+    return Page("process_errors.html", "Errors of processes", values, refresh_s=GROUPS_REFRESH_S)

@@ -1,0 +1,98 @@
+"""One durable process: how it stands and why it waits, its state, and its tasks with their events as one timeline."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+import trio
+from msgspec import Struct
+
+from dataloader.jobs.process_listings import ENDED
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.processes.process_story import MOST_WAITING, read_story
+from dataloader.web import shown
+from dataloader.web.pages.copies import copies
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.process_words import KINDS, in_line, shown_story, state_of, what_of
+
+pages: Final = Pages()
+
+REFRESH_S: Final = 1.0
+TASKS: Final = 25
+EVENTS: Final = 50
+_MOST_EVENT: Final = 4_000
+"""Characters of an event that are shown."""
+
+
+class ProcessQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which process; `after`: a page of its tasks or events."""
+
+    type: str
+    id: str
+    after: str | None = None
+
+
+@pages.show("/process", query=ProcessQuery)
+async def show_process(visit: Visit, query: ProcessQuery) -> PageAnswer:
+    """A process. All that changes is the live part."""
+    own = await read_story(visit.services.database, query.type, query.id, limit=TASKS, after=query.after)
+    story = await trio.to_thread.run_sync(shown_story, own, limiter=visit.services.turns.masking)
+    is_mended = own.running is not None or own.timer is not None or own.waiting > 0
+    address = f"/api/v1/processes/{query.type}/{query.id}"
+    values: dict[str, Any] = {
+        "own": own,
+        "story": story,
+        "state": state_of(own),
+        "is_first": query.after is None,
+        "most_waiting": MOST_WAITING,
+        "can_mend": own.status == "error" and not is_mended,
+        "what_of": what_of,
+        "kinds": KINDS,
+        "in_line": in_line,
+        "which": {"type": query.type, "id": query.id},
+        "copies": () if visit.part else copies(visit, address, {}, ["process", "show", query.type, query.id]),
+    }
+    return Page("process.html", f"{story.type} {story.process_id}", values, refresh_s=REFRESH_S)
+
+
+@pages.show("/process/task/<int:task_id>")
+async def show_process_task(visit: Visit, task_id: int) -> PageAnswer:
+    """A task of a process with all that it was given and has answered."""
+    own = await visit.processes.task(task_id)
+    task = await trio.to_thread.run_sync(shown.process_task, own, limiter=visit.services.turns.masking)
+    values = {
+        "own": own,
+        "task": attrs.evolve(task, type=mask_text(own.type)),
+        "what": what_of(own.kind, own.method),
+    }
+    title = f"Task {task_id} of {mask_text(own.type)} {task.process_id}"
+    return Page("process_task.html", title, values, refresh_s=None if own.status in ENDED else REFRESH_S)
+
+
+@pages.show("/process/events", query=ProcessQuery)
+async def show_process_events(visit: Visit, query: ProcessQuery) -> PageAnswer:
+    """All that has happened in a process, in its order."""
+    page = await visit.processes.events(query.type, query.id, limit=EVENTS, after=query.after)
+    events = await trio.to_thread.run_sync(
+        lambda: [(event, in_line(shown.process_event(event).payload)) for event in page.events],
+        limiter=visit.services.turns.masking,
+    )
+    values = {
+        "type": mask_text(query.type),
+        "id": mask_text(query.id),
+        "which": {"type": query.type, "id": query.id},
+        "events": events,
+        "next": page.next,
+        "most": _MOST_EVENT,
+    }
+    return Page("process_events.html", f"Events of {values['type']} {values['id']}", values)
+
+
+@pages.show("/process/state", query=ProcessQuery)
+async def show_process_state(visit: Visit, query: ProcessQuery) -> PageAnswer:
+    """A state, and metadata, that are too long for the page of their process."""
+    own = await visit.processes.get(query.type, query.id)
+    record = await trio.to_thread.run_sync(shown.process, own, limiter=visit.services.turns.masking)
+    values = {"record": attrs.evolve(record, type=mask_text(own.type)), "which": {"type": query.type, "id": query.id}}
+    return Page("process_state.html", f"State of {mask_text(query.type)} {mask_text(query.id)}", values)

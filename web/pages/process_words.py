@@ -1,0 +1,141 @@
+"""A durable process in words: what it does now, or why it does not run, and what its tasks are called."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+
+from dataloader.jobs.secrets.masking import mask, mask_text
+from dataloader.store.processes.process_story import MOST_WAITING, Brief, ProcessStory, StoryEvent, StoryTask
+from dataloader.web import shown
+from dataloader.web.pages.formats import at_least
+
+KINDS: Final = {"init": "start", "call": "call", "repair": "repair", "timeout": "timeout", "remove": "removal"}
+"""What a task is called by its kind."""
+
+
+@attrs.frozen(kw_only=True)
+class ProcessState:
+    """What a process does, in one sentence: `until` it waits, and a page that says more.
+
+    lead: the words before the sentence; is_bad: somebody has to do something.
+    """
+
+    lead: str
+    text: str
+    until: datetime | None = None
+    path: str | None = None
+    name: str | None = None
+    label: str | None = None
+    is_bad: bool = False
+
+
+def state_of(story: ProcessStory) -> ProcessState:
+    """The sentence. It says nothing that depends on the time at which it is read."""
+    if story.running is not None:
+        return _of_step(story)
+    has_work = story.waiting > 0 or story.is_due
+    if story.status == "error" and not has_work and story.timer is None:
+        text = "repair it, or resume it, which tries what has failed once more"
+        if story.corrupted_by is None:
+            text = "repair it, or resume it: then it waits for calls"
+        return ProcessState(lead="It has failed:", text=f"{text}.", is_bad=True)
+    if has_work:
+        return _of_work(story)
+    if story.timer is not None:
+        what = "It is removed" if story.timer.kind == "remove" else "Its timeout runs"
+        again = f", try {story.timer.attempt + 1}" if story.timer.attempt else ""
+        return ProcessState(lead="It waits for its timer.", text=f"{what}{again}, unless a call comes first:",
+                            until=story.timer.at)  # fmt: skip
+    if story.status == "init":
+        return ProcessState(lead="It has not begun:", text="its first step waits for a worker.")
+    return ProcessState(lead="It rests:", text="nothing waits and it has no timer. It goes on when it is called.")
+
+
+def _of_step(story: ProcessStory) -> ProcessState:
+    what = what_of(story.running.kind, story.running_method) if story.running else ""
+    job = story.wake_up
+    path = None if job is None else f"/ui/jobs/{job.job_id}"
+    if job is None or job.status != "running":
+        text = f"its {what} has lost its worker; the next one that takes its wake-up job decides what becomes of it."
+        return ProcessState(lead="It is interrupted:", text=text, path=path, label="Its wake-up job", is_bad=True)
+    worker = "another service" if job.worker is None else mask_text(job.worker)
+    if job.is_silent:
+        text = f"its {what} on {worker}, which is silent: the next service that looks takes it back."
+        return ProcessState(lead="It runs no more:", text=text, path=path, label="Its wake-up job", is_bad=True)
+    stops = " It was asked to stop." if job.is_stopping else ""
+    return ProcessState(lead="It runs", text=f"its {what} on {worker}.{stops}", path=path, label="Its wake-up job")
+
+
+def _of_work(story: ProcessStory) -> ProcessState:
+    calls = f"{at_least(story.waiting, MOST_WAITING)} {'request waits' if story.waiting == 1 else 'requests wait'}"
+    work = calls if story.waiting else "its timer is due"
+    lead, queue, job = "Why it does not run:", f"process.{story.type}", story.wake_up
+    serving, name = story.serving, mask_text(story.type)
+    at_queue: dict[str, Any] = {"path": "/ui/queue", "name": queue, "label": "Its queue and who serves it"}
+    if job is None or job.status not in {"queued", "running"}:
+        text = f"{work}, but it has no wake-up job. Services look for such processes, and add one."
+        return ProcessState(lead=lead, text=text, is_bad=True)
+    own: dict[str, Any] = {"path": f"/ui/jobs/{job.job_id}", "label": "Its wake-up job"}
+    if job.status == "running":
+        worker = "another service" if job.worker is None else mask_text(job.worker)
+        return ProcessState(lead="It runs:", text=f"{work}, and {worker} is at it.", **own)
+    if serving.paused:
+        text = f"{work}, but its queue process.{name} is paused."
+        return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
+    if not serving.workers:
+        text = f"{work}, but no worker serves the queue process.{name}. Start a program that defines the type."
+        return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
+    if not serving.knowing:
+        text = f"{work}, but no worker of the queue process.{name} knows version {story.version} of the type."
+        return ProcessState(lead=lead, text=text, is_bad=True, **at_queue)
+    text = f"{work}. A worker takes its wake-up job as soon as it has a slot."
+    return ProcessState(lead="It is ready:", text=text, **own)
+
+
+def what_of(kind: str, method: str | None) -> str:
+    """A task in a word or two: `call pay`, `timeout`."""
+    word = KINDS.get(kind, kind)
+    return word if method is None else f"{word} {mask_text(method)}"
+
+
+def shown_brief(value: Brief) -> Brief:
+    """A value without secrets."""
+    return value if value.is_long else Brief(mask(value.value))
+
+
+def shown_task(task: StoryTask) -> StoryTask:
+    """A task without secrets."""
+    return attrs.evolve(
+        task,
+        args=shown_brief(task.args),
+        context=shown_brief(task.context),
+        response=shown_brief(task.response),
+        error=shown.text(task.error),
+        idempotency_key=shown.text(task.idempotency_key),
+        events=[StoryEvent(event.event_id, shown_brief(event.payload)) for event in task.events],
+    )
+
+
+def shown_story(story: ProcessStory) -> ProcessStory:
+    """A process without secrets."""
+    timer = story.timer
+    return attrs.evolve(
+        story,
+        type=mask_text(story.type),
+        process_id=mask_text(story.process_id),
+        detail=shown.text(story.detail),
+        state=shown_brief(story.state),
+        metadata=shown_brief(story.metadata),
+        timer=None if timer is None else attrs.evolve(timer, context=shown_brief(timer.context)),
+        open=list(map(shown_task, story.open)),
+        ended=list(map(shown_task, story.ended)),
+    )
+
+
+def in_line(value: Any) -> str:
+    """A JSON value on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,101 @@
+"""The queues: what waits in each and why, what runs, who serves it; pause and resume; and the processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import attrs
+from msgspec import Meta, Struct
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.queue.depths import read_depths
+from dataloader.store.queue.serving import PROCESSES, JobInQueue, read_processes, read_queue
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages.addresses import own_path
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 100
+REFRESH_S: Final = 5.0
+"""As seldom as depths should be seen to change."""
+
+
+class QueuesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of queues, by name: behind so many of them."""
+
+    after: Annotated[int, Meta(ge=0)] = 0
+
+
+class QueueQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which queue."""
+
+    name: str
+
+
+class QueueForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A queue, and the page to go back to."""
+
+    queue: Annotated[str, Meta(min_length=1)]
+    to: str = "/ui/queues"
+
+
+@pages.show("/queues", query=QueuesQuery)
+async def show_queues(visit: Visit, query: QueuesQuery) -> PageAnswer:
+    """The queues that have work, are served or are paused, by name."""
+    depths = await read_depths(visit.services.database)
+    end = query.after + PAGE
+    values = {
+        "queues": [(record, shown.queue(record)) for record in depths.queues[query.after : end]],
+        "next": end if end < len(depths.queues) else None,
+        "depths": depths,
+    }
+    return Page("queues.html", "Queues", values, refresh_s=REFRESH_S)
+
+
+@pages.show("/queue", query=QueueQuery)
+async def show_queue(visit: Visit, query: QueueQuery) -> PageAnswer:
+    """One queue: its depths, who serves it, what runs, what starts next."""
+    depths, detail = await read_queue(visit.services.database, query.name)
+    counted = next((record for record in depths.queues if record.queue == query.name), None)
+    pause = depths.paused.get(query.name)
+    values = {
+        "own": query.name,
+        "name": mask_text(query.name),
+        "queue": counted,
+        "depths": depths,
+        "pause": None if pause is None else attrs.evolve(pause, by=shown.text(pause.by)),
+        "workers": list(map(shown.worker_process, detail.workers)),
+        "running": list(map(_job, detail.running)),
+        "next": list(map(_job, detail.next)),
+        "tasks": [(task.task, attrs.evolve(task, task=mask_text(task.task))) for task in detail.tasks],
+    }
+    return Page("queue.html", f"Queue {mask_text(query.name)}", values, refresh_s=REFRESH_S)
+
+
+@pages.show("/workers")
+async def show_workers(visit: Visit) -> PageAnswer:
+    """The processes: what they serve, how many slots are taken, and which are gone."""
+    processes = list(map(shown.worker_process, await read_processes(visit.services.database)))
+    return Page("workers.html", "Workers", {"processes": processes, "most": PROCESSES}, refresh_s=REFRESH_S)
+
+
+@pages.act("/queues/pause", role=Role.OPERATE, form=QueueForm)
+async def pause_queue(visit: Visit, form: QueueForm) -> PageAnswer:
+    """Pause a queue."""
+    await visit.jobs.pause(form.queue)
+    undo = Undo("/ui/queues/resume", {"queue": form.queue, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.queue)}: none of its jobs starts.", undo)
+
+
+@pages.act("/queues/resume", role=Role.OPERATE, form=QueueForm)
+async def resume_queue(visit: Visit, form: QueueForm) -> PageAnswer:
+    """End a queue's pause."""
+    await visit.jobs.resume(form.queue)
+    undo = Undo("/ui/queues/pause", {"queue": form.queue, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Resumed {mask_text(form.queue)}.", undo)
+
+
+def _job(job: JobInQueue) -> JobInQueue:
+    return attrs.evolve(job, task=mask_text(job.task), worker=shown.text(job.worker))

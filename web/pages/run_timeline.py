@@ -1,0 +1,131 @@
+"""The timeline of a run: where each task stands on a line as long as the run, and what its phases did (U1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Final
+
+import attrs
+
+from dataloader.store.etl.run_views import RunTask, RunView
+from dataloader.web.pages.formats import duration, in_zone, inert, words
+
+MOST_LANES: Final = 6
+"""Lanes that a bar has: more would be too thin to be seen."""
+_PHASES: Final = ("requests", "processing", "writing")
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
+_MOST_TICKS: Final = 6
+
+
+@attrs.frozen
+class Lane:
+    """What was at work in a task: a phase of a load, or a table of dimensions."""
+
+    name: str
+    kind: str
+    since: datetime
+    until: datetime
+    busy_s: float | None
+
+
+@attrs.frozen
+class Line:
+    """The time between two instants as a line from 0 to 1."""
+
+    since: datetime
+    until: datetime
+
+    @classmethod
+    def of(cls, run: RunView) -> Line:
+        """A run's. While it goes on, its end moves in steps: a page that is asked for again has mostly not changed."""
+        if run.is_over:
+            instants = [run.finished_at, *(task.finished_at for task in run.tasks)]
+            until = max((instant for instant in instants if instant is not None), default=run.started_at)
+        else:
+            past_s = max(1.0, (run.now - run.started_at).total_seconds())
+            step_s = 2 ** max(0, int(past_s / 64).bit_length())
+            until = run.started_at + timedelta(seconds=(past_s // step_s + 1) * step_s)
+        return cls(run.started_at, max(until, run.started_at + timedelta(milliseconds=1)))
+
+    def at(self, instant: datetime) -> float:
+        """Where an instant stands."""
+        return (instant - self.since) / (self.until - self.since)
+
+    def marks(self, tz: tzinfo) -> list[tuple[float, str]]:
+        """Round times of a zone along the line, and how they are written."""
+        whole_s = (self.until - self.since).total_seconds()
+        step_s = next((step for step in _STEPS_S if whole_s / step <= _MOST_TICKS), None)
+        if step_s is None:
+            step_s = 86_400 * (1 + int(whole_s / 86_400 / _MOST_TICKS))
+        form = "%m-%d" if step_s >= 86_400 else "%H:%M" if step_s >= 60 else "%H:%M:%S"
+        offset_s = (in_zone(self.since, tz).utcoffset() or timedelta()).total_seconds()
+        first_s = -((self.since.timestamp() + offset_s) // -step_s) * step_s - offset_s
+        marks = []
+        for number in range(_MOST_TICKS + 2):
+            at = datetime.fromtimestamp(first_s + number * step_s, UTC)
+            if at <= self.until:
+                marks.append((self.at(at), in_zone(at, tz).strftime(form)))
+        # What stands at the end would be cut.
+        return [mark for mark in marks if mark[0] < 1 - len(mark[1]) / 60]
+
+
+def lanes_of(task: RunTask) -> list[Lane]:
+    """The phases or tables of a task whose times are known, in order."""
+    parts: Mapping[str, Any] = task.phases or task.tables
+    found = []
+    for number, (name, part) in enumerate(sorted(parts.items(), key=_place)):
+        times = part if isinstance(part, Mapping) else {}
+        since, until = _instant(times.get("began_at")), _instant(times.get("ended_at"))
+        if since is not None and until is not None:
+            kind = name if task.phases else "failed" if times.get("status") == "failed" else f"table-{number % 2}"
+            busy_s = times.get("busy_s")
+            found.append(Lane(name, kind, since, until, busy_s if isinstance(busy_s, int | float) else None))
+    return found[:MOST_LANES]
+
+
+def _place(part: tuple[str, object]) -> tuple[int, str]:
+    return (_PHASES.index(part[0]) if part[0] in _PHASES else len(_PHASES)), part[0]
+
+
+def _instant(text: object) -> datetime | None:
+    try:
+        instant = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return instant if instant is None or instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+
+
+@attrs.frozen
+class Bar:
+    """A task on the line: what `svg.lanes` takes, and what a task that has not begun has not."""
+
+    start: float
+    end: float
+    label: str
+    kind: str
+    parts: list[tuple[float, float, str, str]]
+
+
+def bar_of(task: RunTask, line: Line, tz: tzinfo) -> Bar | None:
+    """The bar of a task that has begun."""
+    if task.started_at is None:
+        return None
+    ends = task.finished_at or line.until
+    took = duration(task.took) if task.took is not None else "still running"
+    said = f"{words(task.status)}, {_clock(task.started_at, tz)} to {_clock(task.finished_at, tz)}, {took}"
+    parts = [
+        (
+            line.at(lane.since),
+            line.at(lane.until),
+            f"{inert(lane.name)} {_clock(lane.since, tz)} to {_clock(lane.until, tz)}"
+            + ("" if lane.busy_s is None else f", {duration(lane.busy_s)} of work"),
+            lane.kind,
+        )
+        for lane in lanes_of(task)
+    ]
+    return Bar(line.at(task.started_at), line.at(ends), said, task.status, parts)
+
+
+def _clock(value: datetime | None, tz: tzinfo) -> str:
+    return "now" if value is None else in_zone(value, tz).strftime("%H:%M:%S")

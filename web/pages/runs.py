@@ -1,0 +1,216 @@
+"""Runs of loads and flows: the list, one run with its timeline and its log by tasks, two of them side by side (E11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
+
+import attrs
+from msgspec import Meta, Struct
+
+from dataloader.jobs.listings import Level
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.etl.run_records import list_failures_of_run
+from dataloader.store.etl.run_views import MOST_FAILURES, RunTask, RunView, get_run_view, list_run_lines
+from dataloader.web import shown
+from dataloader.web.pages.formats import as_json
+from dataloader.web.pages.log_blocks import BlockOfLines, LogFilter, log_as_text, read_block
+from dataloader.web.pages.page_routes import Download, Page, PageAnswer, Pages, Visit
+from dataloader.web.pages.run_timeline import Bar, Line, bar_of
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_LIST_S: Final = 2.0
+REFRESH_S: Final = 1.0
+
+_WAITS: Final = {
+    "pause": "after the pause",
+    "retry-after": "when the source allows it",
+    "request": "after that of another run",
+    "budget": "when the budget allows it",
+    "period": "in the next work period",
+    "paused": "when the supplier is resumed",
+}
+
+RunStatus = Literal[
+    "running", "succeeded", "succeeded_with_failures", "failed", "canceled", "interrupted", "queued", "lost"
+]
+
+
+class RunsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of runs, newest first, of one name or one status."""
+
+    name: str | None = None
+    status: RunStatus | None = None
+    after: str | None = None
+
+
+class RunQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A run: which of its lines, by task or all in order, which block is open, and behind which line it begins.
+
+    `task` may be repeated; the view reads it itself, since a name may have a comma.
+    """
+
+    task: str | None = None
+    level: Level | None = None
+    q: Annotated[str, Meta(max_length=200)] | None = None
+    view: Literal["tasks", "all"] = "tasks"
+    open: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    behind: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
+class FailuresQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of a run's failures."""
+
+    after: str | None = None
+
+
+@attrs.frozen
+class ShownTask:
+    """A task as the page has it: its real name to link by, the masked record, its bar."""
+
+    own: str
+    record: RunTask
+    bar: Bar | None
+
+
+@pages.show("/runs", query=RunsQuery)
+async def show_runs(visit: Visit, query: RunsQuery) -> PageAnswer:
+    """The runs of loads and flows, newest first."""
+    page = await list_run_lines(
+        visit.services.database, name=query.name, status=query.status, limit=PAGE, after=query.after
+    )
+    runs = [(run, mask_text(run.name), _told(run.args), shown.text(run.reason)) for run in page.runs]
+    values = {
+        "runs": runs,
+        "next": page.next,
+        "query": query,
+        "statuses": RunStatus.__args__,  # type: ignore[attr-defined]
+        "many": MOST_FAILURES,
+    }
+    return Page("runs.html", "Runs", values, refresh_s=REFRESH_LIST_S)
+
+
+def _told(args: Mapping[str, Any] | None) -> str:
+    """What was asked for, which tells runs of one load apart: `from=2026-10-12 to=2026-10-16`."""
+    named = sorted(shown.fields(dict(args or {})).items())
+    return " ".join(f"{name}={value if isinstance(value, str) else as_json(value, None)}" for name, value in named)
+
+
+@pages.show("/runs/<uuid:run_id>", query=RunQuery)
+async def show_run(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
+    """A run: how it stands, its timeline, and its log: a block for each task, or all lines in order."""
+    chosen = visit.arguments.get("task", [])
+    wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)
+    block = await _block(visit, run_id, query, wanted)
+    if visit.part == "lines":
+        return Page("run.html", "Log", {"block": block})
+    run = await get_run_view(visit.services.database, run_id)
+    line = Line.of(run)
+    masked = masked_run(run)
+    values = {
+        "run": masked,
+        "tasks": [
+            ShownTask(own.task, task, bar_of(task, line, visit.preferences.tz))
+            for own, task in zip(run.tasks, masked.tasks, strict=True)
+        ],
+        "marks": line.marks(visit.preferences.tz),
+        "query": query,
+        "chosen": frozenset(wanted.tasks),
+        "is_narrow": bool(wanted.tasks or wanted.level or wanted.text),
+        "block": block,
+        "many": MOST_FAILURES,
+        "live": _live(masked),
+        "has_phases": any(task.phases for task in run.tasks),
+    }
+    return Page("run.html", f"{masked.name} · run", values, refresh_s=None if run.is_over else REFRESH_S)
+
+
+async def _block(visit: Visit, run_id: UUID, query: RunQuery, wanted: LogFilter) -> BlockOfLines | None:
+    """The lines that the page shows, or the part that is asked for: of one task, of the run itself, or of all."""
+    if visit.part not in {None, "lines"}:
+        return None
+    if query.view == "all":
+        return await read_block(visit.services.database, run_id, wanted, None, query.behind)
+    if query.open is None:
+        return None
+    return await read_block(visit.services.database, run_id, wanted, query.open, query.behind)
+
+
+def _live(run: RunView) -> Mapping[str, Any] | None:
+    """What a running load shows of itself: see `LoadProgress.snapshot`."""
+    if run.progress is None or run.is_over:
+        return None
+    known = {name: value for name, value in run.progress.items() if type(value) is int}
+    segment, waits = run.progress.get("segment"), run.progress.get("waiting")
+    waits = waits if isinstance(waits, Mapping) else {}
+    return {
+        **known,
+        # Days are named by their midnights.
+        "segment": segment.replace("T00:00:00+0000", "") if isinstance(segment, str) and segment else None,
+        "load": run.progress.get("load"),
+        "waits_for": _WAITS.get(str(waits.get("for")), "when the answers are processed") if waits else None,
+        "waits_until": _instant_of(waits.get("until")),
+    }
+
+
+def _instant_of(text: object) -> datetime | None:
+    with suppress(TypeError, ValueError):
+        return datetime.fromisoformat(text)  # type: ignore[arg-type]
+    return None
+
+
+@pages.show("/runs/<uuid:run_id>/failures", query=FailuresQuery)
+async def show_failures(visit: Visit, run_id: UUID, query: FailuresQuery) -> PageAnswer:
+    """What failed in a run, oldest first."""
+    run = masked_run(await get_run_view(visit.services.database, run_id))
+    page = await list_failures_of_run(visit.services.database, run_id, after=query.after)
+    failures = [
+        (failure.load, attrs.evolve(failure.masked(), load=mask_text(failure.load))) for failure in page.failures
+    ]
+    # Those of dimensions stand in no table of failures, but in the task's summary.
+    tables = [
+        (task, name, table)
+        for task in (run.tasks if query.after is None else ())
+        for name, table in task.tables.items()
+        if isinstance(table, Mapping) and table.get("error")
+    ]
+    values = {"run": run, "failures": failures, "tables": tables, "next": page.next}
+    return Page("run_failures.html", f"{run.name} · failures", values)
+
+
+@pages.show("/runs/<uuid:run_id>.txt", query=RunQuery, deadline_s=60.0)
+async def show_log_as_text(visit: Visit, run_id: UUID, query: RunQuery) -> PageAnswer:
+    """The log as a text, in UTC: task by task, or all lines in order."""
+    chosen = visit.arguments.get("task", [])
+    wanted = LogFilter(tasks=[task for task in chosen if task], level=query.level, text=query.q)
+    run = await get_run_view(visit.services.database, run_id)
+    data = await log_as_text(visit.services.database, run, wanted, by_task=query.view == "tasks")
+    return Download(data=data, media_type="text/plain; charset=utf-8", file_name=f"run-{run_id}.txt")
+
+
+def masked_run(run: RunView) -> RunView:
+    """A run without the secrets in what clients, sources and handlers wrote (Q16)."""
+    return attrs.evolve(
+        run,
+        name=mask_text(run.name),
+        reason=shown.text(run.reason),
+        counts=shown.fields(dict(run.counts)),
+        progress=None if run.progress is None else shown.fields(dict(run.progress)),
+        tasks=[
+            attrs.evolve(
+                task,
+                task=mask_text(task.task),
+                layer=mask_text(task.layer),
+                reason=shown.text(task.reason),
+                counts=shown.fields(dict(task.counts)),
+                phases=shown.fields(dict(task.phases)),
+                tables=shown.fields(dict(task.tables)),
+            )
+            for task in run.tasks
+        ],
+    )

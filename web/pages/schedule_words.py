@@ -1,0 +1,130 @@
+"""A schedule in words: when it is due, what becomes of missed and overlapping times, what is on record about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, tzinfo
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import attrs
+
+from dataloader.jobs.schedule_contract import ScheduleEvent, ScheduleRecord
+from dataloader.jobs.schedules import COUNTED, Missed, Overlap, Schedule
+from dataloader.web.pages.formats import duration, number
+
+_OVERLAPS: Final = {
+    Overlap.ONE: "While a job has not ended, the next one waits for its end; further times are left out.",
+    Overlap.SKIP: "While a job has not ended, times are left out.",
+    Overlap.ALL: "While a job has not ended, all later ones wait, and run one after the other.",
+    Overlap.CANCEL: "A job that has not ended is canceled when the next is due, which starts after it.",
+    Overlap.PARALLEL: "Jobs run side by side: none waits for another.",
+}
+
+
+def when(schedule: Schedule) -> str:
+    """Its times in short: the expression, or the period."""
+    return schedule.cron if schedule.cron is not None else f"every {duration(schedule.every_s)}"
+
+
+def state(record: ScheduleRecord) -> str:
+    """How it stands: `on`, `paused`, `retired`, `faulty`, or `over` when no time is left."""
+    if record.retired_at is not None:
+        return "retired"
+    if record.paused:
+        return "paused"
+    if record.fault is not None:
+        return "faulty"
+    return "on" if record.next_at is not None else "over"
+
+
+def policies(schedule: Schedule) -> Iterator[str]:
+    """What becomes of its times, in sentences."""
+    match schedule.missed:
+        case Missed.ONCE:
+            yield "Of times that passed while nobody could start them, the latest is made up for."
+        case Missed.SKIP:
+            yield f"Times that nobody could start within {duration(schedule.grace_s)} are left out."
+        case Missed.ALL:
+            within = "" if schedule.missed_within_s is None else f" of the last {duration(schedule.missed_within_s)}"
+            yield (
+                "Of times that passed while nobody could start them, "
+                f"the newest {number(schedule.missed_limit)}{within} are made up for, oldest first."
+            )
+    yield _OVERLAPS[schedule.overlap]
+    if schedule.jitter_s:
+        yield f"Each job starts up to {duration(schedule.jitter_s)} later than planned, so that not all start at once."
+    if schedule.pause_on_failure:
+        yield "A job that fails for good pauses the schedule."
+
+
+@attrs.frozen
+class PlannedTime:
+    """A planned time. `there`: what the schedule's own clock shows; `changed`: how that clock was changed before it."""
+
+    at: datetime
+    there: str
+    changed: str | None
+
+
+def planned_times(times: Sequence[datetime], zone: tzinfo, last: datetime | None) -> Iterator[PlannedTime]:
+    """The times with the changes of the schedule's clock between them marked; `last` is the one before them."""
+    before = None if last is None else last.astimezone(zone).utcoffset()
+    for at in times:
+        there = at.astimezone(zone)
+        ahead = there.utcoffset()
+        changed = None
+        if before is not None and ahead is not None and ahead != before:
+            way = "forward" if ahead > before else "back"
+            changed = f"clock put {way} by {duration(abs(ahead - before))} since the time before"
+        yield PlannedTime(at, f"{there:%a %Y-%m-%d %H:%M:%S} {there:%z}", changed)
+        before = ahead
+
+
+def zone_of(schedule: Schedule) -> ZoneInfo:
+    """The schedule's zone."""
+    return ZoneInfo(schedule.zone)
+
+
+_WHY: Final = {
+    "missed": "missed: nobody could start them",
+    "overlap": "an earlier job had not ended",
+    "unique": "another job stands for them",
+}
+
+
+@attrs.frozen
+class EventLine:
+    """What is on record, as a sentence, with the times that it is about."""
+
+    at: datetime
+    kind: str
+    text: str
+    first: datetime | None = None
+    last: datetime | None = None
+
+
+def event_line(event: ScheduleEvent) -> EventLine:
+    """An event in words; one of a kind that is not known is shown by its kind."""
+    given = event.payload or {}
+    first, last = _instant(given.get("first") or given.get("begin")), _instant(given.get("last") or given.get("end"))
+    match event.kind:
+        case "left_out":
+            times = given.get("times", 0)
+            many = f"{times:,} or more" if isinstance(times, int) and times >= COUNTED else str(times)
+            why = given.get("why", "")
+            text = f"{many} left out: {_WHY.get(why, why)}"
+        case "backfilled":
+            text = f"backfilled: {given.get('jobs', 0)} jobs"
+        case _:
+            by = given.get("by") or given.get("why")
+            text = event.kind if by is None else f"{event.kind} ({by})"
+    return EventLine(event.at, event.kind, text, first, last)
+
+
+def _instant(text: object) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if found is None or found.utcoffset() is None else found

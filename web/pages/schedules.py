@@ -1,0 +1,264 @@
+"""The schedules: when each is due next, how its last jobs ended, what was left out; pause, run now, backfill (R7)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+from uuid import UUID
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.schedule_contract import ScheduleRecord
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.store.schedules.planned_jobs import PlannedJob, last_planned_jobs
+from dataloader.store.schedules.schedule_view import read_schedule_view
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages import schedule_words
+from dataloader.web.pages.addresses import PublicAddress, own_path
+from dataloader.web.pages.asking import MOST_UNTYPED, Field, Question, once
+from dataloader.web.pages.formats import instant
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+from dataloader.web.pages.wall_times import field_of_instant, instant_of_field
+
+pages: Final = Pages()
+
+PAGE: Final = 30
+LAST: Final = 5
+LAST_OF_ONE: Final = 20
+NEXT: Final = 10
+EVENTS: Final = 30
+REFRESH_S: Final = 2.0
+_TOLD: Final = 500
+"""Times of a dry run that are listed."""
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class SchedulesQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of schedules, by name."""
+
+    after: str | None = None
+
+
+class ScheduleQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A schedule."""
+
+    name: Name
+
+
+class ScheduleForm(ScheduleQuery, kw_only=True):
+    """A schedule, and the page to go back to."""
+
+    to: str = "/ui/schedules"
+
+
+class RunForm(ScheduleForm, kw_only=True):
+    """`once`: the id that the job gets, so that a form sent twice adds one job."""
+
+    once: UUID
+
+
+class BackfillQuery(ScheduleQuery, kw_only=True):
+    """The span of a backfill, by the clock of the zone that is shown."""
+
+    begin: str | None = None
+    end: str | None = None
+    again: bool = False
+
+
+class BackfillForm(BackfillQuery, kw_only=True):
+    """`once`: the backfill's id; `shown` and `typed`: the number of jobs that was shown and that somebody has typed."""
+
+    once: UUID
+    shown: int = 0
+    typed: str | None = None
+
+
+def page_of(name: str) -> str:
+    """The address of a schedule's page."""
+    return PublicAddress().url("/ui/schedule", {"name": name})
+
+
+@pages.show("/schedules", query=SchedulesQuery)
+async def show_schedules(visit: Visit, query: SchedulesQuery) -> PageAnswer:
+    """The schedules, by name."""
+    page = await visit.schedules.find(limit=PAGE, after=query.after)
+    jobs = await last_planned_jobs(visit.services.database, [one.name for one in page.schedules], number=LAST)
+    rows = [_row(one) | {"signs": list(map(_sign, jobs[one.name]))} for one in page.schedules]
+    return Page("schedules.html", "Schedules", {"schedules": rows, "next": page.next}, refresh_s=REFRESH_S)
+
+
+def _sign(job: PlannedJob) -> dict[str, object]:
+    return {"status": job.status, "path": f"/ui/jobs/{job.job_id}", "at": job.planned_at}
+
+
+def _row(record: ScheduleRecord) -> dict[str, object]:
+    schedule = None if record.fault else record.schedule
+    return {
+        "own": record,
+        "schedule": shown.schedule(record),
+        "when": None if schedule is None else schedule_words.when(schedule),
+        "zone": None if schedule is None else schedule.zone,
+        "missed": None if schedule is None else schedule.missed,
+        "state": schedule_words.state(record),
+    }
+
+
+@pages.show("/schedule", query=ScheduleQuery)
+async def show_schedule(visit: Visit, query: ScheduleQuery) -> PageAnswer:
+    """A schedule: its next times, its last jobs, what was left out, its policies in words."""
+    view = await read_schedule_view(visit.services.database, query.name, events=EVENTS, jobs=LAST_OF_ONE)
+    record = view.record
+    values = _row(record) | {
+        "planned": None if record.fault else _planned(record),
+        "events": [schedule_words.event_line(shown.schedule_event(one)) for one in view.events],
+        "jobs": view.jobs,
+        "once": None if visit.part else once(),
+    }
+    return Page("schedule.html", f"Schedule {mask_text(record.name)}", values, refresh_s=REFRESH_S)
+
+
+def _planned(record: ScheduleRecord) -> dict[str, object]:
+    """What a schedule that can be read says: its times, its jobs, its policies."""
+    schedule = record.schedule
+    times = record.next_times(NEXT)
+    return {
+        "policies": list(schedule_words.policies(schedule)),
+        "times": list(schedule_words.planned_times(times, schedule_words.zone_of(schedule), record.last_at)),
+        "options": shown.fields(dict(schedule.job)),
+        "args": shown.fields(dict(schedule.args)),
+        "start_at": schedule.start_at,
+        "end_at": schedule.end_at,
+    }
+
+
+@pages.act("/schedules/pause", role=Role.OPERATE, form=ScheduleForm)
+async def pause_schedule(visit: Visit, form: ScheduleForm) -> PageAnswer:
+    """Pause a schedule."""
+    await visit.schedules.pause(form.name)
+    undo = Undo("/ui/schedules/resume", {"name": form.name, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: it adds no jobs.", undo)
+
+
+@pages.act("/schedules/resume", role=Role.OPERATE, form=ScheduleForm)
+async def resume_schedule(visit: Visit, form: ScheduleForm) -> PageAnswer:
+    """End a schedule's pause."""
+    await visit.schedules.resume(form.name)
+    undo = Undo("/ui/schedules/pause", {"name": form.name, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Resumed {mask_text(form.name)}.", undo)
+
+
+@pages.show("/schedules/run", role=Role.OPERATE, query=ScheduleQuery)
+async def ask_run(visit: Visit, query: ScheduleQuery) -> PageAnswer:
+    """What "run now" will do."""
+    record = await visit.schedules.get(query.name)
+    return Question(
+        title=f"Run {mask_text(record.name)} now",
+        sentences=[
+            f"A job of {mask_text(record.task)} is added, with the schedule's args.",
+            "It stands beside the plan: the next planned time stays as it is.",
+        ],
+        path="/ui/schedules/run",
+        hidden={"name": query.name, "once": once(), "to": "/ui/schedules"},
+        verb="Run now",
+        back="/ui/schedules",
+    ).page
+
+
+@pages.act("/schedules/run", role=Role.OPERATE, form=RunForm)
+async def run_schedule(visit: Visit, form: RunForm) -> PageAnswer:
+    """Add a job of a schedule beside its plan; the same form again adds none."""
+    added = await visit.schedules.run(form.name, job_id=form.once)
+    did = "Added the job" if added.created else "The job was added before:"
+    return Redirect(own_path(form.to), f"{did} {added.job_id} in {mask_text(added.queue)}.")
+
+
+@pages.show("/schedules/backfill", role=Role.OPERATE, query=BackfillQuery)
+async def ask_backfill(visit: Visit, query: BackfillQuery) -> PageAnswer:
+    """The span of a backfill; once it is given, the times that will get a job."""
+    tz, zone = visit.preferences.tz, visit.preferences.zone
+    begin, end = instant_of_field("begin", query.begin, tz), instant_of_field("end", query.end, tz)
+    name = mask_text(query.name)
+    if begin is None or end is None:
+        record = await visit.schedules.get(query.name)
+        midnight = datetime.now(UTC).astimezone(tz).replace(hour=0, minute=0)
+        label = "Also times that have a job already: they get another one"
+        return Question(
+            title=f"Backfill {name}",
+            sentences=[
+                f"Its times: {schedule_words.when(record.schedule)} by the clock of {record.schedule.zone}.",
+                "Those of the past get the jobs that they lack. First you see which they are.",
+            ],
+            path="/ui/schedules/backfill",
+            is_read=True,
+            hidden={"name": query.name},
+            fields=[
+                Field(
+                    name="begin",
+                    label="From",
+                    kind="datetime-local",
+                    value=field_of_instant(midnight - timedelta(days=1), tz),
+                    required=True,
+                ),
+                Field(
+                    name="end",
+                    label="To, exclusive",
+                    kind="datetime-local",
+                    value=field_of_instant(midnight, tz),
+                    hint=f"By the clock of {zone}.",
+                    required=True,
+                ),
+                Field(name="again", label=label, kind="checkbox", value="true" if query.again else ""),
+            ],
+            verb="Show the times",
+            back=page_of(query.name),
+        ).page
+    found = await visit.schedules.backfill(query.name, begin, end, again=query.again, dry_run=True)
+    return _found_times(visit, query, found.times, found.had_jobs)
+
+
+def _found_times(visit: Visit, query: BackfillQuery, times: list[datetime], had_jobs: int) -> Page:
+    count, tz = len(times), visit.preferences.tz
+    sentences = [f"{count:,} planned times get a job." if times else "No planned time of this span lacks a job."]
+    if had_jobs:
+        sentences.append(f"{had_jobs:,} have one already, and get none.")
+    told: list[object] = [instant(at, tz) for at in times[:_TOLD]]
+    if count > _TOLD:
+        told.append(f"… and {count - _TOLD:,} more, until {times[-1].astimezone(tz):%Y-%m-%d %H:%M:%S}")
+    span = {"name": query.name, "begin": query.begin, "end": query.end, "again": "true" if query.again else None}
+    if not times:
+        return Question(
+            title=f"Backfill {mask_text(query.name)}",
+            sentences=sentences,
+            path="/ui/schedules/backfill",
+            is_read=True,
+            hidden={"name": query.name},
+            verb="Choose another span",
+            back=page_of(query.name),
+        ).page
+    typed = Field(name="typed", label=f"Type {count} to add so many jobs", kind="number", required=True)
+    return Question(
+        title=f"Backfill {mask_text(query.name)}",
+        sentences=sentences,
+        told=told,
+        path="/ui/schedules/backfill",
+        hidden=span | {"once": once(), "shown": count},
+        fields=[typed] if count > MOST_UNTYPED else [],
+        verb=f"Add {count:,} jobs" if count > 1 else "Add the job",
+        back=page_of(query.name),
+    ).page
+
+
+@pages.act("/schedules/backfill", role=Role.OPERATE, form=BackfillForm)
+async def backfill_schedule(visit: Visit, form: BackfillForm) -> PageAnswer:
+    """Add the jobs of planned times that have passed; the same form again adds none."""
+    tz = visit.preferences.tz
+    begin, end = instant_of_field("begin", form.begin, tz), instant_of_field("end", form.end, tz)
+    if begin is None or end is None:
+        raise BadRequest("begin" if begin is None else "end", "must be given")
+    if form.shown > MOST_UNTYPED and (form.typed or "").replace(",", "").strip() != str(form.shown):
+        raise BadRequest("typed", f"must be {form.shown}, the number of jobs: so many are not added by mistake")
+    done = await visit.schedules.backfill(form.name, begin, end, again=form.again, backfill_id=form.once)
+    return Redirect(page_of(form.name), f"Added {len(done.times):,} jobs of planned times.")

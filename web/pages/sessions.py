@@ -1,0 +1,145 @@
+"""Who looks at a page, and may act on it: the sign-in, its cookie, and what other sites can't send (U17, U18).
+
+A sign-in posts an API token once. The cookie has the token's name and the time, signed with a key that is derived from
+the token's digest by scrypt: a stolen cookie is no cheap way to guess the token. There is no table and no new secret:
+a cookie holds on all replicas, and ends with its token or after `LASTS_S`. Only the pages read it; the API takes
+bearer tokens alone, so that no page of another site can use what the browser sends by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+from itsdangerous import BadSignature, TimestampSigner
+from werkzeug.datastructures import Headers
+
+from dataloader.web.auth import LOCAL_ACTOR, Role, Token, refuse_foreign_hosts, token_of
+from dataloader.web.pages.addresses import PublicAddress
+from dataloader.web.problems import ProblemError
+
+LASTS_S: Final = 12 * 3600
+"""Seconds after which a sign-in ends."""
+TRIES: Final = 20
+"""Sign-ins that may fail at once, before each further one waits its time."""
+TRY_EACH_S: Final = 3.0
+_MOST_COOKIE: Final = 1_000
+_SALT: Final = b"dataloader: sessions of the pages"
+
+
+@attrs.frozen
+class Visitor:
+    """Who looks at a page: the name for the audit, and what it may do. `signed_in`: by a token."""
+
+    name: str
+    role: Role
+    signed_in: bool = True
+
+    def may(self, needed: Role) -> bool:
+        """Tell whether the role is enough."""
+        return self.role >= needed
+
+
+LOCAL: Final = Visitor(LOCAL_ACTOR, Role.ADMIN, signed_in=False)
+"""Everybody on this machine, where no tokens are configured."""
+
+
+@attrs.define
+class Sessions:
+    """The sign-ins of one app. `own_key` signs what only this process needs to read again."""
+
+    tokens: Sequence[Token]
+    own_key: bytes = attrs.field(factory=lambda: secrets.token_bytes(32), init=False, repr=False)
+    _keys: dict[str, bytes] = attrs.field(factory=dict, init=False, repr=False)
+    _one_at_a_time: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    _tries: float = attrs.field(default=TRIES, init=False)
+    _tried_at: float = attrs.field(default=0.0, init=False)
+
+    async def visitor(self, cookie: str | None) -> Visitor | None:
+        """Who has this cookie; None: nobody whom we know, who has to sign in. Without tokens it is who is here."""
+        if not self.tokens:
+            return LOCAL
+        if not cookie or len(cookie) > _MOST_COOKIE:
+            return None
+        name = cookie.rsplit(".", 2)[0]
+        token = next((one for one in self.tokens if one.name == name), None)
+        if token is None:
+            return None
+        try:
+            (await self._signer(token)).unsign(cookie, max_age=LASTS_S)
+        except BadSignature:
+            return None
+        return Visitor(token.name, token.role)
+
+    async def sign_in(self, secret: str) -> str | None:
+        """The cookie for who knows a token; None: the token is unknown. Raises `ProblemError` 429 after many tries."""
+        now = trio.current_time()
+        self._tries = min(TRIES, self._tries + (now - self._tried_at) / TRY_EACH_S)
+        self._tried_at = now
+        if self._tries < 1:
+            raise ProblemError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Too many sign-ins have failed; try again in some seconds.",
+                headers={"Retry-After": str(round(TRY_EACH_S))},
+            )
+        token = token_of(self.tokens, secret)
+        if token is None:
+            self._tries -= 1
+            return None
+        return (await self._signer(token)).sign(token.name).decode()
+
+    async def _signer(self, token: Token) -> TimestampSigner:
+        """What signs for a token. Its key takes a twentieth of a second, once a process."""
+        if token.name not in self._keys:
+            self._keys[token.name] = await trio.to_thread.run_sync(_key_of, token, limiter=self._one_at_a_time)
+        return TimestampSigner(self._keys[token.name], digest_method=hashlib.sha256)
+
+
+def _key_of(token: Token) -> bytes:
+    return hashlib.scrypt(token.digest, salt=_SALT, n=1 << 14, r=8, p=1)
+
+
+def cookie_name(kind: str, headers: Headers) -> str:
+    """The name of a cookie of ours: cookies are sent to all ports of a host, so it has the port."""
+    port = headers.get("Host", "").rpartition(":")[2]
+    return f"dl_{kind}_{port if port.isascii() and port.isdigit() else 'web'}"
+
+
+def check_origin(method: str, headers: Headers, public: PublicAddress, *, tokens: bool) -> None:
+    """Refuse what another site's page sends, and a host that we are not known by. Raises `ProblemError` 403.
+
+    A request that changes something must come from our own origin: its `Origin` says so, and `Sec-Fetch-Site`, which
+    browsers send over https and to this machine, does not contradict. Without tokens the `Host` is a loopback one.
+    """
+    if not tokens:
+        refuse_foreign_hosts(headers)
+    if method in {"GET", "HEAD"}:
+        return
+    origin, host = headers.get("Origin"), headers.get("Host", "")
+    if (
+        origin is None
+        or not _is_ours(origin, host, public)
+        or headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
+    ):
+        shown = (origin or "none")[:100]
+        expected = public.origin or f"the host {host[:100]!r}"
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            f"This came from another site (Origin: {shown}), not from {expected}. Behind a proxy, set DL_PUBLIC_URL.",
+        )
+
+
+def _is_ours(origin: str, host: str, public: PublicAddress) -> bool:
+    if public.origin is not None:
+        return origin == public.origin
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and parts.netloc == host

@@ -1,0 +1,93 @@
+"""Signing in and out, how pages look to a reader, and the pages' own files (U17, U21, U23)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from dataloader.web.pages.addresses import HOME, own_path
+from dataloader.web.pages.assets import CACHED, find_asset
+from dataloader.web.pages.page_routes import (
+    SIGN_IN,
+    Cookie,
+    Download,
+    Page,
+    PageAnswer,
+    Pages,
+    Redirect,
+    Visit,
+    session_cookie,
+)
+from dataloader.web.pages.preferences import LASTS_S, Preferences, Theme, zones
+from dataloader.web.problems import FieldError, unprocessable
+
+pages: Final = Pages()
+
+
+class SignInQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where to go after the sign-in."""
+
+    to: str = HOME
+
+
+class SignInForm(SignInQuery, kw_only=True):
+    """An API token."""
+
+    token: Annotated[str, Meta(max_length=4_096)] = ""
+
+
+class LookForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How pages shall look. `to`: the page to go back to."""
+
+    zone: str = "UTC"
+    theme: Theme = "system"
+    shortcuts: Literal["on", "off"] = "off"
+    to: str = HOME
+
+
+@pages.show("/sign-in", role=None, query=SignInQuery)
+async def show_sign_in(visit: Visit, query: SignInQuery) -> PageAnswer:
+    """The form for an API token."""
+    if visit.visitor.name:
+        return Redirect(own_path(query.to))
+    return Page("sign_in.html", "Sign in", {"to": own_path(query.to), "wrong": False})
+
+
+@pages.act("/sign-in", role=None, form=SignInForm)
+async def sign_in(visit: Visit, form: SignInForm) -> PageAnswer:
+    """Take a token; its text is not kept."""
+    to = own_path(form.to)
+    cookie = await visit.services.sessions.sign_in(form.token)
+    if cookie is None:
+        return Page("sign_in.html", "Sign in", {"to": to, "wrong": True}, status=HTTPStatus.UNPROCESSABLE_ENTITY)
+    return Redirect(to, cookies=[session_cookie(cookie)])
+
+
+@pages.act("/sign-out", role=None)
+async def sign_out(_visit: Visit) -> PageAnswer:
+    """End the sign-in of this browser."""
+    return Redirect(SIGN_IN, cookies=[session_cookie("")])
+
+
+@pages.show("/look", role=None, query=SignInQuery)
+async def show_look(_visit: Visit, query: SignInQuery) -> PageAnswer:
+    """The form for time zone, colours and shortcuts."""
+    return Page("look.html", "Display", {"zones": list(zones()), "to": own_path(query.to)})
+
+
+@pages.act("/look", role=None, form=LookForm)
+async def set_look(_visit: Visit, form: LookForm) -> PageAnswer:
+    """Keep how pages shall look."""
+    if form.zone not in zones():
+        raise unprocessable([FieldError("zone", f"must be a time zone such as Europe/Berlin, not {form.zone[:60]!r}")])
+    chosen = Preferences(form.zone, form.theme, form.shortcuts == "on")
+    return Redirect(own_path(form.to), cookies=[Cookie("look", chosen.cookie, LASTS_S)])
+
+
+@pages.show("/static/<version>/<name>", role=None)
+async def show_asset(_visit: Visit, version: str, name: str) -> PageAnswer:
+    """A file of the pages."""
+    asset, is_current = find_asset(version, name)
+    return Download(data=asset.data, media_type=asset.media_type, cached=CACHED if is_current else None)

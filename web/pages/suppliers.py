@@ -1,0 +1,158 @@
+"""Suppliers: what of their budgets is used, whose request is under way, and what operators do (S4, S5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.limit_contract import SupplierRecord
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages import limit_words
+from dataloader.web.pages.addresses import PublicAddress, own_path
+from dataloader.web.pages.asking import Question
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 2.0
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class SuppliersQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of suppliers, by name."""
+
+    after: str | None = None
+
+
+class SupplierQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A supplier."""
+
+    name: Name
+
+
+class SupplierForm(SupplierQuery, kw_only=True):
+    """A supplier, and the page to go back to."""
+
+    to: str = "/ui/suppliers"
+
+
+class SupplierLimitsForm(SupplierQuery, kw_only=True):
+    """What stands in the fields of a supplier's limits; `was`: what stood there."""
+
+    was: str
+    budgets: str | None = None
+    work_periods: str | None = None
+    zone: str | None = None
+    margin_s: str | None = None
+
+
+def page_of(name: str) -> str:
+    """The address of a supplier's page."""
+    return PublicAddress().url("/ui/supplier", {"name": name})
+
+
+def _row(record: SupplierRecord) -> dict[str, object]:
+    return {
+        "own": record,
+        "supplier": shown.supplier(record),
+        "budgets": [{"budget": one, "share": one.used / one.requests} for one in record.budgets],
+        "tasks": list(zip(record.tasks, map(mask_text, record.tasks), strict=True)),
+    }
+
+
+@pages.show("/suppliers", query=SuppliersQuery)
+async def show_suppliers(visit: Visit, query: SuppliersQuery) -> PageAnswer:
+    """The suppliers, by name: those of tasks and of loads."""
+    page = await visit.limits.suppliers(limit=PAGE, after=query.after)
+    values = {"suppliers": list(map(_row, page.suppliers)), "next": page.next}
+    return Page("suppliers.html", "Suppliers", values, refresh_s=REFRESH_S)
+
+
+@pages.show("/supplier", query=SupplierQuery)
+async def show_supplier(visit: Visit, query: SupplierQuery) -> PageAnswer:
+    """A supplier: its budgets, its work periods as a week, the request that is under way."""
+    record = await visit.limits.supplier(query.name)
+    values = _row(record) | {
+        "limits": limit_words.limit_rows(limit_words.SUPPLIER_LIMITS, record.declared, record.override, record.limits),
+        "week_ranges": limit_words.week_of(record.limits),
+        "zone": record.limits.get("zone", "UTC"),
+    }
+    return Page("supplier.html", f"Supplier {mask_text(record.supplier)}", values, refresh_s=REFRESH_S)
+
+
+@pages.act("/suppliers/pause", role=Role.OPERATE, form=SupplierForm)
+async def pause_supplier(visit: Visit, form: SupplierForm) -> PageAnswer:
+    """Pause a supplier."""
+    await visit.limits.pause_supplier(form.name)
+    undo = Undo("/ui/suppliers/resume", {"name": form.name, "to": own_path(form.to)})
+    said = f"Paused {mask_text(form.name)}: no job of the tasks that name it starts."
+    return Redirect(own_path(form.to), said, undo)
+
+
+@pages.act("/suppliers/resume", role=Role.OPERATE, form=SupplierForm)
+async def resume_supplier(visit: Visit, form: SupplierForm) -> PageAnswer:
+    """End a supplier's pause."""
+    await visit.limits.resume_supplier(form.name)
+    undo = Undo("/ui/suppliers/pause", {"name": form.name, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Resumed {mask_text(form.name)}.", undo)
+
+
+@pages.show("/suppliers/limits", role=Role.ADMIN, query=SupplierQuery)
+async def ask_limits(visit: Visit, query: SupplierQuery) -> PageAnswer:
+    """The form for a supplier's limits."""
+    record = await visit.limits.supplier(query.name)
+    return Question(
+        title=f"Limits of {mask_text(record.supplier)}",
+        sentences=[
+            "What you set here holds in place of what programs declare, in all processes, and outlives deploys.",
+            "An empty field: the programs' own.",
+        ],
+        path="/ui/suppliers/limits",
+        hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.SUPPLIER_LIMITS, record.override)},
+        fields=limit_words.fields_of(limit_words.SUPPLIER_LIMITS, record.override, record.limits),
+        verb="Set limits",
+        back=page_of(query.name),
+    ).page
+
+
+@pages.act("/suppliers/limits", role=Role.ADMIN, form=SupplierLimitsForm)
+async def set_limits(visit: Visit, form: SupplierLimitsForm) -> PageAnswer:
+    """Override limits of a supplier: those that were changed in the form."""
+    await visit.limits.supplier(form.name)  # one that is unknown would be made
+    given = {limit.name: getattr(form, limit.name) for limit in limit_words.SUPPLIER_LIMITS}
+    changed = limit_words.changes(limit_words.SUPPLIER_LIMITS, form.was, given)
+    if not changed:
+        return Redirect(page_of(form.name), "Nothing was changed in the form.")
+    await visit.limits.set_supplier(form.name, changed)
+    labels = [limit.label for limit in limit_words.SUPPLIER_LIMITS if limit.name in changed]
+    return Redirect(page_of(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+
+
+@pages.show("/suppliers/remove", role=Role.ADMIN, query=SupplierQuery)
+async def ask_remove(visit: Visit, query: SupplierQuery) -> PageAnswer:
+    """What the removal of a supplier will do."""
+    record = await visit.limits.supplier(query.name)
+    return Question(
+        title=f"Remove {mask_text(record.supplier)}",
+        sentences=[
+            "The supplier and its limits are forgotten until a process declares it again.",
+            "It stays while a task names it, or a load's request is under way.",
+        ],
+        path="/ui/suppliers/remove",
+        hidden={"name": query.name},
+        verb="Remove",
+        back=page_of(query.name),
+        is_harsh=True,
+    ).page
+
+
+@pages.act("/suppliers/remove", role=Role.ADMIN, form=SupplierQuery)
+async def remove_supplier(visit: Visit, form: SupplierQuery) -> PageAnswer:
+    """Forget a supplier until a process declares it again."""
+    await visit.limits.remove_supplier(form.name)
+    return Redirect("/ui/suppliers", f"Removed {mask_text(form.name)}.")

@@ -1,0 +1,175 @@
+"""Task types and their limits: what holds, why nothing starts and until when, and what operators do (S1, S4, S5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.task_listings import TaskState
+from dataloader.web import shown
+from dataloader.web.auth import Role
+from dataloader.web.pages import limit_words
+from dataloader.web.pages.addresses import PublicAddress, own_path
+from dataloader.web.pages.asking import Field, Question
+from dataloader.web.pages.page_routes import Page, PageAnswer, Pages, Redirect, Undo, Visit
+
+pages: Final = Pages()
+
+PAGE: Final = 50
+REFRESH_S: Final = 2.0
+
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class TasksQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of tasks, by name."""
+
+    after: str | None = None
+
+
+class TaskQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A task."""
+
+    name: Name
+
+
+class TaskForm(TaskQuery, kw_only=True):
+    """A task, and the page to go back to."""
+
+    to: str = "/ui/tasks"
+
+
+class LimitsForm(TaskQuery, kw_only=True):
+    """What stands in the fields of a task's limits; `was`: what stood there."""
+
+    was: str
+    work_periods: str | None = None
+    zone: str | None = None
+    at_period_end: str | None = None
+    max_running: str | None = None
+    max_running_per_partition: str | None = None
+    batch_size: str | None = None
+    batch_delay_s: str | None = None
+    supplier: str | None = None
+    cost: str | None = None
+    retry_priority: str | None = None
+    retry_delay_s: str | None = None
+    max_attempts: str | None = None
+
+
+class RemoveForm(TaskQuery, kw_only=True):
+    """What becomes of a removed task's jobs that have not ended; not given: they keep it from being removed."""
+
+    jobs: Literal["keep", "cancel"] | None = None
+
+
+def page_of(name: str) -> str:
+    """The address of a task's page."""
+    return PublicAddress().url("/ui/task", {"name": name})
+
+
+def _row(state: TaskState) -> dict[str, object]:
+    supplier = state.limits.get("supplier")
+    return {
+        "max_running": state.limits.get("max_running"),
+        "supplier": supplier,
+        "supplier_shown": shown.text(supplier),
+        "own": state,
+        "task": shown.task(state),
+        "why": None if state.closed is None else limit_words.CLOSED[state.closed],
+        "limits": limit_words.limit_rows(limit_words.TASK_LIMITS, state.declared, state.override, state.limits),
+    }
+
+
+@pages.show("/tasks", query=TasksQuery)
+async def show_tasks(visit: Visit, query: TasksQuery) -> PageAnswer:
+    """The task types that processes have declared, by name."""
+    page = await visit.limits.tasks(limit=PAGE, after=query.after)
+    return Page("tasks.html", "Tasks", {"tasks": list(map(_row, page.tasks)), "next": page.next}, refresh_s=REFRESH_S)
+
+
+@pages.show("/task", query=TaskQuery)
+async def show_task(visit: Visit, query: TaskQuery) -> PageAnswer:
+    """A task: whether its jobs may start, its limits, its work periods as a week."""
+    state = await visit.limits.task(query.name)
+    values = _row(state) | {"week_ranges": limit_words.week_of(state.limits), "zone": state.limits.get("zone", "UTC")}
+    return Page("task.html", f"Task {mask_text(state.task)}", values, refresh_s=REFRESH_S)
+
+
+@pages.act("/tasks/pause", role=Role.OPERATE, form=TaskForm)
+async def pause_task(visit: Visit, form: TaskForm) -> PageAnswer:
+    """Pause a task."""
+    await visit.limits.pause_task(form.name)
+    undo = Undo("/ui/tasks/resume", {"name": form.name, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Paused {mask_text(form.name)}: none of its jobs starts, in any queue.", undo)
+
+
+@pages.act("/tasks/resume", role=Role.OPERATE, form=TaskForm)
+async def resume_task(visit: Visit, form: TaskForm) -> PageAnswer:
+    """End a task's pause."""
+    await visit.limits.resume_task(form.name)
+    undo = Undo("/ui/tasks/pause", {"name": form.name, "to": own_path(form.to)})
+    return Redirect(own_path(form.to), f"Resumed {mask_text(form.name)}.", undo)
+
+
+@pages.show("/tasks/limits", role=Role.ADMIN, query=TaskQuery)
+async def ask_limits(visit: Visit, query: TaskQuery) -> PageAnswer:
+    """The form for a task's limits."""
+    state = await visit.limits.task(query.name)
+    return Question(
+        title=f"Limits of {mask_text(state.task)}",
+        sentences=[
+            "What you set here holds in place of what the program declares, in all processes, and outlives deploys.",
+            "An empty field: the program's own.",
+        ],
+        path="/ui/tasks/limits",
+        hidden={"name": query.name, "was": limit_words.shown_texts(limit_words.TASK_LIMITS, state.override)},
+        fields=limit_words.fields_of(limit_words.TASK_LIMITS, state.override, state.limits),
+        verb="Set limits",
+        back=page_of(query.name),
+    ).page
+
+
+@pages.act("/tasks/limits", role=Role.ADMIN, form=LimitsForm)
+async def set_limits(visit: Visit, form: LimitsForm) -> PageAnswer:
+    """Override limits of a task: those that were changed in the form."""
+    given = {limit.name: getattr(form, limit.name) for limit in limit_words.TASK_LIMITS}
+    changed = limit_words.changes(limit_words.TASK_LIMITS, form.was, given)
+    if not changed:
+        return Redirect(page_of(form.name), "Nothing was changed in the form.")
+    await visit.limits.set_tasks({form.name: changed})
+    labels = [limit.label for limit in limit_words.TASK_LIMITS if limit.name in changed]
+    return Redirect(page_of(form.name), f"Set: {', '.join(labels)}. It holds from the next claim on.")
+
+
+@pages.show("/tasks/remove", role=Role.ADMIN, query=TaskQuery)
+async def ask_remove(visit: Visit, query: TaskQuery) -> PageAnswer:
+    """What the removal of a task will do."""
+    state = await visit.limits.task(query.name)
+    choices = (
+        ("", "leave the task here while it has any"),
+        ("keep", "keep them: they wait until a process declares it"),
+        ("cancel", "cancel them"),
+    )
+    return Question(
+        title=f"Remove {mask_text(state.task)}",
+        sentences=[
+            "The task and its limits are forgotten until a process declares it again.",
+            "Processes that run start no jobs of it any more. Its ended jobs stay.",
+        ],
+        path="/ui/tasks/remove",
+        hidden={"name": query.name},
+        fields=[Field(name="jobs", label="Jobs that have not ended", kind="select", options=choices)],
+        verb="Remove",
+        back=page_of(query.name),
+        is_harsh=True,
+    ).page
+
+
+@pages.act("/tasks/remove", role=Role.ADMIN, form=RemoveForm)
+async def remove_task(visit: Visit, form: RemoveForm) -> PageAnswer:
+    """Forget a task until a process declares it again."""
+    await visit.limits.remove_task(form.name, jobs=form.jobs)
+    return Redirect("/ui/tasks", f"Removed {mask_text(form.name)}.")

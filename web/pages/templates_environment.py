@@ -1,0 +1,99 @@
+"""Jinja's environment for the pages: everything is escaped, nothing undefined is shown, filters are in formats.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup
+
+from dataloader.web.pages import formats
+from dataloader.web.pages.assets import asset_path
+from dataloader.web.pages.svg import CHARTS
+
+
+@pass_context
+def _url(context: Context, path: str, **query: object) -> str:
+    """The address of one of our paths: `url("/ui/jobs", queue=name)`."""
+    url: str = context["visit"].link(path, query)
+    return url
+
+
+@pass_context
+def _with_query(context: Context, **changes: object) -> str:
+    """The address of the page that is shown, with a changed query: `with_query(after=next)`; None leaves it out."""
+    visit = context["visit"]
+    given = {name: values for name, values in visit.arguments.items() if name != "part"}
+    url: str = visit.link(visit.path, given | changes)
+    return url
+
+
+@pass_context
+def _asset(context: Context, name: str) -> str:
+    """The address of a file of static/."""
+    url: str = context["visit"].public.url(asset_path(name))
+    return url
+
+
+@pass_context
+def _instant(context: Context, value: Any, **options: Any) -> str | Markup:
+    return formats.instant(value, context["visit"].preferences.tz, **options)
+
+
+@pass_context
+def _clock(context: Context, value: Any, **options: Any) -> str | Markup:
+    return formats.clock(value, context["visit"].preferences.tz, **options)
+
+
+@pass_context
+def _ago(context: Context, value: Any) -> str | Markup:
+    return formats.ago(value, context["visit"].preferences.tz)
+
+
+@pass_context
+def _sentence(context: Context, text: str) -> Markup:
+    """A sentence of ours: its instants in the reader's zone, the ids of jobs as links."""
+    visit = context["visit"]
+    return formats.sentence(text, visit.preferences.tz, lambda job_id: visit.public.url(f"/ui/jobs/{job_id}"))
+
+
+class _Unindented(FileSystemLoader):
+    """Templates without the spaces at the beginning of lines, which are a sixth of a long list."""
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Any]:
+        """As Jinja's. What values have on their lines is kept."""
+        source, path, is_current = super().get_source(environment, template)
+        return _INDENT.sub("", source), path, is_current
+
+
+_INDENT: Final = re.compile(r"^[ ]+(?=<|\{)", re.MULTILINE)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=_Unindented(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=formats.inert,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(formats.FILTERS)
+    environment.filters.update({"instant": _instant, "clock": _clock, "ago": _ago, "sentence": _sentence})
+    environment.globals.update(CHARTS)
+    environment.globals.update({"url": _url, "with_query": _with_query, "asset": _asset})
+    return environment
+
+
+TEMPLATES: Final = _environment()
+
+
+def pieces_of_block(template: Template, name: str, context: Mapping[str, Any]) -> Iterator[str] | None:
+    """The block of a template alone, piece by piece; None: it has no such block."""
+    block = template.blocks.get(name)
+    return None if block is None else block(template.new_context(dict(context)))
