@@ -14,7 +14,7 @@ from uuid import UUID
 import attrs
 
 from dataloader.jobs.growing_pauses import Pauses
-from dataloader.store.queue.lock_session import Claim
+from dataloader.store.queue.claim import Claim
 
 MIN_CLAIM: Final = 64
 MAX_CLAIM: Final = 128

@@ -33,7 +33,8 @@ from dataloader.jobs.tasks import Task
 from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_count_ours, aio_known
 from dataloader.store.limits.own_lanes import aio_open_lanes
-from dataloader.store.queue.lock_session import Claim, LockSession
+from dataloader.store.queue.claim import Claim
+from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 from dataloader.store.queue.poll import Polled
 

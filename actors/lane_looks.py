@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from dataloader.store.queue.lock_session import Claim
+from dataloader.store.queue.claim import Claim
 
 MAX_LOCKED_S: Final = 1.0
 """The longest pause between two looks at a lane, or a supplier, that somebody has locked."""

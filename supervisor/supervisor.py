@@ -28,7 +28,8 @@ from dataloader.store.queue.database_jobs import DatabaseJobs
 from dataloader.store.schedules.database_schedules import DatabaseSchedules
 from dataloader.supervisor.changes import Changes
 from dataloader.supervisor.drain import DrainReport
-from dataloader.supervisor.parts import Parts, open_parts
+from dataloader.supervisor.open_parts import open_parts
+from dataloader.supervisor.parts import Parts
 from dataloader.supervisor.setting_lists import Worker
 from dataloader.supervisor.settings import Settings
 from dataloader.supervisor.tree import live

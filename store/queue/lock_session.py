@@ -25,12 +25,11 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import asyncpg
-import attrs
 import trio
 
 from dataloader.jobs.logger import get_logger
-from dataloader.jobs.model import ClaimedJob
 from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.queue.claim import Claim, claim_of
 from dataloader.store.queue.finish import MAX_REFUNDS
 from dataloader.store.queue.leases import aio_revive
 
@@ -100,27 +99,6 @@ _UNANSWERED: Final = (asyncpg.PostgresConnectionError, asyncpg.OperatorIntervent
 """Errors that may come after a commit: the connection's end, and a session's by the server."""
 _TAKE_AFTER_S: Final = (0.0, 0.02, 0.1, 0.4)
 """Pauses before each attempt to take our locks again: a claim or a look of somebody else may hold one for a moment."""
-
-
-@attrs.frozen
-class Claim:
-    """What a claim brought: the jobs that are ours now, and what became of the other candidates.
-
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait
-    behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
-    at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
-    must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for
-    why no more of it may start, and in how many seconds it is worth a look: None, when something tells.
-    """
-
-    jobs: list[ClaimedJob]
-    waited_s: list[float]
-    more: bool
-    passed_over: bool
-    last: UUID | None
-    to_test: list[int]
-    sent_at: float
-    lanes: list[tuple[str, str | None, float | None]] = attrs.field(factory=list)
 
 
 class LockSession:
@@ -230,32 +208,7 @@ class LockSession:
             self._claimed.set()
             self._claimed = trio.Event()
         self.safe_until = max(self.safe_until, sent_at + self._idle_s)
-        jobs, waited = [], []
-        to_test = set()
-        passed_over = more = False
-        candidates = 0
-        last: UUID | None = None
-        looked = []
-        for record in records:
-            match record["verdict"]:
-                case "run":
-                    candidates += 1
-                    jobs.append(_job(queue, record))
-                    waited.append(record["waited_s"])
-                case "locked":
-                    passed_over = True
-                case "later":
-                    more = True
-                case "last":
-                    last = record["job_id"]
-                case "lane":
-                    looked.append((record["task"], record["args"], record["waited_s"]))
-                case verdict:
-                    candidates += 1
-                    if verdict != "held" and record["lock_hash"] is not None:
-                        to_test.add(record["lock_hash"])
-        full = candidates >= max(slots, look)
-        return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked)
+        return claim_of(queue, records, sent_at, look=max(slots, look))
 
     async def ask(self, operation: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an operation (asyncio-flavoured) that claims depend on, on their session, shielded with a deadline."""
@@ -497,20 +450,3 @@ class LockSession:
 async def _aio_state(connection: Any, pid: int, backend_start: object) -> tuple[float, Any]:
     sent_at = trio.current_time()
     return sent_at, await connection.fetchrow(_STATE, pid, backend_start)
-
-
-def _job(queue: str, record: Any) -> ClaimedJob:
-    return ClaimedJob(
-        job_id=record["job_id"],
-        token=record["token"],
-        queue=queue,
-        task=record["task"],
-        args=record["args"],
-        lock_key=record["lock_key"],
-        lock_hash=record["lock_hash"],
-        partition_key=record["partition_key"],
-        attempt=record["attempt"],
-        max_attempts=record["max_attempts"],
-        lease_s=record["lease_s"],
-        more=record["more"],
-    )

@@ -24,7 +24,7 @@ from dataloader.actors.claim_cursor import (
     largest_claim,
 )
 from dataloader.jobs.ids import uuid7
-from dataloader.store.queue.lock_session import Claim
+from dataloader.store.queue.claim import Claim
 
 pytestmark = pytest.mark.requirement("Q6")
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dataloader.actors.lane_looks import MAX_LOCKED_S, LaneLooks
-from dataloader.store.queue.lock_session import Claim
+from dataloader.store.queue.claim import Claim
 
 
 def claim(*lanes, more=False):

@@ -11,9 +11,10 @@ import trio
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
+from dataloader.store.queue.claim import Claim
 from dataloader.store.queue.finish import Finished, aio_finish
 from dataloader.store.queue.leases import Beat, aio_beat
-from dataloader.store.queue.lock_session import Claim, LockSession
+from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import unpark
 
 BACKOFF_S = 30.0

@@ -14,7 +14,7 @@ from dataloader.flows.etl.declare.pipeline_config import PREFIX, PipelineConfig
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.notices import KINDS
 from dataloader.jobs.process_outbox import SINK_KINDS
-from dataloader.supervisor.parts import options_of
+from dataloader.supervisor.open_parts import options_of
 from dataloader.supervisor.setting_lists import PLACEHOLDER
 from dataloader.supervisor.settings import ApiToken, Settings, Worker, settings_table
 from dataloader.supervisor.settings_layers import explain, load_settings, unknown_variables

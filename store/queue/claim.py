@@ -1,0 +1,79 @@
+"""What a claim brings: the rows of dl_claim_runs, read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import attrs
+
+from dataloader.jobs.model import ClaimedJob
+
+
+@attrs.frozen
+class Claim:
+    """What a claim brought: the jobs that are ours now, and what became of the other candidates.
+
+    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait
+    behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
+    at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
+    must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for
+    why no more of it may start, and in how many seconds it is worth a look: None, when something tells.
+    """
+
+    jobs: list[ClaimedJob]
+    waited_s: list[float]
+    more: bool
+    passed_over: bool
+    last: UUID | None
+    to_test: list[int]
+    sent_at: float
+    lanes: list[tuple[str, str | None, float | None]] = attrs.field(factory=list)
+
+
+def claim_of(queue: str, records: Sequence[Any], sent_at: float, *, look: int) -> Claim:
+    """The claim of `queue` that was sent at `sent_at`, had these rows and might look at `look` jobs."""
+    jobs, waited = [], []
+    to_test = set()
+    passed_over = more = False
+    candidates = 0
+    last: UUID | None = None
+    looked = []
+    for record in records:
+        match record["verdict"]:
+            case "run":
+                candidates += 1
+                jobs.append(_job(queue, record))
+                waited.append(record["waited_s"])
+            case "locked":
+                passed_over = True
+            case "later":
+                more = True
+            case "last":
+                last = record["job_id"]
+            case "lane":
+                looked.append((record["task"], record["args"], record["waited_s"]))
+            case verdict:
+                candidates += 1
+                if verdict != "held" and record["lock_hash"] is not None:
+                    to_test.add(record["lock_hash"])
+    full = candidates >= look
+    return Claim(jobs, waited, more or full, passed_over, last, sorted(to_test), sent_at, looked)
+
+
+def _job(queue: str, record: Any) -> ClaimedJob:
+    return ClaimedJob(
+        job_id=record["job_id"],
+        token=record["token"],
+        queue=queue,
+        task=record["task"],
+        args=record["args"],
+        lock_key=record["lock_key"],
+        lock_hash=record["lock_hash"],
+        partition_key=record["partition_key"],
+        attempt=record["attempt"],
+        max_attempts=record["max_attempts"],
+        lease_s=record["lease_s"],
+        more=record["more"],
+    )
