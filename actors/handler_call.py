@@ -25,10 +25,10 @@ from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.hooks import Around
 from dataloader.jobs.job import AioJob, AnyJob, Job, ThreadJob
 from dataloader.jobs.logger import get_logger
+from dataloader.jobs.model import MAX_ARGS_BYTES
 from dataloader.jobs.outcomes import GiveUp
 from dataloader.jobs.tasks import Task
 from dataloader.jobs.text import read_json
-from dataloader.store.queue.enqueue import MAX_ARGS_BYTES
 
 log = get_logger(__name__)
 

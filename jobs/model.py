@@ -22,6 +22,7 @@ from dataloader.jobs.text import CONTROL, UNSTORABLE
 MAX_NAME: Final = 200
 """The longest queue or task name, in characters."""
 MAX_KEY: Final = 512
+MAX_ARGS_BYTES: Final = 16_777_216
 """The longest idempotency, lock or partition key, in characters.
 
 The unique index can't hold more than a third of a page.

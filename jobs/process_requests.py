@@ -28,6 +28,8 @@ MAX_STARTS: Final = 1_000
 """The most processes that one request starts."""
 MAX_IMPORTED_EVENTS: Final = 10_000
 """The most events of a process that is imported."""
+MESSAGE_KEYS: Final = "message:"
+"""What the keys of messages between processes begin with, and no client's."""
 _sorted: Final = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -105,8 +107,13 @@ class ProcessRequest:
 
     @classmethod
     def of_message(cls, said: Mapping[str, Any], key: str) -> ProcessRequest:
-        """The request that a message of the outbox is; `key` is its idempotency key."""
-        return cls(**said, key=key)
+        """The request that a message of the outbox is; `key` tells it from all others."""
+        return cls(**said, key=f"{MESSAGE_KEYS}{key}")
+
+    def check_key(self, field: str = "key") -> None:
+        """Refuse a key that only messages between processes have. Raises `BadRequest`."""
+        if self.key is not None and self.key.startswith(MESSAGE_KEYS):
+            raise BadRequest(field, f"must not begin with {MESSAGE_KEYS}, which is for messages between processes")
 
     def metadata_json(self) -> str | None:
         """Its metadata as JSON. Raises `BadRequest`."""

@@ -7,6 +7,7 @@ traceback are what one reads), values that are no JSON become their `repr`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -38,6 +39,8 @@ _EXPONENT = re.compile(JSON_TEXT + rb"|[0-9]e([+-]?[0-9]++)", re.DOTALL)
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS: Final = b"0" * 309
 _LONG_NUMBER = re.compile(JSON_TEXT + rb"|([0-9]{309})", re.DOTALL)
+_MAY_BE_INFINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""A float in MessagePack that is infinite or no number; no text in UTF-8 has these bytes."""
 UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """What PostgreSQL stores in no text."""
 CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -84,7 +87,7 @@ def storable_json(value: object, limit: int = MAX_JSON) -> str:
         encoded = _encode(value)
     except Exception as error:  # noqa: BLE001 - a handler's objects may raise anything; the job must still end
         encoded = msgspec.json.encode(
-            {"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(str(error), 500)}
+            {"unstorable": storable_text(_repr(value), 1_000), "error": storable_text(said_by(error), 500)}
         )
     if len(encoded) + growth(encoded) > limit:
         cut = encoded[: limit // 16].decode("utf-8", "ignore")
@@ -103,6 +106,8 @@ def exact_json(field: str, value: object, limit: int) -> str:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(field, f"is not JSON: {error}") from error
+    if b"null" in encoded and (found := _not_finite(value)):
+        raise BadRequest(f"{field}{found[0]}", f"must be a finite number, not {found[1]}")
     if has_long_number(encoded):
         raise BadRequest(field, "must have no integer of more than 308 digits; send it as a text")
     length = len(encoded) + growth(encoded)
@@ -114,11 +119,43 @@ def exact_json(field: str, value: object, limit: int) -> str:
     return text
 
 
+def said_by(error: BaseException) -> str:
+    """The name of an error's class, and its text, which a handler's may fail to give."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an error whose own text can't be made is an error all the same
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
 def _encode(value: object) -> bytes:
     try:
-        return msgspec.json.encode(value, enc_hook=_unknown)
+        encoded = msgspec.json.encode(value, enc_hook=_unknown)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_clean(value), enc_hook=_unknown)
+        encoded = msgspec.json.encode(_clean(value), enc_hook=_unknown)
+    if b"null" in encoded and _not_finite(value):
+        return msgspec.json.encode(_clean(msgspec.to_builtins(value, enc_hook=_unknown)))
+    return encoded
+
+
+def _not_finite(value: object) -> tuple[str, float] | None:
+    """The path and the value of a float that JSON can't write, for which msgspec writes null."""
+    try:
+        # MessagePack keeps such floats, and a search for them takes less time than a walk.
+        if not _MAY_BE_INFINITE.search(msgspec.msgpack.encode(value, enc_hook=_unknown)):
+            return None
+    except (OverflowError, UnicodeEncodeError):
+        pass  # a whole number of more than 64 bits, or a lone surrogate
+    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=_unknown))]
+    while left:
+        path, one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            return path, one
+        if isinstance(one, Mapping):
+            left += ((f"{path}.{key}", item) for key, item in one.items())
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += ((f"{path}[{number}]", item) for number, item in enumerate(one))
+    return None
 
 
 def read_json(text: str) -> Any:
@@ -170,5 +207,7 @@ def _clean(value: object) -> object:
             return {storable_text(str(key), 1_000): _clean(item) for key, item in value.items()}
         case list() | tuple() | set() | frozenset():
             return [_clean(item) for item in value]
+        case float() if not math.isfinite(value):
+            return repr(value)
         case _:
             return value

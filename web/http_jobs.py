@@ -18,7 +18,6 @@ import msgspec
 
 from dataloader.jobs.contract import Change, Jobs, check_id, told_of_changes
 from dataloader.jobs.duplicates import DuplicateGroup, DuplicateGroups
-from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.failures import (
     ErrorGroupNotFound,
     ErrorGroupPage,
@@ -39,10 +38,11 @@ from dataloader.jobs.listings import (
     QueuePage,
     WorkerPage,
 )
-from dataloader.jobs.model import Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
+from dataloader.jobs.model import MAX_ARGS_BYTES, Enqueued, JobRecord, NewJob, QueueRecord, WorkerRecord
 from dataloader.jobs.page_cursor import After
 from dataloader.jobs.run_stats import RunStatsPage, StatsFilter
 from dataloader.jobs.states import Status
+from dataloader.jobs.text import exact_json
 from dataloader.jobs.wait_reasons import WaitReason
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
 
@@ -240,10 +240,7 @@ class _Changed(msgspec.Struct):
 def _request(job: NewJob, field: str) -> dict[str, Any]:
     """The job as the API takes it; `field` is the path of its arguments."""
     given = {name: value for name, value in attrs.asdict(job, recurse=False).items() if value not in (None, "", {})}
-    try:
-        args = msgspec.Raw(msgspec.json.encode(job.args))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest(field, f"is not JSON: {error}") from error
+    args = msgspec.Raw(exact_json(field, job.args, MAX_ARGS_BYTES).encode())
     if job.after is None:
         del given["when_failed"]
     return {"lock_key": None} | given | {"args": args}

@@ -38,7 +38,7 @@ from dataloader.jobs.process_outbox import (
     check_held,
 )
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest, ProcessStarted
-from dataloader.jobs.processes import MAX_VALUE, ProcessNotFound, Remove, check_process_id, check_type
+from dataloader.jobs.processes import MAX_VALUE, ProcessNotFound, Remove, check_metadata, check_process_id, check_type
 from dataloader.jobs.text import exact_json
 from dataloader.web.service_connection import ANSWER_S, ServiceBusy, ServiceConnection, open_service
 
@@ -76,10 +76,12 @@ class HttpProcesses(ProcessClient):
         body: dict[str, Any] = {}
         for name in ("args", "context", "start"):
             if getattr(request, name) is not None or (name == "start" and request.may_start):
-                body[name] = msgspec.Raw(exact_json(name, getattr(request, name), MAX_VALUE).encode())
-        for name in ("method", "metadata", "expires_at"):
+                body[name] = _raw(request.json(name))
+        for name in ("method", "expires_at"):
             if (value := getattr(request, name)) is not None:
                 body[name] = value
+        if request.metadata is not None:
+            body["metadata"] = _raw(request.metadata_json())
         if request.key is not None:
             body["idempotency_key"] = request.key
         if request.kind == "init":
@@ -146,18 +148,25 @@ class HttpProcesses(ProcessClient):
         for number, request in enumerate(requests):
             if request.kind != "init":
                 raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
-            one = {name: getattr(request, name) for name in ("process_id", "args", "context", "metadata")}
-            one["idempotency_key"] = request.key
+            one: dict[str, Any] = {"process_id": request.process_id, "idempotency_key": request.key}
+            one |= {"args": _raw(request.json("args")), "context": _raw(request.json("context"))}
+            one["metadata"] = _raw(request.metadata_json())
             given.append({name: value for name, value in one.items() if value is not None})
         path = f"/processes/{quote(types[0], safe='')}/batch"
         return (await self.service.ask(_Started, "POST", path, body={"processes": given})).processes
 
     async def put(self, process: ProcessImport) -> ProcessRecord:
         """As in `ProcessClient`."""
-        body: dict[str, Any] = {"state": process.state, "metadata": process.metadata, "events": process.events}
+        body: dict[str, Any] = {
+            "state": _raw(process.state_json()),
+            "metadata": _raw(check_metadata("metadata", process.metadata)),
+            "events": _raw(process.events_json()),
+        }
         if process.next is not None:
             kind = "remove" if isinstance(process.next, Remove) else "timeout"
             body["timer"] = {"kind": kind} | attrs.asdict(process.next, recurse=False)
+            if (context := body["timer"].get("context")) is not None:
+                body["timer"]["context"] = _raw(exact_json("next.context", context, MAX_VALUE))
         return await self._ask(ProcessRecord, "PUT", process.type, process.process_id, body=body)
 
     async def get(self, process_type: str, process_id: str, *, wait_s: float = 0.0) -> ProcessRecord:
@@ -245,7 +254,7 @@ class HttpProcesses(ProcessClient):
         check_wanted(wanted)
         body: dict[str, Any] = wanted.criteria() | {"limit": limit, "after": after}
         if change.args is not None:
-            body["args"] = change.args
+            body["args"] = _raw(exact_json("args", change.args, MAX_VALUE))
         return await self.service.ask(ProcessesChanged, "POST", f"/processes/{change.action}", body=body)
 
     async def _ask(
@@ -253,6 +262,10 @@ class HttpProcesses(ProcessClient):
     ) -> T:
         path = f"{_path(process_type, process_id)}{then}"
         return await self.service.ask(kind, method, path, missing=ProcessNotFound, **more)
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    return None if text is None else msgspec.Raw(text.encode())
 
 
 def _criteria(wanted: HeldFilter) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.jobs.message_source import Enqueue, MessageSourceState
 from dataloader.jobs.model import NewJob
 from dataloader.jobs.secrets.masking import mask_text
-from dataloader.jobs.text import storable_text
+from dataloader.jobs.text import said_by, storable_text
 
 log = get_logger(__name__)
 
@@ -207,5 +207,5 @@ class JobMaker(Generic[M]):
 def said(error: BaseException) -> str:
     """The first of the errors as a text for people, without secrets."""
     first: Any = next(single_errors(error))
-    text = str(first) if isinstance(first, BadRequest) else f"{type(first).__name__}: {first}"
+    text = str(first) if isinstance(first, BadRequest) else said_by(first)
     return storable_text(mask_text(text), MAX_ERROR)

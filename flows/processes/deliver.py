@@ -39,7 +39,7 @@ from dataloader.jobs.process_requests import ProcessRequest
 from dataloader.jobs.process_telemetry import ProcessTelemetry
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.tasks import Task
-from dataloader.jobs.text import storable_text
+from dataloader.jobs.text import said_by, storable_text
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes.outbox_rows import (
     DELIVERED,
@@ -261,7 +261,7 @@ class _Deliverer:
                 try:
                     is_left = await self.send(row)
                 except Exception as error:  # noqa: BLE001 - a handler's; it is stored, and shown
-                    reason = str(error) if isinstance(error, NotDelivered) else f"{type(error).__name__}: {error}"
+                    reason = str(error) if isinstance(error, NotDelivered) else said_by(error)
                     settled.failed[row.key] = storable_text(mask_text(reason), MAX_ERROR)
                     self._noted(row, "failed", since)
                     log.warning("a delivery failed", sink=self.partition.sink, process=row.process_id, reason=reason)

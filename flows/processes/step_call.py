@@ -31,7 +31,7 @@ from dataloader.jobs.processes import (
     Timer,
     check_metadata,
 )
-from dataloader.jobs.text import exact_json, storable_text
+from dataloader.jobs.text import exact_json, said_by, storable_text
 from dataloader.store.processes.steps import Committed, Snapshot, StepOutcome, Wakeup, Work
 from dataloader.store.queue.transaction import JobTransaction
 
@@ -75,8 +75,7 @@ class StepCall:
             if self.stored is not None:
                 log.warning("a step has raised an error after its transaction, which stands", exc_info=error)
                 return self.stored[:2]
-            first = first_error(error)
-            return self._failed(error, Fail(f"{type(first).__name__}: {first}".removesuffix(": "))), self.snapshot
+            return self._failed(error, Fail(said_by(first_error(error)))), self.snapshot
         if self.stored is not None:
             return self.stored[:2]
         if isinstance(result, Fail):

@@ -47,6 +47,14 @@ from dataloader.jobs.notices import CommandTarget, WebhookTarget
 from dataloader.jobs.outcomes import Canceled, Finish, GiveUp, Next, Retry, Snooze
 from dataloader.jobs.process_contract import ProcessClient
 from dataloader.jobs.process_listings import ProcessFilter, ProcessRecord
+from dataloader.jobs.process_outbox import (
+    Delivery,
+    HeldDelivery,
+    HeldDeliveryPage,
+    HeldFilter,
+    Sink,
+    SinkRecord,
+)
 from dataloader.jobs.process_requests import ProcessImport, ProcessRequest
 from dataloader.jobs.processes import CallTimeout, ProcessConflict, ProcessFailed, ProcessNotFound, Refused
 from dataloader.jobs.retry import RetryPolicy
@@ -79,12 +87,16 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "DataloaderError",
+    "Delivery",
     "DrainReport",
     "Draining",
     "EmbeddedDatabaseError",
     "Enqueued",
     "Finish",
     "GiveUp",
+    "HeldDelivery",
+    "HeldDeliveryPage",
+    "HeldFilter",
     "IdempotencyConflict",
     "Job",
     "JobEvent",
@@ -113,6 +125,8 @@ __all__ = [
     "RunStats",
     "SchemaError",
     "Settings",
+    "Sink",
+    "SinkRecord",
     "Snooze",
     "StatsFilter",
     "Status",

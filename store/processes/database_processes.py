@@ -73,6 +73,7 @@ class DatabaseProcesses(ProcessClient):
         _check_wait("wait_s", wait_s)
         if withdraw and request.kind != "call":
             raise BadRequest("withdraw", "is for calls")
+        request.check_key()
         self._check_draining()
         request = attrs.evolve(request, watched=wait_s > 0)
         lease_s, since = self.default_lease_s, trio.current_time()
@@ -124,6 +125,7 @@ class DatabaseProcesses(ProcessClient):
         for number, request in enumerate(requests):
             if request.kind != "init":
                 raise BadRequest(f"processes[{number}].kind", f"must be init, not {request.kind}")
+            request.check_key(f"processes[{number}].key")
         self._check_draining()
         # Two batches with the same processes take them in the same order.
         order = sorted(range(len(requests)), key=lambda number: (requests[number].type, requests[number].process_id))
@@ -228,7 +230,7 @@ class DatabaseProcesses(ProcessClient):
         """As in `ProcessClient`."""
         check_wanted(wanted)
         check_between("limit", limit, 1, BATCH)
-        return await self.database.write(
+        changed = await self.database.write(
             operations.aio_change_some,
             change,
             wanted,
@@ -237,6 +239,8 @@ class DatabaseProcesses(ProcessClient):
             limit=limit,
             after=after,
         )
+        self._acted()
+        return changed
 
     def _acted(self) -> None:
         if self.acted is not None:

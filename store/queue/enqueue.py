@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from dataloader.jobs.errors import BadRequest, IdempotencyConflict, StoreUnavailable
-from dataloader.jobs.model import DEFAULT_PRIORITY, Enqueued, NewJob
+from dataloader.jobs.model import DEFAULT_PRIORITY, MAX_ARGS_BYTES, Enqueued, NewJob
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import check_task
 from dataloader.jobs.text import exact_json, shown_json
@@ -33,7 +33,6 @@ from dataloader.store.queue.job_edges import aio_add_edges, check_order
 from dataloader.store.queue.job_inserts import HASH, IDEMPOTENCY_KEY, VERSION, Row, aio_insert
 from dataloader.store.queue.unique_inserts import KeyTaken, Stand, aio_add_unique
 
-MAX_ARGS_BYTES: Final = 16_777_216
 ANSWER_S: Final = 12.0
 """Whoever triggers has an answer within this time, whatever the database does."""
 

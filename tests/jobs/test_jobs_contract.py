@@ -134,6 +134,11 @@ async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
 
 
 @pytest.mark.requirement("R2", "S6")
+async def test_arguments_with_a_number_that_json_does_not_have_are_refused_by_its_path(way):
+    with pytest.raises(BadRequest, match=r"args\.rates\[1\]: must be a finite number, not nan"):
+        await way.jobs.enqueue("hold", {"rates": [None, float("nan")]})
+
+
 async def test_a_group_of_errors_is_found_and_retried_and_each_error_is_in_the_log(way):
     ids = [await _add(way) for _ in range(3)]
     await way.raw.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'w', token = 1")

@@ -214,6 +214,30 @@ async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
         assert (field, refused.value.field) == (field, field.strip())
 
 
+async def test_numbers_that_json_does_not_have_and_keys_of_messages_are_refused(way):
+    ask, nan = way.processes, float("nan")
+    with pytest.raises(BadRequest, match=r"args.amount: must be a finite number, not nan"):
+        await ask.start("payment", "a", {"amount": nan})
+    with pytest.raises(BadRequest, match=r"metadata.rate: must be a finite number, not nan"):
+        await ask.start("payment", "a", 5, metadata={"rate": nan})
+    with pytest.raises(BadRequest, match=r"^start: must be a finite number, not nan"):
+        await ask.call("payment", "a", "pay", 5, start=nan)
+    with pytest.raises(BadRequest, match=r"context\[0\]: must be a finite number, not inf"):
+        await ask.call("payment", "a", "pay", 5, context=[float("inf")])
+    many = [ProcessRequest(type="payment", process_id="a", kind="init", args=nan)]
+    with pytest.raises(BadRequest, match=r"args: must be a finite number, not nan"):
+        await ask.start_many(many)
+    with pytest.raises(BadRequest, match=r"args: must be a finite number, not nan"):
+        await ask.repair_many(ProcessFilter(type="payment"), nan)
+    with pytest.raises(BadRequest, match=r"state.amount: must be a finite number, not nan"):
+        await ask.put(ProcessImport(type="payment", process_id="a", state={"amount": nan}))
+    with pytest.raises(BadRequest, match=r"must not begin with message:, which is for messages between processes"):
+        await ask.start("payment", "a", 5, key="message:1:2:3")
+    with pytest.raises(BadRequest, match=r"must not begin with message:, which is for messages between processes"):
+        await ask.start_many([attrs.evolve(many[0], args=5, key="message:1:2:3")])
+    assert (await ask.find()).processes == []
+
+
 async def test_a_call_starts_a_process_that_is_missing_and_its_arguments_may_be_null(way):
     ask = way.processes
     assert await ask.call("payment", "1", "pay", 5, start=5, metadata={"tenant": "b"}) == "thanks"

@@ -5,9 +5,20 @@ from __future__ import annotations
 import json
 import sys
 
+import attrs
 import pytest
 
-from dataloader.jobs.text import MAX_DEPTH, MAX_JSON, growth, has_long_number, shown_json, storable_json
+from dataloader.jobs.errors import BadRequest
+from dataloader.jobs.text import (
+    MAX_DEPTH,
+    MAX_JSON,
+    exact_json,
+    growth,
+    has_long_number,
+    said_by,
+    shown_json,
+    storable_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +80,43 @@ def test_nested_json_is_shown_by_its_beginning_also_where_the_stack_is_nearly_us
     while frame is not None:
         frame, used = frame.f_back, used + 1
     assert descend(sys.getrecursionlimit() - used - MAX_DEPTH // 2) == {"truncated": text, "bytes": len(text)}
+
+
+@attrs.frozen
+class Reading:
+    celsius: float
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [
+        (float("nan"), "args: must be a finite number, not nan"),
+        ({"a": [1, {"b": float("inf")}], "none": None}, r"args.a\[1\].b: must be a finite number, not inf"),
+        ([None, (2**70, float("-inf"))], r"args\[1\]\[1\]: must be a finite number, not -inf"),
+        ([Reading(20.5), Reading(float("nan"))], r"args\[1\].celsius: must be a finite number, not nan"),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused_by_its_path(value, refused):
+    with pytest.raises(BadRequest, match=refused):
+        exact_json("args", value, MAX_JSON)
+
+
+def test_null_is_no_such_number_and_in_a_result_it_is_written_as_a_text():
+    assert exact_json("args", [None, 2**70, Reading(1e308), "null"], MAX_JSON)
+    assert json.loads(storable_json([None, "\ud800", 2**70, float("nan")])) == [None, "\\ud800", 2**70, "nan"]
+    assert json.loads(storable_json({"loss": float("nan"), "none": None, "at": [float("-inf")]})) == {
+        "loss": "nan",
+        "none": None,
+        "at": ["-inf"],
+    }
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_can_not_say_what_it_is_is_named_by_its_class():
+    assert said_by(UnspeakableError()) == "UnspeakableError: (its text could not be made)"
+    assert said_by(KeyError()) == "KeyError"

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 from conditions import until
 
-from dataloader import ProcessFailed, Refused, Settings, Tasks, Worker, open_supervisor
+from dataloader import (
+    HeldFilter,
+    ProcessFailed,
+    ProcessFilter,
+    Refused,
+    Settings,
+    Sink,
+    Tasks,
+    Worker,
+    open_supervisor,
+)
+from dataloader.actors import outbox_poster
 from dataloader.flows.processes import (
     Delivery,
     Done,
@@ -16,7 +27,6 @@ from dataloader.flows.processes import (
     add_processes,
     deliver,
 )
-from dataloader.jobs.process_outbox import HeldFilter, Sink
 
 pytestmark = pytest.mark.requirement("P9")
 
@@ -168,6 +178,65 @@ async def test_what_fails_holds_up_its_process_alone_until_it_is_held_and_releas
         assert database.psql("SELECT action FROM dl_audit") == "release_deliveries"
 
 
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+async def test_an_error_that_can_not_say_what_it_is_fails_its_delivery_and_its_step_alone(database, monkeypatch):
+    monkeypatch.setattr(deliver, "BASE_S", 0.05)
+    processes, tries = counters(), []
+    kind = processes.define("odd", state=int)
+
+    @kind.init
+    async def begin(_p: Process[int]) -> Done:
+        raise UnspeakableError
+
+    @processes.sink("books")
+    async def book(delivery: Delivery) -> None:
+        tries.append(delivery.process_id)
+        if tries.count("a") == 1:
+            raise UnspeakableError
+
+    tasks = Tasks()
+    add_processes(tasks, processes)
+    sink = Sink(name="books", kinds=("created",), max_tries=1)
+    workers = (Worker("process.counter", 4), Worker("process.odd", 4))
+    async with open_supervisor(Settings(db_dsn=database.dsn, workers=workers, sinks=(sink,)), tasks) as supervisor:
+        with pytest.raises(ProcessFailed, match=r"UnspeakableError: \(its text could not be made\)"):
+            await supervisor.processes.start("odd", "o")
+        await supervisor.processes.start("counter", "a", 0)
+
+        async def held():
+            return [one.error for one in (await supervisor.processes.deliveries()).deliveries]
+
+        await until(held, lambda found: found == ["UnspeakableError: (its text could not be made)"])
+        assert await supervisor.processes.release(HeldFilter(sink="books")) == 1
+        await emptied(database)
+    assert tries == ["a", "a"]
+
+
+async def test_processes_that_are_resumed_in_bulk_tell_it_at_once(database, monkeypatch):
+    monkeypatch.setattr(outbox_poster, "POLL_S", 3_600)
+    processes, told = counters(), []
+
+    @processes.sink("books")
+    async def book(delivery: Delivery) -> None:
+        told.append((delivery.kind, delivery.process_id))
+
+    tasks = Tasks()
+    add_processes(tasks, processes)
+    sink = Sink(name="books", kinds=("repaired",))
+    async with open_supervisor(settings(database, sink), tasks) as supervisor:
+        for process_id in "ab":
+            await supervisor.processes.start("counter", process_id, 1)
+            with pytest.raises(ProcessFailed):
+                await supervisor.processes.call("counter", process_id, "add", -1)
+        assert await supervisor.processes.resume_many(ProcessFilter(type="counter")) == 2
+        await emptied(database)
+    assert sorted(told) == [("repaired", "a"), ("repaired", "b")]
+
+
 @pytest.mark.requirement("P10")
 async def test_messages_start_and_call_other_processes_once_and_in_order_and_only_of_a_step_that_is_done(database):
     tasks = Tasks()
@@ -190,7 +259,7 @@ async def test_messages_start_and_call_other_processes_once_and_in_order_and_onl
         assert (await ask.get("counter", "x")).metadata == {"from": "a"}
         tried = (await ask.tasks("counter", "x")).tasks
         assert [task.kind for task in tried] == ["init", "call", "call"]
-        assert all(task.idempotency_key for task in tried)
+        assert all(task.idempotency_key.startswith("message:") for task in tried)
 
 
 @pytest.mark.requirement("P10")

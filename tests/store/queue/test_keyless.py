@@ -10,11 +10,11 @@ from foreign import BACK_OFF, CLAIM, FINISH, LOCK
 from dataloader.jobs.contract import Operator
 from dataloader.jobs.errors import IdempotencyConflict
 from dataloader.jobs.listings import JobFilter
-from dataloader.jobs.model import NewJob
+from dataloader.jobs.model import MAX_ARGS_BYTES, NewJob
 from dataloader.jobs.outcomes import Outcome
 from dataloader.jobs.states import Step
 from dataloader.store.queue import control
-from dataloader.store.queue.enqueue import MAX_ARGS_BYTES, enqueue
+from dataloader.store.queue.enqueue import enqueue
 from dataloader.store.queue.leases import Beat, aio_revive, reap
 from dataloader.store.queue.reads import get_job, list_jobs
 
