@@ -31,14 +31,18 @@ payments = processes.define("payment", state=Payment, step_timeout_s=30, retry=R
 class Bank:
     """Stands for a service outside. What it is asked for twice with one key it does once."""
 
+    limit = 1_000
+
     def __init__(self) -> None:
         self.done: dict[str, Any] = {}
 
     async def reserve(self, payment: str, amount: int, key: str) -> None:
         self.done.setdefault(key, ("reserve", payment, amount))
 
-    async def capture(self, payment: str, key: str) -> bool:
-        self.done.setdefault(key, ("capture", payment))
+    async def capture(self, payment: str, amount: int, key: str) -> bool:
+        if amount > self.limit:
+            return False
+        self.done.setdefault(key, ("capture", payment, amount))
         return True
 
 
@@ -60,14 +64,15 @@ async def pay(p: Process[Payment], amount: int) -> Done | Refuse:
 
 @payments.timeout
 async def due(p: Process[Payment]) -> Done | Fail:
-    if p.state.paid and not await bank.capture(p.process_id, key=p.step_key):
+    if p.state.paid and not await bank.capture(p.process_id, p.state.amount, key=p.step_key):
         return Fail("the bank has refused it", final=True)  # the process is in error until it is mended
     return Done(events=["captured" if p.state.paid else "expired"], next=Remove(after_s=86_400))
 
 
 @payments.repair
-async def mend(p: Process[Payment], amount: int) -> Done:
-    return Done(state=Payment(amount), metadata={**p.metadata, "mended": True}, next=Timer(after_s=0))
+async def mend(p: Process[Any], amount: int) -> Done:
+    state = Payment(amount, paid=p.state["paid"])  # a repair gets the state as it is stored
+    return Done("mended", state=state, metadata={**p.metadata, "mended": True}, next=Timer(after_s=0))
 
 
 tasks = Tasks()
