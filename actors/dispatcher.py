@@ -122,8 +122,6 @@ class Dispatcher:
     def polled(self, polled: Polled, at: float) -> None:
         """What a poll has found, that was sent at that time."""
         self._polled_at = at
-        for lane in polled.limited.intersection(self.tasks).difference(self.lanes.lanes):
-            self.lane_told(lane)
         waits = self.lanes.polled([lane for queue, lane in polled.lanes if queue == self.queue], at)
         if self.by_lanes and self.queue in polled.ready:
             self.filer.wake.set()
@@ -197,7 +195,8 @@ class Dispatcher:
                 await self._slots.wait(math.inf)
             lanes: list[str] = []
             try:
-                if self.lanes.stale:
+                # Until nothing has changed meanwhile: a claim by former names would park jobs of tasks that are new.
+                while self.lanes.stale:
                     await self._learn_lanes()
                 if woken:
                     self.lanes.queue_told()

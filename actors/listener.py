@@ -93,7 +93,7 @@ class Listener:
                     self.outage.worked("listener")
                 self._wake_all()
                 while True:
-                    await listening.listen(self._channels)
+                    await self._hear_all(listening)
                     await listening.ping(PING_TIMEOUT_S)
                     with trio.move_on_after(PING_EVERY_S):
                         await listening.lost.wait()
@@ -111,7 +111,12 @@ class Listener:
     async def listen_to_queues(self) -> None:
         """Hear at once what concerns the queues that there are now. Raises `StoreUnavailable`."""
         if self._listening is not None:
-            await self._listening.listen(self._channels)
+            await self._hear_all(self._listening)
+
+    async def _hear_all(self, listening: Listening) -> None:
+        # What was told before we listened to a channel, nobody has heard.
+        if await listening.listen(self._channels):
+            self._wake_all()
 
     def _wake_all(self) -> None:
         of_queues = (wake for wakes in self.queues.values() for wake in wakes)

@@ -1,7 +1,8 @@
 """Stops runs at the close of a work period, if their task says so (S4): sets the deadline of each.
 
-It asks the database for the periods when limits have changed, and for nothing else: the closes follow from them and
-from the database's clock, which each sign of life reads. If that clock jumps, all deadlines are computed again.
+It asks the database for the periods when limits have changed, as a notification or the poll tells, and for nothing
+else: the closes follow from them and from the database's clock, which each sign of life reads. If that clock jumps, all
+deadlines are computed again.
 """
 
 from __future__ import annotations

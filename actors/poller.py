@@ -6,7 +6,7 @@ that has heard nothing from here for too long, since the pool has no answer, cla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -37,6 +37,8 @@ class Poller:
     stager: Stager
     scheduler: Scheduler
     bulk: Wake
+    limits_changed: Callable[[], None]
+    _limits: int | None = attrs.field(default=None, init=False)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Poll until cancelled."""
@@ -54,6 +56,9 @@ class Poller:
                 self.outage.failed("poll", error)
                 continue
             self.outage.worked("poll")
+            if polled.limits != self._limits:
+                self._limits = polled.limits
+                self.limits_changed()
             for dispatcher in list(self.dispatchers):
                 dispatcher.polled(polled, sent_at)
             if polled.to_judge:

@@ -1,7 +1,7 @@
 """Knows the retry delays that operators have set (S1): read when limits change, kept in memory for the ends of runs.
 
-A notification tells of each change; after the listener's connection was lost, that it is there again. So an idle
-process asks nothing.
+A notification tells of each change; after the listener's connection was lost, that it is there again. If one was lost,
+the poll tells. So an idle process asks nothing.
 """
 
 from __future__ import annotations

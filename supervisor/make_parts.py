@@ -271,6 +271,7 @@ def make_parts(
                 stager=stager,
                 scheduler=scheduler,
                 bulk=bulk.wake,
+                limits_changed=partial(lane_told, ""),
             ).run,
             "period ends": period_ends.run,
             **({"notifier": notifier.run} if settings.notify else {}),

@@ -44,8 +44,12 @@ LEFT JOIN (SELECT * FROM looked ORDER BY priority DESC, created_at DESC, job_id 
 
 @attrs.frozen
 class Filed:
-    """How many jobs were put into their lanes, and behind which a next look goes on: None, after the last one."""
+    """Of how many jobs that were looked at how many were put into their lanes.
 
+    A next look goes on behind `last`: None, after the last one.
+    """
+
+    looked: int
     jobs: int
     last: tuple[int, str, UUID] | None
 
@@ -60,7 +64,7 @@ async def file_ready(
 async def _aio_file(connection: Any, queue: str, tasks: list[str], after: tuple[int, str, UUID]) -> Filed:
     row = await connection.fetchrow(_FILE, queue, tasks, *after, LOOK)
     last = (row["priority"], row["created_at"], row["job_id"]) if row["looked"] == LOOK else None
-    return Filed(row["filed"], last)
+    return Filed(row["looked"], row["filed"], last)
 
 
 async def aio_open_lanes(connection: Any, tasks: Sequence[str]) -> None:

@@ -154,12 +154,14 @@ class Listening:
         with contextlib.suppress(ValueError):
             self._deliver(_CHANNELS[channel](str(payload)))
 
-    async def listen(self, channels: Iterable[str]) -> None:
-        """Listen to these, too. Raises `StoreUnavailable`."""
+    async def listen(self, channels: Iterable[str]) -> bool:
+        """Listen to these, too; whether some of them are new. Raises `StoreUnavailable`."""
         async with self._turn:
-            for channel in sorted(set(channels) - self._channels):
+            new = sorted(set(channels) - self._channels)
+            for channel in new:
                 await self._crossing.run(self._connection.add_listener, channel, self.notified)
                 self._channels.add(channel)
+            return bool(new)
 
     async def ping(self, timeout_s: float) -> None:
         """Ask the server for an answer; `StoreUnavailable` if none comes within `timeout_s`: a dead peer is silent."""

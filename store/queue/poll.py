@@ -39,7 +39,10 @@ SELECT
            WHERE j.lane BETWEEN l.lane AND l.lane AND j.queue BETWEEN q.queue AND q.queue
              AND j.status = 'queued' AND j.waits_for = 'limit'
            ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1) IS NOT NULL) AS lanes,
-  ARRAY(SELECT l.lane FROM dl_lanes l WHERE l.lane = ANY ($3::text[])) AS limited
+  (SELECT hashtextextended(string_agg(
+     ROW(t.task, t.limited, t.override ->> 'retry_delay_s', t.at_period_end, t.periods, t.zone,
+         s.periods, s.zone, s.margin_s)::text, '' ORDER BY t.task), 0)
+   FROM dl_tasks t LEFT JOIN dl_sources s ON s.source = t.supplier WHERE t.task = ANY ($3::text[])) AS limits
 """
 _PARKED: Final = f"""
 SELECT
@@ -57,8 +60,9 @@ class Polled:
 
     In `job_in_s` seconds the next job falls due that waits for its time, in `schedule_in_s` the next schedule; 0 or
     less: now, None: none does. `to_judge`: a job has ended that others wait for, or one was added that runs after
-    others. `ready` are queues with a job that could be claimed, `lanes` queues and lanes in which one waits, `limited`
-    the tasks that have a lane.
+    others. `ready` are queues with a job that could be claimed, `lanes` queues and lanes in which one waits. `limits`
+    is another number when what a process keeps in memory of the tasks' limits has changed: which there are and have a
+    lane, their retry delays, their periods.
     """
 
     job_in_s: float | None
@@ -67,7 +71,7 @@ class Polled:
     to_judge: bool
     ready: frozenset[str]
     lanes: frozenset[tuple[str, str]]
-    limited: frozenset[str]
+    limits: int | None
 
 
 @attrs.frozen
@@ -93,7 +97,7 @@ async def _aio_poll(connection: Any, *queues_lanes_and_tasks: Sequence[str]) -> 
         record["to_judge"],
         frozenset(record["ready"]),
         frozenset((queue, lane) for queue, lane in record["lanes"]),
-        frozenset(record["limited"]),
+        record["limits"],
     )
 
 

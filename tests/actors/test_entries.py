@@ -13,6 +13,9 @@ from logged import capture_logs
 from dataloader import Budget, NewJob, Settings, Supplier, Tasks, Worker, open_supervisor
 from dataloader.actors import filer
 from dataloader.jobs.errors import BadRequest, ConfigError, Draining
+from dataloader.store.limits.limit_rows import aio_known
+from dataloader.store.queue.lock_session import LockSession
+from dataloader.store.queue.notifications import Listening
 
 ADD_FOREIGN = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, waits_for)
@@ -48,7 +51,7 @@ def open_with(database):
 async def test_an_entry_with_tasks_leaves_others_of_its_queue_as_they_are_and_looks_at_none_of_them(
     open_with, raw, monkeypatch
 ):
-    monkeypatch.setattr(filer, "REST", 0)
+    monkeypatch.setattr(filer, "REST_S", 0)
     ran = []
     both = tasks_named("ours", "theirs", ran=ran)
     # Before the task has its lane: a job that is found, and those of others that it is among.
@@ -295,6 +298,80 @@ async def _listens(supervisor):
 
 async def _rests(dispatcher):
     return dispatcher._resting
+
+
+@pytest.mark.requirement("S5")
+async def test_what_is_added_before_a_process_hears_of_its_first_queue_is_found_when_it_does(
+    open_with, raw, monkeypatch
+):
+    ran, heard = [], trio.Event()
+    listen = Listening.listen
+
+    async def listen_late(self, channels):
+        if "dl_jobs" in channels:
+            await heard.wait()
+        return await listen(self, channels)
+
+    monkeypatch.setattr(Listening, "listen", listen_late)
+    async with open_with(tasks_named("a", ran=ran)) as supervisor, trio.open_nursery() as nursery:
+        await until(lambda: _listens(supervisor))
+        nursery.start_soon(supervisor.add_queue, "q", 1)
+        await until(lambda: _rests_alone(supervisor))
+        await raw.execute(ADD_FOREIGN, "a", 1, None)
+        heard.set()
+        await until(lambda: _count(ran, 1))
+
+
+async def _rests_alone(supervisor):
+    return [one._resting for one in supervisor._parts.dispatchers] == [True]
+
+
+@pytest.mark.requirement("S5")
+async def test_a_job_whose_task_is_added_while_a_claim_asks_for_limits_is_not_parked_again(open_with, raw, monkeypatch):
+    """The claim that follows has asked for the tasks that there were before."""
+    ran, asked, go_on, ask = [], trio.Event(), trio.Event(), LockSession.ask
+
+    async def ask_slowly(self, operation, *args):
+        answer = await ask(self, operation, *args)
+        if operation is aio_known and slow:
+            asked.set()
+            await go_on.wait()
+        return answer
+
+    slow = False
+    monkeypatch.setattr(LockSession, "ask", ask_slowly)
+    async with open_with(tasks_named("old"), Worker("q", 1)) as supervisor:
+        [dispatcher] = supervisor._parts.dispatchers
+        await until(lambda: _listens(supervisor))
+        added = await supervisor.jobs.enqueue("new", queue="q")
+        await until(lambda: _waits(raw, added.job_id, "task"))
+        slow = True
+        dispatcher.lane_told("")  # as when any process declares limits
+        with trio.fail_after(60):
+            await asked.wait()
+            await supervisor.add_tasks(tasks_named("new", ran=ran))
+        go_on.set()
+        assert (await when_ended(supervisor, added.job_id, within_s=60)).status == "succeeded"
+
+
+@pytest.mark.requirement("S5")
+async def test_a_slow_look_at_a_few_ready_jobs_does_not_put_off_the_next_one(open_with, raw, monkeypatch):
+    ran, looks, look = [], [], filer.file_ready
+
+    async def look_slowly(*args):
+        filed = await look(*args)
+        looks.append(filed)
+        await trio.sleep(1)  # as on a busy machine
+        return filed
+
+    monkeypatch.setattr(filer, "file_ready", look_slowly)
+    async with open_with(tasks_named("a", ran=ran), Worker("q", 1, ("a",))):
+        await until(lambda: _count(looks, 1))
+        # With a pause of thirty seconds each that would take two minutes.
+        with trio.fail_after(60):
+            for number in range(1, 5):
+                await raw.execute(ADD_FOREIGN, "a", 1, None)
+                await until(lambda number=number: _count(ran, number))
 
 
 @pytest.mark.requirement("R7")

@@ -120,6 +120,38 @@ async def test_without_notifications_the_poll_finds_that_a_task_has_limits_now(o
         assert (await when_ended(supervisor, job_id, within_s=patience_s())).status == "succeeded"
 
 
+@pytest.mark.requirement("S1", "S4")
+async def test_without_notifications_the_poll_finds_other_retry_delays_and_periods_and_that_a_task_is_removed(
+    open_worker, settled, deaf
+):
+    async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S) as supervisor:
+        await settled(supervisor)
+        parts, limits = supervisor._parts, supervisor.limits
+
+        async def delays():
+            return dict(parts.services.retry_delays)
+
+        # One change after the other: the first poll of a process tells anyway.
+        for delay_s in (5.0, 7.0):
+            await limits.set_tasks({"plain": {"retry_delay_s": delay_s}})
+            await until(delays, lambda found, delay_s=delay_s: found == {"plain": delay_s})
+        assert parts.runs.period_end is None
+        await limits.set_tasks({"plain": {"work_periods": "DAILY 00:00-24:00", "at_period_end": "stop"}})
+
+        async def has_end():
+            return parts.runs.period_end
+
+        await until(has_end)
+        [queue] = parts.dispatchers
+        assert queue.knows("other")
+        await limits.remove_task("other", jobs="keep")
+
+        async def knows():
+            return queue.knows("other")
+
+        await until(knows, lambda known: not known)
+
+
 async def test_a_queue_whose_poller_has_no_answer_claims_by_itself(open_worker, settled, deaf, raw, monkeypatch):
     async def silent(*_):
         raise StoreUnavailable("no answer")
