@@ -22,7 +22,8 @@ import attrs
 import msgspec
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.body_port import AioBodyPort, BodyPort, Channel
+from dataloader.actors.children.body_port import AioBodyPort, BodyPort
+from dataloader.actors.children.channel import Channel
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.handles import read_fields
 from dataloader.actors.wrapping import inside
@@ -193,9 +194,10 @@ def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
         channel.send(wire.Started(error_text(error)))
         return  # noqa: ASYNC104
     signal.signal(signal.SIGTERM, body.on_term)
+    channel.start()
     channel.send(wire.Started())
-    while line := channel.read():
-        ended = body.run(wire.read_job(line))
+    while (job := channel.next_job()) is not None:
+        ended = body.run(job)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

@@ -1,16 +1,16 @@
 """The ports of jobs in a body's process: what the handles need is sent to the service, which answers what is asked.
 
-One socket, read only while an answer is awaited. Several threads of the function may use the job: each waits its turn.
+Several threads and tasks of the function may use the job at once: each waits for its own answer alone. Who waits no
+more tells the service, which gives up too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
+import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -18,6 +18,7 @@ import attrs
 import msgspec
 
 from dataloader.actors.children import wire
+from dataloader.actors.children.channel import Channel, Hear
 from dataloader.jobs.errors import BadRequest, JobStopped
 from dataloader.jobs.job import A
 from dataloader.jobs.listings import Level
@@ -32,72 +33,6 @@ MAX_LINE: Final = 65_536
 
 
 @attrs.define(eq=False)
-class Channel:
-    """The socket to the service, by its file descriptor. A stop of the job interrupts no message in its middle."""
-
-    fd: int
-    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
-    turn: Any = attrs.field(factory=threading.RLock, init=False)
-    _held: int = attrs.field(default=0, init=False)
-    _stop: bool = attrs.field(default=False, init=False)
-
-    def send(self, message: msgspec.Struct) -> None:
-        """Send a message."""
-        with self.turn, self._whole():
-            left = memoryview(wire.line_of(message))
-            while left:
-                left = left[os.write(self.fd, left) :]
-
-    def read(self) -> bytes:
-        """The next line; empty when the service has closed the socket."""
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched)) < 0:
-            searched = len(self._buffer)
-            if not (part := os.read(self.fd, 65_536)):
-                return b""
-            self._buffer += part
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return line
-
-    def ask(self, what: wire.AskFor, number: int, given: msgspec.Raw) -> msgspec.Raw:
-        """Ask the service, and return the value that it answers. Raises the error that it answers."""
-        with self.turn:
-            self.send(wire.Ask(number, what, given))
-            while True:
-                line = self.read()
-                if not line:
-                    raise JobStopped("the service is gone")
-                answer = wire.read_answer(line)
-                if answer.number == number:  # others are of questions whose asker was interrupted
-                    break
-        if answer.error is not None:
-            raise answer.error.error()
-        return answer.value
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """A stop that comes in here, in the main thread, is raised at its end."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-        if self._stop and not self._held:
-            self._stop = False
-            raise JobStopped
-
-    def interrupt(self) -> None:
-        """Raise `JobStopped`, for a signal handler: at once, or when the message that is being sent is whole."""
-        if not self._held:
-            raise JobStopped
-        self._stop = True
-
-
-@attrs.define(eq=False)
 class BodyPort:
     """The port of a plain function's `ProcessJob`."""
 
@@ -105,13 +40,15 @@ class BodyPort:
     max_lines: int
     stopped: bool = False
     over: bool = False
-    _asked: int = 0
+    _open: set[int] = attrs.field(factory=set)
     _lines: dict[str | None, int] = attrs.field(factory=dict)
 
     def end(self) -> None:
         """The run is over: what a thread still says through its handle must not pass for the next job's."""
-        with self.channel.turn:
+        with self.channel.turn():
             self.over = True
+        for number in list(self._open):
+            self.channel.give_up(number)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         """Send the newest progress."""
@@ -165,25 +102,43 @@ class BodyPort:
 
     def enqueue(self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> Enqueued:
         """Add a job."""
-        new = new_job(task, args, **options)
-        given: Any = {**options}
-        if given.get("after") is not None:
-            given["after"] = list(new.after or ())
-        answer = self.ask("enqueue", wire.Enqueue(new.task, new.args, given))
+        answer = self.ask("enqueue", _new_job(task, args, options))
         return msgspec.json.decode(answer, type=Enqueued)
 
     def ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
-        """Ask the service."""
+        """Ask the service, and wait for the value that it answers. Raises the error that it answers."""
+        answers: queue.SimpleQueue[wire.Answer | None] = queue.SimpleQueue()
+        number = self.channel.number()
+        try:
+            self._ask(number, what, given, answers.put)
+            return self._value(answers.get())
+        finally:
+            self._forget(number)
+
+    def _ask(self, number: int, what: wire.AskFor, given: object, hear: Hear) -> None:
         encoded = msgspec.json.encode(given)
         if len(encoded) > wire.MAX_MESSAGE - MAX_JSON:
             raise BadRequest("args", f"must have at most {wire.MAX_MESSAGE - MAX_JSON:,} bytes, not {len(encoded):,}")
-        with self.channel.turn:
+        with self.channel.turn():
             self._check()
-            self._asked += 1
-            return self.channel.ask(what, self._asked, msgspec.Raw(encoded))
+            self._open.add(number)
+            self.channel.ask(number, what, encoded, hear)
+
+    def _forget(self, number: int) -> None:
+        """Tell the service, if no answer has come."""
+        self._open.discard(number)
+        self.channel.forget(number)
+
+    def _value(self, answer: wire.Answer | None) -> msgspec.Raw:
+        if answer is None:
+            self._check()
+            raise JobStopped("the service is gone")
+        if answer.error is not None:
+            raise answer.error.error()
+        return answer.value
 
     def _send(self, message: msgspec.Struct) -> None:
-        with self.channel.turn:
+        with self.channel.turn():
             self._check()
             self.channel.send(message)
 
@@ -194,7 +149,7 @@ class BodyPort:
 
 @attrs.define(eq=False)
 class AioBodyPort(BodyPort):
-    """The port of an asyncio function's `AioProcessJob`: a thread waits for the answers."""
+    """The port of an asyncio function's `AioProcessJob`: its tasks wait for the answers."""
 
     async def checkpoint(self) -> None:  # type: ignore[override]
         """Let others run. Raises `CancelledError` each time once the run was stopped; asyncio itself raises it once."""
@@ -204,14 +159,42 @@ class AioBodyPort(BodyPort):
 
     async def after(self) -> dict[UUID, AfterResult]:  # type: ignore[override]
         """Ask for the outcomes of the jobs that this one runs after."""
-        return await asyncio.to_thread(super().after)
+        return msgspec.json.decode(await self._aio_ask("after"), type=dict[UUID, AfterResult])
 
     async def take(self, supplier: str, units: int, max_wait_s: float) -> None:  # type: ignore[override]
         """Wait for units of a supplier's budgets, and take them."""
-        await asyncio.to_thread(super().take, supplier, units, max_wait_s)
+        await self._aio_ask("take", wire.Take(supplier, units, max_wait_s))
 
     async def enqueue(  # type: ignore[override]
         self, task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions
     ) -> Enqueued:
         """Add a job."""
-        return await asyncio.to_thread(super().enqueue, task, args, options)
+        answer = await self._aio_ask("enqueue", _new_job(task, args, options))
+        return msgspec.json.decode(answer, type=Enqueued)
+
+    async def _aio_ask(self, what: wire.AskFor, given: object = None) -> msgspec.Raw:
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[wire.Answer | None] = loop.create_future()
+
+        def settle(answer: wire.Answer | None) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        def hear(answer: wire.Answer | None) -> None:
+            with suppress(RuntimeError):  # its loop has ended
+                loop.call_soon_threadsafe(settle, answer)
+
+        number = self.channel.number()
+        try:
+            self._ask(number, what, given, hear)
+            return self._value(await answered)
+        finally:
+            self._forget(number)
+
+
+def _new_job(task: str | Task[A], args: A | Mapping[str, Any] | None, options: JobOptions) -> wire.Enqueue:
+    new = new_job(task, args, **options)
+    given: Any = {**options}
+    if given.get("after") is not None:
+        given["after"] = list(new.after or ())
+    return wire.Enqueue(new.task, new.args, given)

@@ -28,8 +28,8 @@ from dataloader.jobs.text import storable_text
 
 log = get_logger(__name__)
 
-MAX_ASKS: Final = 32
-"""Questions of one body that are worked on at a time."""
+MAX_ENQUEUES: Final = 32
+"""Jobs of one body that are added at a time: their arguments may be large."""
 MESSAGES_A_TURN: Final = 100
 PAUSE_S: Final = 0.01
 """After so many messages the body waits so long, in seconds: one that floods us does not get all of our time."""
@@ -71,7 +71,7 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
         if talk.ended is not None and talk.ended.left:
             log.warning("a function has left processes behind: they are killed", task=task.name)
             port.log("warning", "processes that the function has left behind are killed", {})
-        elif talk.ended is not None and not talk.ended.is_spent and not run.scope.cancel_called:
+        elif talk.ended is not None and not (talk.ended.is_spent or talk.is_torn or run.scope.cancel_called):
             child.idle_since = trio.current_time()
     if talk.ended is None:
         if child.was_killed_at_deadline:
@@ -82,7 +82,10 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
 
 @attrs.define(eq=False)
 class _Talk:
-    """One job's talk with its body: `ended` is what the function came to; without it, `died` says why not."""
+    """One job's talk with its body: `ended` is what the function came to; without it, `died` says why not.
+
+    `is_torn`: an answer was cut off in its middle, so that nothing else can be said to this body.
+    """
 
     child: Child
     run: Run
@@ -94,8 +97,10 @@ class _Talk:
     _asks: trio.Nursery = attrs.field(init=False)
     _has_begun: bool = False
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(MAX_ASKS))
+    _open: dict[int, trio.CancelScope] = attrs.field(factory=dict)
+    _places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(MAX_ENQUEUES))
     _turn: trio.Lock = attrs.field(factory=trio.Lock)
+    is_torn: bool = False
     _printed: int = 0
 
     def renew(self) -> None:
@@ -125,9 +130,12 @@ class _Talk:
             number = 0
             try:
                 while (line := await self.child.read()) is not None:
-                    await self._take(wire.read_from_body(line))
+                    self._take(wire.read_from_body(line))
                     if self.ended is not None:
                         return
+                    if self._places.value == 0:
+                        async with self._places:
+                            pass
                     number += 1
                     if number % MESSAGES_A_TURN == 0:
                         await trio.sleep(PAUSE_S)
@@ -156,7 +164,7 @@ class _Talk:
         self.died = await self.child.why_ended()
         self._reading.cancel()
 
-    async def _take(self, message: wire.FromBody) -> None:
+    def _take(self, message: wire.FromBody) -> None:  # noqa: C901 - one for each
         match message:
             case wire.Progress():
                 self.port.progress(cast("Any", message.progress))
@@ -167,8 +175,15 @@ class _Talk:
             case wire.Keep():
                 self.port.keep(_value(message.result))
             case wire.Ask():
-                await self._places.acquire()
-                self._asks.start_soon(self._answer, message)
+                if len(self._open) >= wire.MAX_OPEN:
+                    raise ChildDied("too many questions")
+                if message.what == "enqueue":
+                    self._places.acquire_nowait()  # `read` waits for one
+                scope = self._open[message.number] = trio.CancelScope()
+                self._asks.start_soon(self._answer, message, scope)
+            case wire.Forget():
+                if (open_scope := self._open.pop(message.number, None)) is not None:
+                    open_scope.cancel()
             case wire.Ended():
                 self.ended = message
             case wire.Started():
@@ -180,15 +195,27 @@ class _Talk:
         self.port.log("info", line, {"stream": stream})
         return self._printed <= self.max_lines
 
-    async def _answer(self, ask: wire.Ask) -> None:
+    async def _answer(self, ask: wire.Ask, scope: trio.CancelScope) -> None:
+        answer = None
         try:
-            answer = wire.Answer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
-        except Exception as error:  # noqa: BLE001 - it is the body's
-            answer = wire.Answer(ask.number, error=wire.Failure.of(error))
+            with scope:
+                answer = await self._answer_to(ask)
         finally:
-            self._places.release()
-        async with self._turn:
-            await self.child.send(answer)
+            if self._open.get(ask.number) is scope:
+                del self._open[ask.number]
+            if ask.what == "enqueue":
+                self._places.release()
+        if answer is not None:
+            async with self._turn:
+                self.is_torn = True
+                await self.child.send(answer)
+                self.is_torn = False
+
+    async def _answer_to(self, ask: wire.Ask) -> wire.Answer:
+        try:
+            return wire.Answer(ask.number, msgspec.Raw(msgspec.json.encode(await self._do(ask))))
+        except Exception as error:  # noqa: BLE001 - it is the body's
+            return wire.Answer(ask.number, error=wire.Failure.of(error))
 
     async def _do(self, ask: wire.Ask) -> object:
         match ask.what:

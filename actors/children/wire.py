@@ -19,6 +19,8 @@ from dataloader.jobs.model import WhenFailed
 
 MAX_MESSAGE: Final = 20 * 2**20
 """Arguments may have 16 MiB."""
+MAX_OPEN: Final = 1_000
+"""Questions of one body that wait for their answers at a time."""
 
 AskFor = Literal["enqueue", "after", "take", "deadline", "stopped_by"]
 
@@ -37,7 +39,7 @@ class Declared(msgspec.Struct):
     memory_mb: int | None
 
 
-class RunJob(msgspec.Struct):
+class RunJob(msgspec.Struct, tag="run"):
     """Run a job. `args` is as in its row; `is_stage` says whether the value must be exact JSON."""
 
     fields: dict[str, Any]
@@ -46,7 +48,7 @@ class RunJob(msgspec.Struct):
     is_stage: bool
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, tag="answer"):
     """The answer to an `Ask` with the same number."""
 
     number: int
@@ -124,6 +126,12 @@ class Ask(msgspec.Struct, tag="ask"):
     given: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class Forget(msgspec.Struct, tag="forget"):
+    """Nobody waits for the answer with this number any more."""
+
+    number: int
+
+
 class Ended(msgspec.Struct, tag="ended"):
     """The run is over: with a `value` of this `kind`, or with an `error`, as text.
 
@@ -141,7 +149,7 @@ class Ended(msgspec.Struct, tag="ended"):
     is_spent: bool = False
 
 
-FromBody = Started | Progress | Line | EndLog | Keep | Ask | Ended
+FromBody = Started | Progress | Line | EndLog | Keep | Ask | Forget | Ended
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -185,9 +193,7 @@ def line_of(message: msgspec.Struct | Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-read_job: Final = msgspec.json.Decoder(RunJob).decode
-"""A line of the service's as a job."""
-read_answer: Final = msgspec.json.Decoder(Answer).decode
-"""A line of the service's as an answer."""
+read_from_service: Final = msgspec.json.Decoder(RunJob | Answer).decode
+"""A line of the service's as a message."""
 read_from_body: Final = msgspec.json.Decoder(FromBody).decode
 """A line of a body's as a message. Raises `msgspec.DecodeError`."""

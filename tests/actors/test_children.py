@@ -17,6 +17,7 @@ from dataloader import ConfigError, Job, ProcessJob, Tasks
 from dataloader.actors.children.child import Child
 from dataloader.actors.children.pool import Children
 from dataloader.actors.job_runs import Run, Runs
+from dataloader.store.limits.take import take
 from dataloader.testing import run_task
 
 
@@ -168,6 +169,54 @@ async def test_it_enqueues_jobs_and_is_told_what_is_wrong_with_them(open_childre
         refused = await run_in(supervisor, "enqueues", {"after": True})
         assert refused.error.startswith("BadRequest: after: ")
         assert (await run_in(supervisor, "aio", {"to": 3, "enqueue": True})).result == [0, 1, 2]
+
+
+@pytest.fixture
+def takes_now(monkeypatch):
+    """The requests to suppliers that wait in this process now."""
+    now = []
+
+    async def counted(*given):
+        now.append(given)
+        try:
+            return await take(*given)
+        finally:
+            now.remove(given)
+
+    monkeypatch.setattr("dataloader.actors.trio_port.take", counted)
+    return now
+
+
+@pytest.mark.parametrize("flavour", ["takes", "aio takes"])
+async def test_who_waits_for_a_grant_holds_up_nobody_else_of_its_body(open_children, run_in, takes_now, flavour):
+    async with open_children() as supervisor:
+        job = await run_in(supervisor, flavour)
+        assert (job.error, job.progress) == (None, {"waits": True})
+        assert [line.fields["n"] for line in await lines_of(supervisor, job.job_id)] == [0, 1, 2]
+        assert job.result == {"takes": "[]", "aio takes": ["CancelledError"]}[flavour]
+        assert not takes_now
+
+
+async def test_a_question_that_is_taken_back_is_worked_on_no_more(open_children, shown, takes_now):
+    async with open_children() as supervisor:
+        job = await supervisor.jobs.enqueue("aio takes", {"s": 3_600}, queue="q")
+        await shown(supervisor, job.job_id)
+
+        async def waits():
+            return not takes_now
+
+        await until(waits, within_s=20)
+        assert len(supervisor._parts.runs) == 1
+        await supervisor.jobs.cancel(job.job_id)
+
+
+@pytest.mark.parametrize("flavour", ["takes", "aio takes"])
+async def test_a_stop_ends_the_wait_for_a_grant_at_once(open_children, shown, flavour):
+    async with open_children(child_grace_s=30) as supervisor:
+        job = await supervisor.jobs.enqueue(flavour, {"stop": True}, queue="q")
+        await shown(supervisor, job.job_id)
+        await supervisor.jobs.cancel(job.job_id)
+        assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
 
 
 async def test_what_it_prints_is_kept_up_to_a_bound(open_children, run_in):

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from uuid import UUID
@@ -19,12 +20,14 @@ import attrs
 from dataloader import (
     AioProcessJob,
     BadRequest,
+    Budget,
     GiveUp,
     JobStopped,
     ProcessJob,
     Retry,
     RetryPolicy,
     Snooze,
+    Supplier,
     Tasks,
 )
 
@@ -223,6 +226,52 @@ def wakes(job: ProcessJob) -> str:
     except JobStopped:
         return "all the same"
     return "slept"
+
+
+tasks.supplier(Supplier("slow", budgets=(Budget(1, per_s=3_600),), margin_s=0.1))
+"""After one unit it grants nothing for an hour."""
+
+
+@tasks.task("takes", process=True, timeout_s=60)
+def takes(job: ProcessJob) -> str:
+    """Another thread waits for a grant that does not come; meanwhile this one speaks, and asks."""
+    job.take("slow")
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            job.take("slow", max_wait_s=7_200)
+        except BaseException as error:  # noqa: BLE001
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    for number in range(3):
+        job.log.info("line", n=number)
+        job.enqueue("noop", queue="other")
+        assert job.deadline > time.monotonic()
+    assert waiting.is_alive()
+    job.progress({"waits": True})
+    if job.args.get("stop"):
+        job.take("slow", max_wait_s=7_200)
+    return str(told)
+
+
+@tasks.task("aio takes", process=True, asyncio=True, timeout_s=60)
+async def aio_takes(job: AioProcessJob) -> list[object]:
+    """A task of it waits for a grant that does not come; meanwhile others speak, and ask."""
+    await job.take("slow")
+    waiting = asyncio.create_task(job.take("slow", max_wait_s=7_200))
+    for number in range(3):
+        job.log.info("line", n=number)
+        await job.enqueue("noop", queue="other")
+        await asyncio.gather(*(job.enqueue("noop", queue="other") for _ in range(50)))
+    await job.progress({"waits": not waiting.done()})
+    if job.args.get("stop"):
+        await waiting
+    waiting.cancel()
+    await asyncio.sleep(job.args.get("s", 0))
+    return [type(error).__name__ for error in await asyncio.gather(waiting, return_exceptions=True)]
 
 
 @tasks.around

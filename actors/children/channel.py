@@ -1,0 +1,159 @@
+"""The socket between a body and the service: what is said, and answers that find who has asked, by number.
+
+A thread of its own reads: nobody who waits for an answer keeps others from speaking, or from hearing theirs. It runs no
+code of the user's and takes no signals. It reads only while somebody waits: were it always reading, the service would
+not notice that the function has closed the socket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from dataloader.actors.children import wire
+from dataloader.jobs.errors import JobStopped
+
+STACK: Final = 2**18
+"""Bytes of the reader's stack, which counts as memory of the body's."""
+
+Hear = Callable[[wire.Answer | None], object]
+"""What is called with an answer, in the reader's thread; with None when none will come."""
+
+
+@attrs.define(eq=False)
+class Channel:
+    """The socket, by its file descriptor. A stop of the job interrupts no message in its middle."""
+
+    fd: int
+    _reader: threading.Thread = attrs.field(init=False)
+    _jobs: queue.SimpleQueue[wire.RunJob | None] = attrs.field(factory=queue.SimpleQueue, init=False)
+    _wants_job: bool = attrs.field(default=False, init=False)
+    _wanted: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _pid: int = attrs.field(factory=os.getpid, init=False)
+    _writing: Any = attrs.field(factory=threading.RLock, init=False)
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
+    _waiting: dict[int, Hear] = attrs.field(factory=dict, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+    _held: int = attrs.field(default=0, init=False)
+    _stop: bool = attrs.field(default=False, init=False)
+
+    def start(self) -> None:
+        """Start the reader."""
+        self._reader = threading.Thread(target=self._read_for_ever, name="dataloader", daemon=True)
+        former = threading.stack_size(STACK)
+        try:
+            self._reader.start()
+        finally:
+            threading.stack_size(former)
+
+    def next_job(self) -> wire.RunJob | None:
+        """Wait for the next job; None when the service has closed the socket."""
+        self._wants_job = True
+        self._wanted.set()
+        return self._jobs.get()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else sends meanwhile; a stop that comes in here, in the main thread, is raised at its end."""
+        if threading.current_thread() is not threading.main_thread():
+            with self._writing:
+                yield
+            return
+        self._held += 1
+        try:
+            with self._writing:
+                yield
+        finally:
+            self._held -= 1
+            if self._stop and not self._held:
+                self._stop = False
+                raise JobStopped
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message."""
+        with self.turn():
+            left = memoryview(wire.line_of(message))
+            while left:
+                left = left[os.write(self.fd, left) :]
+
+    def number(self) -> int:
+        """The number of a new question."""
+        return next(self._numbers)
+
+    def ask(self, number: int, what: wire.AskFor, given: bytes, hear: Hear) -> None:
+        """Send a question; `hear` gets the answer, unless it is forgotten before."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("a process that the job's function has forked can't ask the service: only itself can")
+        if len(self._waiting) >= wire.MAX_OPEN:
+            raise RuntimeError(f"a job can wait for {wire.MAX_OPEN:,} answers of the service at a time, not for more")
+        with self.turn():
+            self._waiting[number] = hear
+            self._wanted.set()
+            self.send(wire.Ask(number, what, msgspec.Raw(given)))
+        if self._closed:
+            self.give_up(number)
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for an answer any more: the service need not go on. Of an answer that has come, nothing."""
+        if self._waiting.pop(number, None) is not None:
+            self.send(wire.Forget(number))
+
+    def give_up(self, number: int) -> None:
+        """No answer will come."""
+        if (hear := self._waiting.pop(number, None)) is not None:
+            hear(None)
+
+    def interrupt(self) -> None:
+        """Raise `JobStopped`, for a signal handler: at once, or when the message that is being sent is whole."""
+        if not self._held:
+            raise JobStopped
+        self._stop = True
+
+    def _read_for_ever(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        lines = self._lines()
+        while not self._closed:
+            self._wanted.wait()
+            self._wanted.clear()
+            while (self._waiting or self._wants_job) and not self._closed:
+                self._take(next(lines, None))
+        for number in list(self._waiting):
+            self.give_up(number)
+        self._jobs.put(None)
+
+    def _take(self, line: bytes | None) -> None:
+        match None if line is None else wire.read_from_service(line):
+            case None:
+                self._closed = True
+            case wire.RunJob() as job:
+                self._wants_job = False
+                self._jobs.put(job)
+            case wire.Answer() as answer:  # of none that was forgotten meanwhile
+                if (hear := self._waiting.pop(answer.number, None)) is not None:
+                    hear(answer)
+
+    def _lines(self) -> Iterator[bytes]:
+        buffer, searched = bytearray(), 0
+        while True:
+            while (end := buffer.find(b"\n", searched)) >= 0:
+                line = bytes(buffer[:end])
+                del buffer[: end + 1]
+                searched = 0
+                yield line
+            searched = len(buffer)
+            try:
+                part = os.read(self.fd, 65_536)
+            except OSError:  # the function has closed it, or the service has gone and left something unread
+                return
+            if not part:
+                return
+            buffer += part
