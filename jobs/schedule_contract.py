@@ -74,9 +74,12 @@ class ScheduleEvent:
     """What became of planned times that have no job, or of the schedule itself."""
 
     event_id: Annotated[int, about("The event's number; later events have larger ones.")]
-    at: Annotated[Instant, about("When it happened.")]
+    at: Annotated[Instant, about("When it happened; of times that were left out, when the first of them was.")]
     kind: Annotated[str, about("`left_out`, `paused`, `resumed`, `changed`, `retired`, `backfilled`.")]
-    payload: Annotated[Mapping[str, Any] | None, about("What there is to say of it.")]
+    payload: Annotated[
+        Mapping[str, Any] | None,
+        about("What there is to say of it; of times that were left out, how many, from the `first` to the `last`."),
+    ]
 
 
 @attrs.frozen

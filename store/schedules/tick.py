@@ -15,7 +15,6 @@ from uuid import UUID
 
 import asyncpg
 import attrs
-import msgspec
 
 from dataloader.jobs.errors import BadRequest
 from dataloader.jobs.ids import uuid7
@@ -27,6 +26,7 @@ from dataloader.store.connection.driver_errors import said
 from dataloader.store.queue.enqueue import row_of
 from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row
 from dataloader.store.queue.unique_inserts import aio_add_planned
+from dataloader.store.schedules.left_out import LeftOut, aio_record_left_out
 from dataloader.store.schedules.rows import KNOWN, read_spec
 
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ LOCKED_S: Final = 0.5
 """A schedule that is due and that another process has locked is looked at again after so long."""
 
 _DUE: Final = """
-SELECT name, spec::text AS spec, stored_at, next_at, last_job_id, statement_timestamp() AS now
+SELECT name, spec::text AS spec, stored_at, next_at, last_job_id, last_at, statement_timestamp() AS now
 FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at <= statement_timestamp()
 ORDER BY next_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
 """
@@ -85,9 +85,9 @@ FROM unnest($1::text[], $2::timestamptz[], $3::timestamptz[], $4::uuid[], $5::te
   AS u (name, next_at, last_at, last_job_id, why)
 WHERE s.name = u.name
 """
-_EVENTS: Final = """
+_PAUSED: Final = """
 INSERT INTO dl_schedule_events (name, kind, payload)
-SELECT u.name, u.kind, u.payload::jsonb FROM unnest($1::text[], $2::text[], $3::text[]) AS u (name, kind, payload)
+SELECT u.name, 'paused', jsonb_build_object('why', u.why) FROM unnest($1::text[], $2::text[]) AS u (name, why)
 """
 
 
@@ -108,6 +108,7 @@ class _Due:
     plan: Plan
     was_due_at: datetime
     last_job_id: UUID | None
+    last_at: datetime | None
     task_has_key: bool = False
     times: Sequence[datetime] = ()
     added: Sequence[tuple[UUID, datetime]] = ()
@@ -156,7 +157,7 @@ async def _aio_plan(records: Iterable[Any], unread: list[str]) -> list[_Due]:
     due: list[_Due] = []
     planned = 0
     plans: dict[tuple[object, ...], Plan] = {}
-    for number, (name, spec, stored_at, next_at, last_job_id, now) in enumerate(records):
+    for number, (name, spec, stored_at, next_at, last_job_id, last_at, now) in enumerate(records):
         if planned >= JOBS:
             break
         try:
@@ -175,7 +176,7 @@ async def _aio_plan(records: Iterable[Any], unread: list[str]) -> list[_Due]:
             await asyncio.sleep(0)
         elif number % IN_A_TURN == 0:
             await asyncio.sleep(0)
-        due.append(_Due(schedule, spec, found, next_at, last_job_id))
+        due.append(_Due(schedule, spec, found, next_at, last_job_id, last_at))
         planned += len(found.due)
     return due
 
@@ -302,25 +303,20 @@ async def _aio_write(connection: Any, due: list[_Due]) -> None:
         next_at = one.plan.next_at if one.paused_why is None else one.was_due_at
         rows.append((one.schedule.name, next_at, last_at, last_job_id, one.paused_why))
     await connection.execute(_TICKED, *map(list, zip(*rows, strict=True)))
-    events = [event for one in due for event in _events(one)]
-    if events:
-        await connection.execute(_EVENTS, *map(list, zip(*events, strict=True)))
+    paused = {one.schedule.name: one.paused_why for one in due if one.paused_why is not None}
+    if paused:
+        await connection.execute(_PAUSED, list(paused), list(paused.values()))
+    left_out = [found for one in due if one.paused_why is None for found in _left_out(one)]
+    if left_out:
+        await aio_record_left_out(connection, left_out)
 
 
-def _events(one: _Due) -> Iterable[tuple[str, str, str]]:
-    name, planned, late = one.schedule.name, one.plan, one.overlapping
-    if one.paused_why is not None:
-        yield name, "paused", _json(why=one.paused_why)
-        return
-    if planned.left_out:
-        first, last = planned.first_left_out, planned.last_left_out
-        yield name, "left_out", _json(why="missed", times=planned.left_out, first=first, last=last)
-    if one.stood_for:
-        first, last = one.stood_for[0], one.stood_for[-1]
-        yield name, "left_out", _json(why="unique", times=len(one.stood_for), first=first, last=last)
-    if late:
-        yield name, "left_out", _json(why="overlap", times=len(late), first=late[0], last=late[-1])
-
-
-def _json(**payload: Any) -> str:
-    return msgspec.json.encode(payload).decode()
+def _left_out(one: _Due) -> Iterable[LeftOut]:
+    name, planned, first = one.schedule.name, one.plan, one.plan.first_left_out
+    if first is not None and planned.last_left_out is not None:
+        yield LeftOut(name, "missed", planned.left_out, first, planned.last_left_out, one.last_at)
+    if some := one.stood_for:
+        before = [at for _, at in one.added if at < some[0]]
+        yield LeftOut(name, "unique", len(some), some[0], some[-1], before[-1] if before else one.last_at)
+    if some := one.overlapping:
+        yield LeftOut(name, "overlap", len(some), some[0], some[-1], one.last_at)

@@ -111,8 +111,10 @@ def event_line(event: ScheduleEvent) -> EventLine:
     match event.kind:
         case "left_out":
             times = given.get("times", 0)
-            many = f"{times:,} or more" if isinstance(times, int) and times >= COUNTED else str(times)
             why = given.get("why", "")
+            many = f"{times:,}" if isinstance(times, int) else str(times)
+            if why == "missed" and isinstance(times, int) and times >= COUNTED:
+                many += " or more"
             text = f"{many} left out: {_WHY.get(why, why)}"
         case "backfilled":
             text = f"backfilled: {given.get('jobs', 0)} jobs"

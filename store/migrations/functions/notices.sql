@@ -14,14 +14,14 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_error_noticed() FROM PUBLIC;
 
--- A schedule that its own failure has paused, not an operator; and planned times that were left out.
+-- A schedule that its own failure has paused, not an operator; and planned times that were left out, by a new row or by one that counts on.
 CREATE OR REPLACE FUNCTION {schema}.dl_schedule_noticed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF EXISTS (SELECT FROM {schema}.dl_notice_watch WHERE until > now()) THEN
     INSERT INTO {schema}.dl_notices (kind, name, error, times)
     VALUES (CASE NEW.kind WHEN 'paused' THEN 'schedule_paused' ELSE NEW.kind END, NEW.name, left(NEW.payload ->> 'why', 1000),
-            coalesce((NEW.payload ->> 'times')::int, 1));
+            coalesce((NEW.payload ->> 'times')::int, 1) - CASE TG_OP WHEN 'UPDATE' THEN (OLD.payload ->> 'times')::int ELSE 0 END);
     PERFORM pg_notify('dl_notice', '');
   END IF;
   RETURN NULL;
@@ -55,6 +55,11 @@ BEGIN
   IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_schedule_events'::regclass AND tgname = 'dl_schedule_noticed') THEN
     CREATE TRIGGER dl_schedule_noticed AFTER INSERT ON {schema}.dl_schedule_events FOR EACH ROW
       WHEN (NEW.kind IN ('paused', 'left_out') AND NEW.payload ->> 'why' IS NOT NULL)
+      EXECUTE FUNCTION {schema}.dl_schedule_noticed();
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = '{schema}.dl_schedule_events'::regclass AND tgname = 'dl_schedule_noticed_upd') THEN
+    CREATE TRIGGER dl_schedule_noticed_upd AFTER UPDATE OF payload ON {schema}.dl_schedule_events FOR EACH ROW
+      WHEN (NEW.kind = 'left_out' AND (NEW.payload ->> 'times')::int > (OLD.payload ->> 'times')::int)
       EXECUTE FUNCTION {schema}.dl_schedule_noticed();
   END IF;
 END $do$;

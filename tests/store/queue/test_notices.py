@@ -69,6 +69,11 @@ async def test_what_fails_for_good_is_noted_whoever_writes_it(watched, raw, stor
     assert found[1] == ("failed", "t", "ours", 1)
     assert (found[2][0], found[2][2].startswith("worker lost")) == ("lost", True)
     assert found[3:] == [("schedule_paused", "s", "its job has failed", 1), ("left_out", "s", "missed", 7)]
+    # Of a record that counts on, what is new.
+    await raw.execute(
+        """UPDATE dl_schedule_events SET payload = payload || '{"times": 9}' WHERE payload ->> 'why' = 'missed'"""
+    )
+    assert (await noted(raw))[5:] == [("left_out", "s", "missed", 2)]
 
 
 async def test_a_service_that_has_no_right_on_our_tables_fails_its_jobs_and_is_noted(watched, raw, database, add_job):

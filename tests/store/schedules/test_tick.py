@@ -203,6 +203,43 @@ async def test_one_that_is_due_while_another_has_not_ended(
 
 
 @pytest.mark.requirement("R7")
+async def test_times_that_are_left_out_one_after_the_other_are_on_record_in_one_row(store, raw, put, planned):
+    """A schedule that is due each second, whose job has not ended, then has, then runs again."""
+    await put(every_s=1, overlap="skip", missed="all")
+
+    async def ticked_until_written(times):
+        """Tick until the newest row was written so many times; all rows."""
+        sql = (
+            "SELECT (payload->>'first')::timestamptz AS first, (payload->>'last')::timestamptz AS last,"
+            " (payload->>'times')::int AS times FROM dl_schedule_events ORDER BY event_id"
+        )
+        before, seen = await raw.fetch(sql), []
+        with trio.fail_after(60):
+            while len(seen) < times:
+                await tick(store)
+                rows = await raw.fetch(sql)
+                if rows != before and rows[-1:] != seen[-1:]:
+                    seen += rows[-1:]
+                await trio.sleep(0.1)
+        return [tuple(row) for row in rows]
+
+    await tick(store)  # it may have been due several times by now
+    former = await raw.fetchval("SELECT count(*) FROM dl_schedule_events")
+    assert len(await ticked_until_written(3)) == former + 1
+    await raw.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    found = await ticked_until_written(2)
+    assert len(found) == former + 2
+    second = timedelta(seconds=1)
+    ranges = {first + n * second for first, last, _ in found for n in range((last - first) // second + 1)}
+    assert sum(times for *_, times in found) == len(ranges), "each of them is counted once"
+    next_at = await raw.fetchval("SELECT next_at FROM dl_schedules")
+    jobs = await planned()
+    assert len(jobs) == 2
+    assert ranges.isdisjoint(jobs)
+    assert sorted(ranges.union(jobs)) == [NOW + n * second for n in range((next_at - NOW) // second)]
+
+
+@pytest.mark.requirement("R7")
 async def test_a_job_that_is_to_be_canceled_and_that_somebody_has_locked_holds_up_no_other_schedule(
     database, store, raw, put, planned
 ):
