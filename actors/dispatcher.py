@@ -34,6 +34,7 @@ from dataloader.store.connection.bridge import Database
 from dataloader.store.limits.limit_rows import aio_count_ours, aio_known
 from dataloader.store.limits.own_lanes import aio_open_lanes
 from dataloader.store.queue.claim import Claim
+from dataloader.store.queue.lease_clock import lease_time, slept_s
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.make_ready import KEYS, unpark
 from dataloader.store.queue.poll import Polled
@@ -150,7 +151,7 @@ class Dispatcher:
         self._slots.set()
         self.services.telemetry.started_at_once(self.queue)
         now = trio.current_time()
-        self._start_one(self._add(job, sent_at, now, now - sent_at))
+        self._start_one(self._add(job, sent_at, now, lease_time() - sent_at))
 
     @property
     def _part(self) -> str:
@@ -313,7 +314,7 @@ class Dispatcher:
         run = Run(job=job, claimed_at=now, lease=Lease(job.lease_s, sent_at + job.lease_s))
         margin_s = None if job.more is None else job.more.get("margin_s")
         if margin_s is not None:
-            run.begin_by = sent_at + BEGIN_SHARE * margin_s
+            run.begin_by = sent_at - slept_s() + BEGIN_SHARE * margin_s
         self.runs.add(run)
         self.services.telemetry.picked_up(self.queue, waited_s)
         return run

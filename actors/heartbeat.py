@@ -23,6 +23,7 @@ from dataloader.jobs.errors import StoreError
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
 from dataloader.store.connection.bridge import Database, Session
+from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.leases import Beat, Pulse, aio_beat, aio_revive
 from dataloader.store.queue.lock_session import LockSession
 from dataloader.store.queue.worker_rows import SHOW_EVERY_S, ClockReading, WorkerRow, aio_show
@@ -78,8 +79,8 @@ class Heartbeat:
         if not runs:
             await self._stay_connected()
             return True
-        sent_at = trio.current_time()
-        beats = [(run.job.job_id, token, self._is_to_be_journalled(run, sent_at)) for token, run in runs.items()]
+        now = trio.current_time()
+        beats = [(run.job.job_id, token, self._is_to_be_journalled(run, now)) for token, run in runs.items()]
         # A second try, on a new connection, must fit into the lease.
         timeout_s = max(self.runs.shortest_lease_s() / 4, MIN_TIMEOUT_S)
         try:
@@ -108,7 +109,7 @@ class Heartbeat:
         A job with a key is still ours while we hold its key, one without while its row has our token. Returns each
         token with `RENEWED`, or with `UNKNOWN` if the renewal failed or another session had locked the row.
         """
-        jobs = [run.job for run in expired if run.lease.until > trio.current_time()]
+        jobs = [run.job for run in expired if run.lease.until > lease_time()]
         keyed = [(job.job_id, job.token) for job in jobs if self.locks.holds(job.token)]
         keyless = [(job.job_id, job.token) for job in jobs if job.lock_hash is None]
         beats = dict.fromkeys((token for _, token in keyed + keyless), Beat.UNKNOWN)
@@ -157,5 +158,5 @@ class Heartbeat:
 
 async def _aio_timed_beat(connection: Any, beats: list[tuple[UUID, int, bool]]) -> tuple[float, list[Pulse]]:
     """The beat, and when it was sent: leases count from then."""
-    sent_at = trio.current_time()
+    sent_at = lease_time()
     return sent_at, await aio_beat(connection, beats)

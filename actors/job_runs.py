@@ -21,6 +21,7 @@ from dataloader.actors.wake import Wake
 from dataloader.jobs.model import ClaimedJob
 from dataloader.jobs.outcomes import StopReason
 from dataloader.jobs.states import Step
+from dataloader.store.queue.lease_clock import slept_s
 
 REMEMBERED_CANCELS: Final = 1_000
 
@@ -31,7 +32,7 @@ class BeginsTooLate(Exception):  # noqa: N818 - a state of the world
 
 @attrs.define(eq=False, kw_only=True)
 class Run:
-    """One run of one job. Times are Trio's clock; `stop_reason` is set before the scope is cancelled.
+    """One run of one job; `stop_reason` is set before the scope is cancelled. Times are Trio's clock, but the lease's.
 
     After `begin_by` its body may not begin: a supplier's budget counts it up to then.
 
@@ -97,7 +98,7 @@ class Run:
         on no heartbeat renews the run's lease: one that found the row ended would take the job for lost.
         """
         self.committed = True
-        self._commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends())
+        self._commit = trio.CancelScope(shield=True, deadline=self.lease.commit_ends(slept_s()))
         return self._commit
 
     def commit_ended(self, *, well: bool) -> None:
@@ -120,11 +121,11 @@ class Run:
 
     def open_scope(self) -> None:
         """Make a scope that has its deadline already: moving a deadline takes about ten times as long."""
-        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
+        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed, slept_s=slept_s())
         self.scope = trio.CancelScope(deadline=deadline)
 
     def renewed(self, sent_at: float) -> None:
-        """A heartbeat that was sent at `sent_at` has renewed the lease."""
+        """A heartbeat that was sent at `sent_at`, by the clock of leases, has renewed the lease."""
         self.lease.renewed(sent_at)
         self._move_deadline()
 
@@ -134,11 +135,12 @@ class Run:
         self._move_deadline()
 
     def _move_deadline(self) -> None:
-        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed)
+        slept = slept_s()
+        deadline, self._deadline_reason = self.lease.body_ends(committed=self.committed, slept_s=slept)
         if deadline != self.scope.deadline:
             self.scope.deadline = deadline
         if self._commit is not None:
-            self._commit.deadline = self.lease.commit_ends()
+            self._commit.deadline = self.lease.commit_ends(slept)
         if self.on_move is not None:
             self.on_move()
 

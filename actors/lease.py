@@ -26,7 +26,8 @@ def margin_s(lease_s: float) -> float:
 class Lease:
     """The lease of one run, which lasts `seconds` from each renewal; with the bounds of its key, timeout and period.
 
-    Times are Trio's clock. `key_safe_until` is infinite for a job that has no key.
+    `until` and `key_safe_until` are by the clock of leases (`lease_clock`), the two others by Trio's. `key_safe_until`
+    is infinite for a job that has no key.
     """
 
     seconds: float
@@ -39,23 +40,25 @@ class Lease:
         """A heartbeat that was sent at `sent_at` has renewed it."""
         self.until = max(self.until, sent_at + self.seconds)
 
-    def body_ends(self, *, committed: bool) -> tuple[float, StopReason]:
-        """When the body must be stopped by what is known now, and the reason of that stop.
+    def body_ends(self, *, committed: bool, slept_s: float = 0.0) -> tuple[float, StopReason]:
+        """When the body must be stopped by what is known now, by Trio's clock, and the reason of that stop.
 
+        `slept_s` is what the machine has slept: the clock of leases is ahead of Trio's by it.
         A body that has `committed` needs only its key: nobody will run its job again.
         """
         until, reason = self.timeout_at, StopReason.TIMEOUT
         if self.period_ends_at < until:
             until, reason = self.period_ends_at, StopReason.PERIOD_END
-        if not committed and self.until - margin_s(self.seconds) < until:
-            until, reason = self.until - margin_s(self.seconds), StopReason.LEASE_ENDED
-        if self.key_safe_until < until:
-            until, reason = self.key_safe_until, StopReason.KEY_LOST
+        if not committed and self.until - slept_s - margin_s(self.seconds) < until:
+            until, reason = self.until - slept_s - margin_s(self.seconds), StopReason.LEASE_ENDED
+        if self.key_safe_until - slept_s < until:
+            until, reason = self.key_safe_until - slept_s, StopReason.KEY_LOST
         return until, reason
 
     def body_is_killed(self) -> tuple[float, float]:
         """When a body in a process of its own is killed, whatever it does: before its job, or key, can be another's.
 
+        By the clock of leases.
         A quarter of the margin after it was told to stop; and when the kernel does it, if nobody has: at its half.
         """
         margin = margin_s(self.seconds)
@@ -64,6 +67,6 @@ class Lease:
             min(self.until - margin / 2, self.key_safe_until + MIN_MARGIN_S / 2),
         )
 
-    def commit_ends(self) -> float:
-        """The last moment for a commit's reply: from then on another worker may have the job, or its key."""
-        return min(self.until - margin_s(self.seconds), self.key_safe_until)
+    def commit_ends(self, slept_s: float = 0.0) -> float:
+        """The last moment for a commit's reply, by Trio's clock: then another worker may have the job, or its key."""
+        return min(self.until - margin_s(self.seconds), self.key_safe_until) - slept_s

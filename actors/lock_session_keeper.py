@@ -22,6 +22,7 @@ from dataloader.actors.outage import Outage
 from dataloader.actors.wake import Wake
 from dataloader.jobs.errors import StoreError
 from dataloader.jobs.model import MIN_LEASE_S
+from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.lock_session import MIN_PING_S, LockSession
 
 RETRY_S: Final = 0.5
@@ -94,7 +95,7 @@ class Keeper:
 
     def answered(self) -> None:
         """The session has answered a claim, which is as good as a ping: the next ping may have to wait."""
-        now, until = trio.current_time(), self.locks.safe_until - self._margin_s
+        now, until = lease_time(), self.locks.safe_until - self._margin_s
         # Not after each claim: it moves the deadline of every run.
         if self.runs.key_safe_until - now < (until - now) / 2:
             self.runs.key_is_safe_until(until)

@@ -17,6 +17,7 @@ from dataloader.actors.job_runs import Run, Runs
 from dataloader.actors.lease import margin_s
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.outcomes import StopReason
+from dataloader.store.queue.lease_clock import slept_s
 
 log = get_logger(__name__)
 
@@ -65,16 +66,16 @@ class OverdueWatch:
     def _next_look(self) -> float:
         """Soon, and no later than the moment when a body must have ended: another worker may run its job then."""
         now = trio.current_time()
-        moments = [now + min(self.look_s, LOOK_EVERY_S)]
+        moments, slept = [now + min(self.look_s, LOOK_EVERY_S)], slept_s()
         for run in self.runs:
             if not run.body_ended:
-                moments += (run.scope.deadline, run.lease.until)
+                moments += (run.scope.deadline, run.lease.until - slept)
         moments += [seen.since + self.cancel_grace_s for seen in self._seen.values()]
         return min(moment for moment in moments if moment > now)
 
     def _look(self) -> None:
         """Report handlers that go on after they were stopped, and those that go on without a lease."""
-        now = trio.current_time()
+        now, slept = trio.current_time(), slept_s()
         self._seen = {run: seen for run, seen in self._seen.items() if not run.body_ended}
         for run in self.runs:
             stopped_at = min(run.stopped_at, run.scope.deadline)
@@ -95,8 +96,9 @@ class OverdueWatch:
                     for_s=round(now - stopped_at, 1),
                 )
             # A handler that had half of the margin in which to stop gets no grace beyond the end of its lease.
-            was_in_time = run.lease.until - seen.since >= margin_s(run.job.lease_s) / 2
-            lease_is_gone = now >= run.lease.until and (was_in_time or has_had_its_grace)
+            lease_until = run.lease.until - slept
+            was_in_time = lease_until - seen.since >= margin_s(run.job.lease_s) / 2
+            lease_is_gone = now >= lease_until and (was_in_time or has_had_its_grace)
             job_is_gone = run.stop_reason is StopReason.LEASE_LOST and has_had_its_grace
             # A job that has committed needs no lease: nobody will run it again. But it may lose its key.
             is_harmless = run.committed and run.stopped_by() is not StopReason.KEY_LOST

@@ -30,6 +30,7 @@ from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import MAX_MASKED, storable_text
+from dataloader.store.queue.lease_clock import lease_time
 
 log = get_logger(__name__)
 
@@ -201,7 +202,7 @@ class Child:
                 raise ChildDied("its guard ended")
 
     async def arm(self, until: tuple[float, float]) -> bool:
-        """Let a job run until these times, the guard's and the kernel's, by Trio's clock.
+        """Let a job run until these times, the guard's and the kernel's, by the clock of leases.
 
         False if the child has ended.
         """
@@ -279,7 +280,7 @@ class Child:
         if until is not None:
             # In this order: should this process stand still in between, the body has less time, not more.
             boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-            ahead = boot - trio.current_time()
+            ahead = boot - lease_time()
             name = f"{name} {until[0] + ahead:.6f} {until[1] + ahead:.6f}"
         try:
             os.write(self._control.fileno(), name.encode())

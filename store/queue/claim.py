@@ -15,7 +15,7 @@ from dataloader.jobs.model import ClaimedJob
 class Claim:
     """What a claim brought: the jobs that are ours now, and what became of the other candidates.
 
-    `sent_at` is Trio's clock before the claim was sent: leases count from then. `more` tells whether more may wait
+    `sent_at` is `lease_time()` before the claim was sent: leases count from then. `more` tells whether more may wait
     behind, `passed_over` that some do which somebody had locked for the moment. `last` is the last job that it looked
     at, behind which a next claim may go on, unless slots were lacking. `to_test` are hashes of keys whose parked jobs
     must be looked at again, after the commit and on another session. `lanes` tells of each lane that was asked for

@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-import trio
-
 from dataloader.jobs.model import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, UNCHOSEN, ClaimedJob
+from dataloader.store.queue.lease_clock import lease_time
 
 Row = tuple[Any, ...]
 
@@ -202,10 +201,10 @@ async def aio_insert_started(
     """As `aio_insert`, for plain rows; `worker` has a slot for some, in the queue that stands for each in `slots`.
 
     Those that are its own now come back, too: none whose queue is another or paused, or whose task has a key. The last
-    value is Trio's clock before this was sent, from which their leases count.
+    value is when this was sent, from which their leases count.
     """
     given = [(*row[:_PLAIN], slot, worker) for row, slot in zip(rows, slots, strict=True)]
-    sent_at = trio.current_time()
+    sent_at = lease_time()
     if len(given) == 1:
         records = await connection.fetch(_ADD_ONE_STARTED, *given[0])
     else:

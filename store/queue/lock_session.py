@@ -31,6 +31,7 @@ from dataloader.jobs.logger import get_logger
 from dataloader.store.connection.bridge import Database, Session
 from dataloader.store.queue.claim import Claim, claim_of
 from dataloader.store.queue.finish import MAX_REFUNDS
+from dataloader.store.queue.lease_clock import lease_time
 from dataloader.store.queue.leases import aio_revive
 
 log = get_logger(__name__)
@@ -108,7 +109,7 @@ class LockSession:
         """`worker` becomes `claimed_by`; `lost` is told the tokens of running jobs whose key went to another."""
         self.worker = worker
         self.tokens: dict[int, int | None] = {}
-        self.safe_until = trio.current_time()
+        self.safe_until = lease_time()
         self.on_termination: Callable[[], None] = lambda: None
         self.capacity = 0
         self.writable = False
@@ -314,7 +315,7 @@ class LockSession:
         suspect, self._suspect = self._suspect, True
         if self.settled:
             self._settled = trio.Event()
-        sent_at = trio.current_time()
+        sent_at = lease_time()
         try:
             with self._freeing() as freed:
                 records: list[Any] = await connection.fetch(
@@ -364,7 +365,7 @@ class LockSession:
 
     async def _aio_ping(self, connection: Any, idle_s: float) -> float:
         # Nothing that could wait for a table, such as a repair: whoever waits for long counts as silent here.
-        sent_at = trio.current_time()
+        sent_at = lease_time()
         if idle_s < self._idle_s:
             # The server may go by it though we never hear of that.
             self._idle_s = idle_s
@@ -448,5 +449,5 @@ class LockSession:
 
 
 async def _aio_state(connection: Any, pid: int, backend_start: object) -> tuple[float, Any]:
-    sent_at = trio.current_time()
+    sent_at = lease_time()
     return sent_at, await connection.fetchrow(_STATE, pid, backend_start)

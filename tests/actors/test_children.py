@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -14,10 +15,14 @@ import trio
 from conditions import until, when_ended
 
 from dataloader import ConfigError, Job, ProcessJob, Tasks
+from dataloader.actors import heartbeat
 from dataloader.actors.children.child import Child
 from dataloader.actors.children.pool import Children
 from dataloader.actors.job_runs import Run, Runs
+from dataloader.actors.lease import Lease
+from dataloader.jobs.outcomes import StopReason
 from dataloader.store.limits.take import take
+from dataloader.store.queue import lease_clock
 from dataloader.testing import run_task
 
 
@@ -389,6 +394,41 @@ def without_renewals(open_children, shown, monkeypatch):
             assert not is_alive(progress["daemon"])
 
     return without_renewals
+
+
+@pytest.mark.parametrize("who", ["service", "guard"])
+async def test_what_the_machine_sleeps_before_a_renewal_is_confirmed_counts(open_children, shown, monkeypatch, who):
+    slept, asleep, beat = [], lease_clock._asleep_s, heartbeat.aio_beat
+    monkeypatch.setattr(lease_clock, "_asleep_s", lambda: asleep() + sum(slept))
+    monkeypatch.setattr(lease_clock, "_sleep", lease_clock._Sleep())
+
+    async def beat_and_sleep(*given):
+        pulses = await beat(*given)
+        if sleeps.is_set() and not slept:
+            slept.append(3_600)  # longer than the lease, which seems renewed
+        elif slept:
+            await asyncio.sleep(3_600)
+        return pulses
+
+    sleeps = trio.Event()
+    monkeypatch.setattr(heartbeat, "aio_beat", beat_and_sleep)
+    async with open_children(heartbeat_s=0.5) as supervisor:
+        job = await supervisor.jobs.enqueue("ignores", queue="q", lease_ttl_sec=600, max_attempts=1)
+        progress = await shown(supervisor, job.job_id)
+        [run] = supervisor._parts.runs
+        if who == "guard":
+            ends = Lease.body_ends
+            monkeypatch.setattr(Lease, "body_ends", lambda *_, **__: (float("inf"), StopReason.LEASE_ENDED))
+            run.scope.deadline = float("inf")
+        sleeps.set()
+
+        async def are_dead():
+            return not is_alive(progress["pid"]) and not is_alive(progress["daemon"])
+
+        await until(are_dead, within_s=20)
+        assert run.lease.until < lease_clock.lease_time()
+        if who == "guard":
+            monkeypatch.setattr(Lease, "body_ends", ends)
 
 
 @pytest.mark.slow

@@ -99,16 +99,16 @@ async def _none_of_them(*_args: object, **_more: object) -> dict[int, object]:
     return {}
 
 
-def _ends_without_lease(lease, *, committed: bool) -> tuple[float, object]:
-    return BODY_ENDS(attrs.evolve(lease, until=math.inf), committed=committed)
+def _ends_without_lease(lease, **given) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, until=math.inf), **given)
 
 
-def _ends_without_key(lease, *, committed: bool) -> tuple[float, object]:
-    return BODY_ENDS(attrs.evolve(lease, key_safe_until=math.inf), committed=committed)
+def _ends_without_key(lease, **given) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, key_safe_until=math.inf), **given)
 
 
-def _ends_without_period(lease, *, committed: bool) -> tuple[float, object]:
-    return BODY_ENDS(attrs.evolve(lease, period_ends_at=math.inf), committed=committed)
+def _ends_without_period(lease, **given) -> tuple[float, object]:
+    return BODY_ENDS(attrs.evolve(lease, period_ends_at=math.inf), **given)
 
 
 def _never_killed(_lease) -> tuple[float, float]:
