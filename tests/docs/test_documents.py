@@ -108,6 +108,14 @@ def test_the_board_and_the_alerts_ask_for_metrics_that_there_are():
     assert set(in_table) == alerted
 
 
+def test_every_figure_of_the_summary_of_performance_stands_in_the_tables_below_it():
+    summary, below = read("performance.md").split("## The benchmark beside other queues")
+    rows = [line.strip("|").split("|")[1:] for line in summary.splitlines() if line.startswith("| ")][2:]
+    figures = {figure for row in rows for cell in row for figure in re.findall(r"\d[\d,]*\.\d+|\d+,\d{3}|\d{3,}", cell)}
+    assert len(figures) > 50
+    assert {figure for figure in figures if figure not in below} == set()
+
+
 def test_the_tests_that_prove_the_guarantees_exist():
     named = set(re.findall(r"`(test_\w+)`", read("guarantees.md")))
     modules = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
