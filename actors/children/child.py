@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.left_behind import MARK, kill_left_behind
+from dataloader.actors.children.left_behind import MARK, kill_descendants, kill_left_behind
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
@@ -310,25 +310,38 @@ class Child:
             os.close(self._body_fd)
 
     async def _end_without_guard(self) -> None:
-        """The guard was killed, or does not answer: the kernel kills the body with it, and we what is left."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        """The guard was killed, or does not answer: we kill all that the body has started, and both.
+
+        The guard last: while it lives, though it be stopped, it is known what descends from it.
+        """
         if self._body_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._body_fd, signal.SIGKILL)
         told = False
         while True:
             with trio.move_on_after(LOOK_S, shield=True) as looking:
+                if self._process.poll() is None:
+                    await self._kill_all(partial(kill_descendants, self._process.pid))
+                    with suppress(ProcessLookupError):
+                        self._process.kill()
                 if self._body_fd >= 0:
                     await trio.lowlevel.wait_readable(self._body_fd)
-                # Others' processes tell nobody of their end.
-                while await trio.to_thread.run_sync(partial(kill_left_behind, self._mark, self._body)):  # noqa: ASYNC110
-                    await trio.sleep(PAUSE_S)
+                await self._kill_all(partial(kill_left_behind, self._mark, self._body))
             if not looking.cancelled_caught:
                 return
             if not told:
                 told = True
                 log.error("a child process does not end, though it was killed", pid=self._body)
+
+    async def _kill_all(self, kill: Callable[[], int]) -> None:
+        """Kill until two looks in a row find none: one may miss a process that is forked beside it.
+
+        Others' processes tell nobody of their end.
+        """
+        found_none = 0
+        while found_none < 2:  # noqa: ASYNC110
+            found_none = 0 if await trio.to_thread.run_sync(kill) else found_none + 1
+            await trio.sleep(PAUSE_S)
 
 
 def _words(ended: str) -> str:

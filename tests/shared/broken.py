@@ -538,6 +538,11 @@ GUARDS = {
         f"{ACTORS}/test_children.py::test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt",
         put("actors.children.child.kill_left_behind", _nothing),
     ),
+    "look at what descends from a stopped guard": Guard(
+        "what a function has started dies though its guard stands still, whatever environment and session it has",
+        f"{ACTORS}/test_children.py::test_what_hides_its_origin_is_killed_too_when_its_guard_is_stopped",
+        put("actors.children.child.kill_descendants", _nothing),
+    ),
     "end of a child with its service": Guard(
         "no body outlives a service that was killed",
         f"{FAULTS}/test_children.py::test_the_bodies_of_a_service_that_is_killed_die_at_once",
