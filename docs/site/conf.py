@@ -65,6 +65,11 @@ def read(_app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = text.replace("```sql\n", "```postgres\n")  # which knows the bodies of DO
 
 
+def read_again(*_about: object) -> list[str]:
+    """Sphinx looks at the times of the stubs alone: the pages that stand beside docs/ are read in each build."""
+    return [*BESIDE]
+
+
 def tell_programs(app: Sphinx, failed: Exception | None) -> None:
     """Write `llms.txt`, each page with its first sentence, and `llms-full.txt`, which has all of them."""
     if failed is not None:
@@ -95,4 +100,5 @@ def _first_sentence(app: Sphinx, docname: str) -> str:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", read)
+    app.connect("env-get-outdated", read_again)
     app.connect("build-finished", tell_programs)
