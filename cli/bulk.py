@@ -156,7 +156,7 @@ def list_bulk(target: AskedQueue, *, limit: int, as_json: bool) -> None:
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
 def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
-    """Show the act ID, and how far it has come."""
+    """Show the bulk act ID and its progress."""
     _show(target.ask_bulk(lambda acts: acts.get(bulk_id)), as_json=as_json)
 
 
@@ -164,7 +164,7 @@ def show(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
 @click.argument("bulk_id", type=click.UUID, metavar="ID")
 @asks_queue
 def stop(target: AskedQueue, *, bulk_id: UUID, as_json: bool) -> None:
-    """End the act ID before its time. Jobs that it has changed stay so."""
+    """Stop the bulk act ID. Jobs that it has changed stay changed."""
     _show(target.ask_bulk(lambda acts: acts.stop(bulk_id)), as_json=as_json)
 
 

@@ -50,7 +50,7 @@ def _wanted(sink: str | None, process_type: str | None, process_id: str | None, 
 @click.command()
 @asks_queue
 def sinks(target: AskedQueue, *, as_json: bool) -> None:
-    """List who is told of processes.
+    """List the sinks that are told of processes.
 
     With what waits for each, and with messages to other processes.
     """
@@ -67,7 +67,9 @@ def sinks(target: AskedQueue, *, as_json: bool) -> None:
 
 @click.command()
 @_filters
-@click.option("--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), metavar="NUMBER", default=50, show_default=True, help="Rows at most."
+)
 @click.option("--after", help="The cursor that the page before printed.")
 @asks_queue
 def deliveries(

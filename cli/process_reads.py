@@ -40,7 +40,9 @@ _TASKS: Final = (
 )
 TYPE = click.argument("process_type", metavar="TYPE")
 ID = click.argument("process_id", metavar="ID")
-METADATA = click.option("--metadata", type=json_object, metavar="JSON", help="At least these metadata.")
+METADATA = click.option(
+    "--metadata", type=json_object, metavar="JSON", help="Only processes with at least these metadata."
+)
 _newest = click.option("--newest", "newest_first", is_flag=True, help="Begin with the latest.")
 _after = click.option("--after", help="The cursor that the page before printed.")
 

@@ -23,7 +23,9 @@ _args = click.option(
     "--args", type=json_value, metavar="JSON", help="What the step is given: JSON, @file, or - for stdin."
 )
 _key = click.option("--key", help="A repeated request with this key has the first one's answer.")
-_metadata = click.option("--metadata", type=json_object, metavar="JSON", help="A flat JSON object; it is found by it.")
+_metadata = click.option(
+    "--metadata", type=json_object, metavar="JSON", help="A flat JSON object, by which lists find it."
+)
 _timeout = click.option(
     "--timeout",
     "timeout_s",
@@ -162,7 +164,9 @@ def _finds(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that choose processes in error, for a command that takes one, too."""
     for option in (
         click.option("--yes", is_flag=True, help="Don't ask before."),
-        click.option("--metadata", type=json_object, metavar="JSON", help="All in error with at least these metadata."),
+        click.option(
+            "--metadata", type=json_object, metavar="JSON", help="All in error that have at least these metadata."
+        ),
         click.option("--error-group", metavar="GROUP", help="All of this group of errors (see errors)."),
         click.option("--all", "of_type", is_flag=True, help="All of TYPE that are in error."),
         click.argument("process_id", metavar="[ID]", required=False),
@@ -212,7 +216,7 @@ def repair(
     as_json: bool,
     **which: Any,
 ) -> int:
-    """Mend a process in error, or many.
+    """Repair a process in error, or many.
 
     Its type's repair does it. Many: TYPE --all, --error-group or --metadata.
     """

@@ -90,17 +90,17 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
     type=_MISSED,
     default="once",
     show_default=True,
-    help="Of times that passed.",
+    help="What to do about planned times that were missed.",
 )
 @click.option(
     "--overlap",
     type=_OVERLAP,
     default="one",
     show_default=True,
-    help="While a job has not ended.",
+    help="What to do when a job of it has not ended.",
 )
 @click.option(
-    "--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Moves each job's start by up to that."
+    "--jitter", "jitter_s", type=float, default=0, metavar="SECONDS", help="Delay each job by a random time up to this."
 )
 @click.option("--pause-on-failure", is_flag=True, help="Pause it when a job of it has failed for good.")
 @asks_queue

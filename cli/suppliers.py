@@ -102,8 +102,8 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 )
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
-@click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="In which a body begins after its claim.")
-@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="The programs' again; may be repeated.")
+@click.option("--margin", "margin_s", type=float, metavar="SECONDS", help="How long after its claim a job may begin.")
+@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
 @asks_queue
 def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the supplier NAME, from the next claim on; one that is unknown is made."""

@@ -71,20 +71,24 @@ def show(target: AskedQueue, *, name: str, as_json: bool) -> None:
 @click.option("--work-periods", multiple=True, metavar="PERIOD", help="Such as 'MON-FRI 00:00-06:00'; may be repeated.")
 @click.option("--zone", help="The time zone of --work-periods.")
 @click.option(
-    "--at-period-end", type=click.Choice(get_args(AtPeriodEnd)), help="Of what runs at a close; stop: back to its lane."
+    "--at-period-end",
+    type=click.Choice(get_args(AtPeriodEnd)),
+    help="What becomes of jobs that run when a work period closes: they go on, or go back to the queue.",
 )
 @click.option("--max-running", type=int, metavar="NUMBER", help="How many run at once, over all processes.")
-@click.option("--max-running-per-partition", type=int, metavar="NUMBER", help="And how many of one partition_key.")
-@click.option("--batch-size", type=int, metavar="NUMBER", help="They start in batches of so many.")
-@click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="Between two batches.")
-@click.option("--supplier", help="The supplier whose budgets and periods hold, too.")
-@click.option("--cost", type=int, metavar="NUMBER", help="Units of its budgets that a start takes.")
-@click.option("--retry-priority", type=int, metavar="NUMBER", help="A job's priority when a run has failed.")
 @click.option(
-    "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="Between a run that failed and the next."
+    "--max-running-per-partition", type=int, metavar="NUMBER", help="How many with one partition_key run at once."
 )
-@click.option("--max-attempts", type=int, metavar="NUMBER", help="Runs of a job that is added from now on.")
-@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="The program's again; may be repeated.")
+@click.option("--batch-size", type=int, metavar="NUMBER", help="How many start together.")
+@click.option("--batch-delay", "batch_delay_s", type=float, metavar="SECONDS", help="The pause between two batches.")
+@click.option("--supplier", help="The supplier whose budgets and periods hold, too.")
+@click.option("--cost", type=int, metavar="NUMBER", help="Units of the supplier's budgets that a start takes.")
+@click.option("--retry-priority", type=int, metavar="NUMBER", help="The priority of a job whose run has failed.")
+@click.option(
+    "--retry-delay", "retry_delay_s", type=float, metavar="SECONDS", help="The pause between a failed run and the next."
+)
+@click.option("--max-attempts", type=int, metavar="NUMBER", help="Attempts of jobs that are added from now on.")
+@click.option("--unset", multiple=True, type=click.Choice(_LIMITS), help="End this override; may be repeated.")
 @asks_queue
 def set_limits(target: AskedQueue, *, name: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Override limits of the task NAME, from the next claim on; overrides outlive deploys."""
@@ -134,7 +138,9 @@ task.add_command(
 
 @task.command()
 @NAME
-@click.option("--jobs", type=SAYS_JOBS, help="Of those that have not ended: keep them waiting, or cancel them.")
+@click.option(
+    "--jobs", type=SAYS_JOBS, help="What becomes of its jobs that have not ended: they wait, or are canceled."
+)
 @asks_queue
 def remove(target: AskedQueue, *, name: str, jobs: OpenJobs | None, as_json: bool) -> None:
     """Forget the task NAME until a process declares it again; running processes start no jobs of it."""
