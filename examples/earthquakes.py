@@ -17,7 +17,8 @@ STRONG = 6.0
 
 
 def days(window: Window) -> dict[str, Any]:
-    # The last window ends now.
+    assert window.start is not None  # a load with windows has both ends; the last window ends now
+    assert window.end is not None
     span = {"starttime": window.start.isoformat(), "endtime": window.end.isoformat()}
     return {"format": "geojson", "minmagnitude": 4.5, **span}
 

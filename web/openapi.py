@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import trio
 from msgspec import Struct
 
 from dataloader.jobs.tasks import Task
@@ -65,17 +67,21 @@ _SENT_WITH: Final[Mapping[int, dict[str, Any]]] = {
 
 
 def description_routes(routes: Sequence[Route], tasks: Mapping[str, Task[Any]] = NO_TASKS) -> Routes:
-    """The routes that describe `routes`, those of the `tasks` one by one."""
-    description = describe(routes)
-    if tasks:
-        describe_tasks(description, tasks)
-    described = msgspec.json.encode(description)
+    """The routes that describe `routes`, those of the `tasks` one by one, made when they are first asked for."""
     found = Routes()
+
+    # It takes more than a tenth of a second: no process starts later because of it, and no other request waits for it.
+    @cache
+    def described() -> bytes:
+        description = describe(routes)
+        if tasks:
+            describe_tasks(description, tasks)
+        return msgspec.json.encode(description)
 
     @found.add("GET", "/openapi.json", role=None, answers={200: dict})
     async def show_openapi(_call: Call) -> Answer:
         """Show this description."""
-        return Answer(value=described)
+        return Answer(value=await trio.to_thread.run_sync(described))
 
     @found.add("GET", "/docs", role=None, answers={200: str})
     async def show_docs(_call: Call) -> Answer:

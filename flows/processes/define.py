@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 import attrs
 import msgspec
@@ -210,7 +210,11 @@ class Processes:
 
         return declare
 
-    def define(self, name: str, *, state: type[S] | Any = Any, **options: Any) -> ProcessType[S]:
+    @overload
+    def define(self, name: str, *, state: type[S], **options: Any) -> ProcessType[S]: ...
+    @overload
+    def define(self, name: str, *, state: Any = ..., **options: Any) -> ProcessType[Any]: ...
+    def define(self, name: str, *, state: Any = Any, **options: Any) -> ProcessType[Any]:
         """Define a type.
 
         Args:
@@ -224,7 +228,7 @@ class Processes:
         """
         if name in self.types:
             raise ValueError(f"process type {name!r} is defined twice")
-        made: ProcessType[S] = ProcessType(name=name, state=state, **options)
+        made: ProcessType[Any] = ProcessType(name=name, state=state, **options)
         self.types[name] = made
         return made
 

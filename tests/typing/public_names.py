@@ -36,8 +36,21 @@ from dataloader import (
     open_processes,
     open_supervisor,
 )
+from dataloader.flows.processes import Processes, ProcessType
 
 tasks = Tasks()
+
+
+@attrs.frozen
+class Order:
+    """The state of a durable process."""
+
+    amount: int
+
+
+processes = Processes()
+assert_type(processes.define("order", state=Order), ProcessType[Order])
+assert_type(processes.define("free"), ProcessType[Any])
 
 
 @tasks.task("render", process=True, memory_mb=512, max_jobs=100)
