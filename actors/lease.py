@@ -67,6 +67,11 @@ class Lease:
             min(self.until - margin / 2, self.key_safe_until + MIN_MARGIN_S / 2),
         )
 
+    def body_is_killed_for(self) -> StopReason:
+        """What has ended then."""
+        is_key = self.body_is_killed()[1] > self.key_safe_until
+        return StopReason.KEY_LOST if is_key else StopReason.LEASE_ENDED
+
     def commit_ends(self, slept_s: float = 0.0) -> float:
         """The last moment for a commit's reply, by Trio's clock: then another worker may have the job, or its key."""
         return min(self.until - margin_s(self.seconds), self.key_safe_until) - slept_s

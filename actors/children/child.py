@@ -107,6 +107,7 @@ class Child:
     _body: int = attrs.field(default=0, init=False)
     _body_fd: int = attrs.field(default=-1, init=False)
     _ended: str | None = attrs.field(default=None, init=False)
+    _killed_at: float = attrs.field(default=math.inf, init=False)
     jobs: int = attrs.field(default=0, init=False)
     idle_since: float = attrs.field(default=math.inf, init=False)
 
@@ -260,8 +261,8 @@ class Child:
 
     @property
     def was_killed_at_deadline(self) -> bool:
-        """Whether the lease's end has ended it."""
-        return self._ended is not None and self._ended.endswith(" deadline")
+        """Whether the end of the lease, or of the key, has ended it: by its guard, or by the kernel's timer."""
+        return self._ended is not None and self._ended.endswith("deadline")
 
     async def _reply(self) -> str:
         """The guard's next word. An end is remembered."""
@@ -270,18 +271,22 @@ class Child:
         except OSError:
             reply = ""
         if not reply:
-            self._ended = self._ended or "guard"
+            is_late = time.clock_gettime(time.CLOCK_BOOTTIME) >= self._killed_at
+            self._ended = self._ended or ("deadline" if is_late else "guard")
         elif reply.startswith("ended "):
             self._ended = reply
         return reply
 
     def _command(self, name: str, until: tuple[float, float] | None = None) -> bool:
         """Send a command without waiting. Times are given by CLOCK_BOOTTIME."""
+        if name == "idle":
+            self._killed_at = math.inf
         if until is not None:
             # In this order: should this process stand still in between, the body has less time, not more.
             boot = time.clock_gettime(time.CLOCK_BOOTTIME)
             ahead = boot - lease_time()
-            name = f"{name} {until[0] + ahead:.6f} {until[1] + ahead:.6f}"
+            self._killed_at = until[1] + ahead
+            name = f"{name} {until[0] + ahead:.6f} {self._killed_at:.6f}"
         try:
             os.write(self._control.fileno(), name.encode())
         except OSError:
@@ -345,12 +350,15 @@ class Child:
 
 
 def _words(ended: str) -> str:
-    """How the body has ended, by what its guard said: `ended STATUS CAUSE`, or `guard` if it said nothing."""
-    if not ended.startswith("ended "):
-        return "the child process was killed"
-    _, text, cause = ended.split()
-    if cause == "deadline":
-        return "the child process was killed: its lease was not renewed in time"
+    """How the body has ended, by what its guard said: `ended STATUS CAUSE`.
+
+    If it said nothing, `deadline` when its time was over, else `guard`.
+    """
+    if ended.endswith("deadline"):
+        return "the child process was killed: its lease or key was not renewed in time"
+    if ended == "guard":
+        return "the child process was killed: somebody, or the kernel, has killed its guard"
+    _, text, _cause = ended.split()
     status = int(text)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

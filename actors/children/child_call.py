@@ -75,7 +75,7 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
             child.idle_since = trio.current_time()
     if talk.ended is None:
         if child.was_killed_at_deadline:
-            run.stop(StopReason.LEASE_ENDED)
+            run.stop(run.lease.body_is_killed_for())
         raise BodyFailed(storable_text(mask_text(talk.died)))
     return _value_of(talk.ended)
 

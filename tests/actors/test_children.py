@@ -401,7 +401,9 @@ def without_renewals(open_children, shown, monkeypatch):
                 yield progress
                 await until(is_dead)
                 assert trio.current_time() < run.lease.until
-            await when_ended(supervisor, job.job_id, within_s=20)
+            ended = await when_ended(supervisor, job.job_id, within_s=20)
+            cause = "the child process was killed: its lease or key was not renewed in time"
+            assert ended.error == f"no heartbeat got through: the lease could not be held\n{cause}"
             assert not is_alive(progress["daemon"])
 
     return without_renewals
