@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -161,6 +162,11 @@ def _leaves_processes() -> bool:
         return False
 
 
+def _leaves_threads(known: set[threading.Thread]) -> bool:
+    """Whether threads that the function has started go on: what they print would pass for the next job's."""
+    return any(thread.is_alive() for thread in threading.enumerate() if thread not in known)
+
+
 def _limit(memory_mb: int | None) -> None:
     """Bound the memory that this process can write to and shares with none, and each that it starts."""
     if memory_mb is not None:
@@ -197,9 +203,10 @@ def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
     channel.start()
     channel.send(wire.Started())
     while (job := channel.next_job()) is not None:
+        threads = set(threading.enumerate())
         ended = body.run(job)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        ended.left = _leaves_processes()
+        ended.left = (_leaves_processes() and "processes") or (_leaves_threads(threads) and "threads") or None
         channel.send(ended)

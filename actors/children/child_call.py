@@ -68,9 +68,9 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
         finally:
             run.on_move = None
             talk.drain()
-        if talk.ended is not None and talk.ended.left:
-            log.warning("a function has left processes behind: they are killed", task=task.name)
-            port.log("warning", "processes that the function has left behind are killed", {})
+        if talk.ended is not None and (left := talk.ended.left) is not None:
+            log.warning("a function has left something behind that goes on: it is killed", task=task.name, what=left)
+            port.log("warning", f"{left} that the function has left behind are killed, with its child process", {})
         elif talk.ended is not None and not (talk.ended.is_spent or talk.is_torn or run.scope.cancel_called):
             child.idle_since = trio.current_time()
     if talk.ended is None:

@@ -1,7 +1,7 @@
 """The children of this process: warm ones for each task, started when there are too few, gone when idle for long.
 
 A child runs one job at a time. It is ended, with all that it has started, after a stop, after an error of its own, when
-the function has left processes behind, and after `max_jobs`.
+the function has left processes or threads behind, and after `max_jobs`.
 """
 
 from __future__ import annotations

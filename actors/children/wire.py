@@ -135,8 +135,8 @@ class Forget(msgspec.Struct, tag="forget"):
 class Ended(msgspec.Struct, tag="ended"):
     """The run is over: with a `value` of this `kind`, or with an `error`, as text.
 
-    `stopped`: because it was told to. `is_final`: it is not worth another run. `left`: the
-    function has left processes behind. `is_spent`: this process should run no other job.
+    `stopped`: because it was told to. `is_final`: it is not worth another run. `left`: what
+    the function has left behind. `is_spent`: this process should run no other job.
     """
 
     kind: Literal["value", "retry", "snooze", "give_up", "canceled", "next", "finish", "error", "limit", "refused"]
@@ -145,7 +145,7 @@ class Ended(msgspec.Struct, tag="ended"):
     seconds: float = 0.0
     is_final: bool = False
     stopped: bool = False
-    left: bool = False
+    left: Literal["processes", "threads"] | None = None
     is_spent: bool = False
 
 

@@ -197,7 +197,7 @@ async def test_who_waits_for_a_grant_holds_up_nobody_else_of_its_body(open_child
     async with open_children() as supervisor:
         job = await run_in(supervisor, flavour)
         assert (job.error, job.progress) == (None, {"waits": True})
-        assert [line.fields["n"] for line in await lines_of(supervisor, job.job_id)] == [0, 1, 2]
+        assert [line.fields["n"] for line in await lines_of(supervisor, job.job_id) if line.fields] == [0, 1, 2]
         assert job.result == {"takes": "[]", "aio takes": ["CancelledError"]}[flavour]
         assert not takes_now
 
@@ -238,6 +238,17 @@ async def test_processes_that_a_function_leaves_behind_are_killed_before_its_end
         job = await run_in(supervisor, "leaves")
         assert job.status == "succeeded"
         assert not is_alive(job.result)
+
+
+async def test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next_jobs_log(open_children, run_in):
+    async with open_children(1) as supervisor:
+        first = await run_in(supervisor, "leaves a thread", {"leave": True})
+        second = await run_in(supervisor, "leaves a thread", {"leave": False})
+        third = await run_in(supervisor, "leaves a thread", {"leave": False})
+        assert first.result != second.result == third.result
+        said = [line.message for line in await lines_of(supervisor, first.job_id)]
+        assert "threads that the function has left behind are killed, with its child process" in said
+        assert await lines_of(supervisor, second.job_id) == []
 
 
 @pytest.mark.parametrize("why", ["cancel", "drain", "timeout"])

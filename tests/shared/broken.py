@@ -533,6 +533,11 @@ GUARDS = {
         f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
         put("actors.children.body._leaves_processes", _never),
     ),
+    "look at the threads that a function has left": Guard(
+        "what a thread prints that was left behind is no line of the next job's",
+        f"{ACTORS}/test_children.py::test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next_jobs_log",
+        put("actors.children.body._leaves_threads", _never),
+    ),
     "search for what a killed guard has left": Guard(
         "what a function has started dies though its guard was killed",
         f"{ACTORS}/test_children.py::test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt",

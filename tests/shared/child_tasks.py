@@ -204,6 +204,22 @@ def becomes(job: ProcessJob) -> None:
     os.execvp("sh", ["sh", "-c", "trap 'echo told; exit' TERM; echo ready; while :; do sleep 0.05; done"])
 
 
+@tasks.task("leaves a thread", process=True)
+def leaves_a_thread(job: ProcessJob) -> int:
+    """Its thread prints for ever."""
+
+    def speak() -> None:
+        while True:
+            print("of job", job.job_id)  # noqa: T201
+            time.sleep(0.01)
+
+    if job.args["leave"]:
+        threading.Thread(target=speak, daemon=True).start()
+    else:
+        time.sleep(0.3)
+    return os.getpid()
+
+
 _former: list[ProcessJob] = []
 
 
