@@ -43,6 +43,14 @@ def test_the_tree_is_drawn_as_in_the_code():
     assert "\n".join(drawn) in "\n".join(in_code)
 
 
+@pytest.mark.parametrize("room", ["flows", "store"])
+def test_every_folder_of_a_room_stands_in_the_table_of_rooms(room):
+    [row] = re.findall(rf"^\| `{room}/` \|.*", read("architecture.md"), re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / room).glob("*/*.py")}
+    assert folders
+    assert {folder for folder in folders if f"`{folder}/`" not in row} == set()
+
+
 def test_what_a_connection_sends_at_its_start_is_told_to_those_with_a_pooler():
     [told] = re.findall(r"ignore_startup_parameters = ([^`]*)`", read("operations.md"))
     source = inspect.getsource(connect.connect)

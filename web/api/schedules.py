@@ -78,7 +78,7 @@ class ScheduleRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         Literal["one", "skip", "all", "cancel", "parallel"],
         about("While a job has not ended: one waits, the next is left out, all wait, it is canceled, it runs beside."),
     ] = "one"
-    jitter_s: Annotated[float, about("Moves each job's start by up to so many seconds.")] = 0
+    jitter_s: Annotated[float, about("Delays each job by a random time of up to so many seconds.")] = 0
     pause_on_failure: Annotated[bool, about("Whether a job that fails for good pauses the schedule.")] = False
 
     def schedule(self, name: str) -> Schedule:

@@ -46,7 +46,7 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
     max_running_per_partition: Annotated[
         _AtLeastOne | UnsetType | None, about("And how many of one `partition_key`; the keys have their turns.")
     ] = UNSET
-    batch_size: Annotated[_AtLeastOne | UnsetType | None, about("They start in batches of so many.")] = UNSET
+    batch_size: Annotated[_AtLeastOne | UnsetType | None, about("How many start together.")] = UNSET
     batch_delay_s: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_DELAY_S)] | UnsetType | None,
         about("From a batch's last end to the next batch."),
@@ -56,11 +56,12 @@ class TaskChanges(Struct, forbid_unknown_fields=True, kw_only=True):
         about("The supplier whose budgets and periods hold, too."),
     ] = UNSET
     cost: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None, about("Units of its budgets that a start takes.")
+        Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
+        about("Units of the supplier's budgets that a start takes."),
     ] = UNSET
     retry_priority: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT)] | UnsetType | None,
-        about("A job's priority when a run has failed, or has lost its worker."),
+        about("The priority of a job whose run has failed, or has lost its worker."),
     ] = UNSET
     retry_delay_s: Annotated[
         Annotated[float, Meta(ge=0, le=MAX_RETRY_DELAY_S)] | UnsetType | None,

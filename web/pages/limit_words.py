@@ -121,7 +121,7 @@ TASK_LIMITS: Final = (
         said=in_thousands,
         taken=_whole,
     ),
-    Limit(name="batch_size", label="Batch", hint="They start in batches of so many.", said=in_thousands, taken=_whole),
+    Limit(name="batch_size", label="Batch", hint="How many start together.", said=in_thousands, taken=_whole),
     Limit(name="batch_delay_s", label="Pause after a batch", hint="Seconds.", said=duration, taken=_seconds),
     Limit(name="supplier", label="Supplier", said=mask_text),
     Limit(name="cost", label="Cost of a start", hint="Units of the supplier's budgets.", taken=_whole),
