@@ -29,6 +29,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["site/**"]
 default_role = "literal"  # docstrings quote names with single backticks
 highlight_language = "none"
+smartquotes = False  # JSON in a sentence is copied as it is
 
 html_theme = "furo"
 html_title = "dataloader"
