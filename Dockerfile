@@ -16,7 +16,7 @@ FROM ${BASE}
 RUN useradd --system --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin dataloader
 # Root's, as all that is installed: the service can't change what it runs.
 WORKDIR /app
-# Without extras: in a container the database is another machine. Loads from S3 and `processes=True` need boto3 and trio-parallel.
+# Without extras: in a container the database is another machine. Loads from S3 need boto3.
 COPY deploy/requirements.txt /wheels/
 RUN pip install --no-cache-dir --require-hashes --only-binary :all: --requirement /wheels/requirements.txt
 COPY --from=builder /wheels/*.whl /wheels/

@@ -13,7 +13,7 @@ from dataloader.jobs.text import MAX_MASKED, storable_text
 
 MAX_SUMMARY: Final = 2_100
 _CALLER: Final = re.compile(
-    r"dataloader\.actors\.(?:runner|handler_call|aio_loop|children\.body)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
+    r"dataloader\.actors\.(?:runner|handler_call|aio_loop|children\.(?:call_)?body)\Z|(?:trio|trio_asyncio|asyncio|outcome)(?:\.|\Z)"
 )
 """The modules that stand between the runner and a handler, in its task or in a thread."""
 

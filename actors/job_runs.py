@@ -36,7 +36,7 @@ class Run:
 
     After `begin_by` its body may not begin: a supplier's budget counts it up to then.
 
-    A body in a process of its own sets `on_move`, which is called when the run's lease or key is safe for longer.
+    `movers` of processes that work for it are called when the run's lease or key is safe for longer.
 
     `Runs.add` opens the scope. The runner sets `body_ended` and `run_s`, the seconds that it took, the run's port the
     result that it has `kept`, and what its transaction is `committed_as`; all else is changed by methods.
@@ -57,7 +57,7 @@ class Run:
     run_s: float = attrs.field(default=0.0, init=False)
     kept: str | None = attrs.field(default=None, init=False)
     outbox: Outbox = attrs.field(factory=Outbox)
-    on_move: Callable[[], None] | None = attrs.field(default=None, init=False)
+    movers: set[Callable[[], None]] = attrs.field(factory=set, init=False)
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -141,8 +141,8 @@ class Run:
             self.scope.deadline = deadline
         if self._commit is not None:
             self._commit.deadline = self.lease.commit_ends(slept)
-        if self.on_move is not None:
-            self.on_move()
+        for mover in self.movers:
+            mover()
 
 
 class Runs:

@@ -12,10 +12,12 @@ from uuid import UUID
 import attrs
 import trio
 
+from dataloader.actors.children.child_calls import ChildCalls
 from dataloader.actors.job_runs import Run
 from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
+from dataloader.jobs.calls import Calls
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
@@ -184,12 +186,16 @@ class TrioPort:
         self._run.kept = None if result is None else storable_json(result)
 
     def resource(self, kind: object) -> Any:
-        """The resource that was declared as `kind`, or the one of type `kind`; for `ClaimedJob` the claimed job itself.
+        """The resource that was declared as `kind`, or the one of type `kind`.
+
+        For `ClaimedJob` the claimed job itself, for `Calls` processes for its run.
 
         Raises `LookupError` if there is none, or if several have that type.
         """
         if kind is ClaimedJob:
             return self._run.job
+        if kind is Calls and self._services.children is not None:
+            return ChildCalls(self._run, self._services.children)
         resources = self._services.resources
         if kind in resources:
             return resources[kind]

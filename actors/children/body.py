@@ -10,14 +10,12 @@ import asyncio
 import faulthandler
 import inspect
 import os
-import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import msgspec
@@ -25,6 +23,7 @@ import msgspec
 from dataloader.actors.children import wire
 from dataloader.actors.children.body_port import AioBodyPort, BodyPort
 from dataloader.actors.children.channel import Channel
+from dataloader.actors.children.process_bounds import leaves, limit
 from dataloader.actors.failure_text import error_text
 from dataloader.actors.handles import read_fields
 from dataloader.actors.wrapping import inside
@@ -38,9 +37,6 @@ from dataloader.jobs.retry import RetryPolicy
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.tasks import DEFAULT_RETRY, Task
 from dataloader.jobs.text import MAX_JSON, exact_json, read_json, storable_json, storable_text
-
-EXPENDABLE: Final = 500
-"""What is added to `oom_score_adj`: when memory runs out, a body ends before the service does."""
 
 
 @attrs.define(eq=False)
@@ -149,32 +145,6 @@ def _with_value(kind: Any, value: object, to: str = "", *, is_exact: bool) -> wi
     return wire.Ended(kind, msgspec.Raw(encoded.encode()), text=to)
 
 
-def _leaves_processes() -> bool:
-    """Whether the function has left processes behind; those that have ended are taken away.
-
-    All that it has started are our children: this process is a subreaper.
-    """
-    try:
-        while True:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return True
-    except ChildProcessError:
-        return False
-
-
-def _leaves_threads(known: set[threading.Thread]) -> bool:
-    """Whether threads that the function has started go on: what they print would pass for the next job's."""
-    return any(thread.is_alive() for thread in threading.enumerate() if thread not in known)
-
-
-def _limit(memory_mb: int | None) -> None:
-    """Bound the memory that this process can write to and shares with none, and each that it starts."""
-    if memory_mb is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_mb * 2**20,) * 2)
-    with suppress(OSError), Path("/proc/self/oom_score_adj").open("r+b", buffering=0) as file:
-        file.write(f"{min(int(file.read()) + EXPENDABLE, 1_000)}".encode())
-
-
 def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
     """Import what `declared` names, then run jobs until the service closes the socket."""
     channel = Channel(data)
@@ -183,7 +153,7 @@ def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # they are text files
     try:
         told = msgspec.convert(declared, wire.Declared)
-        _limit(told.memory_mb)
+        limit(told.memory_mb)
         found = Place(told.module, told.name).find()
         task = found if isinstance(found, Task) else None
         body = _Body(
@@ -208,5 +178,5 @@ def live(data: int, stop_notes: int, declared: Mapping[str, Any]) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
-        ended.left = (_leaves_processes() and "processes") or (_leaves_threads(threads) and "threads") or None
+        ended.left = leaves(threads)
         channel.send(ended)

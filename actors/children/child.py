@@ -25,7 +25,8 @@ import msgspec
 import trio
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.left_behind import MARK, kill_descendants, kill_left_behind
+from dataloader.actors.children.frames import HEADER, Kind, header_of, read_header
+from dataloader.actors.children.left_behind import MARK, kill_left_behind
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
 from dataloader.jobs.secrets.masking import mask_text
@@ -42,6 +43,7 @@ GUARD_S: Final = 1.0
 LOOK_S: Final = 5.0
 PAUSE_S: Final = 0.01
 CHUNK: Final = 65_536
+FRAME_CHUNK: Final = 2**20
 UNWANTED_S: Final = 0.01
 """The pause after each chunk of which nothing is kept, in seconds: a body that prints without end waits for us."""
 MAX_OUTPUT_LINE: Final = 8_192
@@ -253,6 +255,32 @@ class Child:
         del self._buffer[: end + 1]
         return line
 
+    async def send_frame(self, kind: Kind, head: bytes = b"", body: bytes = b"") -> None:
+        """Send a frame to a body that answers calls. One that has ended is noticed by `why_ended`."""
+        with suppress(trio.BrokenResourceError):
+            await self._data.send_all(header_of(kind, len(head), len(body)) + head)
+            if body:
+                await self._data.send_all(body)
+
+    async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
+        """The next frame; None when the body has closed its socket. Raises `ChildDied` for what is none."""
+        try:
+            kind, head, body = read_header(await self._exactly(HEADER.size))
+            return kind, await self._exactly(head), await self._exactly(body)
+        except (EOFError, trio.BrokenResourceError):
+            return None
+        except ValueError as error:
+            raise ChildDied(str(error)) from None
+
+    async def _exactly(self, number: int) -> bytes:
+        parts = []
+        while number:
+            if not (part := await self._data.receive_some(min(number, FRAME_CHUNK))):
+                raise EOFError
+            parts.append(part)
+            number -= len(part)
+        return b"".join(parts)
+
     async def why_ended(self) -> str:
         """Wait until the guard says that the body has ended, or has ended itself; the reason in words."""
         while self._ended is None:
@@ -315,38 +343,25 @@ class Child:
             os.close(self._body_fd)
 
     async def _end_without_guard(self) -> None:
-        """The guard was killed, or does not answer: we kill all that the body has started, and both.
-
-        The guard last: while it lives, though it be stopped, it is known what descends from it.
-        """
+        """The guard was killed, or does not answer: the kernel kills the body with it, and we what is left."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
         if self._body_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._body_fd, signal.SIGKILL)
         told = False
         while True:
             with trio.move_on_after(LOOK_S, shield=True) as looking:
-                if self._process.poll() is None:
-                    await self._kill_all(partial(kill_descendants, self._process.pid))
-                    with suppress(ProcessLookupError):
-                        self._process.kill()
                 if self._body_fd >= 0:
                     await trio.lowlevel.wait_readable(self._body_fd)
-                await self._kill_all(partial(kill_left_behind, self._mark, self._body))
+                # Others' processes tell nobody of their end.
+                while await trio.to_thread.run_sync(partial(kill_left_behind, self._mark, self._body)):  # noqa: ASYNC110
+                    await trio.sleep(PAUSE_S)
             if not looking.cancelled_caught:
                 return
             if not told:
                 told = True
                 log.error("a child process does not end, though it was killed", pid=self._body)
-
-    async def _kill_all(self, kill: Callable[[], int]) -> None:
-        """Kill until two looks in a row find none: one may miss a process that is forked beside it.
-
-        Others' processes tell nobody of their end.
-        """
-        found_none = 0
-        while found_none < 2:  # noqa: ASYNC110
-            found_none = 0 if await trio.to_thread.run_sync(kill) else found_none + 1
-            await trio.sleep(PAUSE_S)
 
 
 def _words(ended: str) -> str:

@@ -50,7 +50,7 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
                 "the job goes back: its child process has taken longer to start than its budget counts on"
             )
         talk = _Talk(child, run, port, max_lines)
-        run.on_move = talk.renew
+        run.movers.add(talk.renew)
         talk.renew()  # it may have moved while the child was started
         try:
             async with trio.open_nursery() as nursery:
@@ -66,7 +66,7 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
                 finally:
                     talk.serving.cancel()
         finally:
-            run.on_move = None
+            run.movers.discard(talk.renew)
             talk.drain()
         if talk.ended is not None and (left := talk.ended.left) is not None:
             log.warning("a function has left something behind that goes on: it is killed", task=task.name, what=left)

@@ -235,9 +235,14 @@ def _become_body(guard: int, data: int, stop_notes: int) -> None:
         line += part
     declared = json.loads(line)
     sys.path[:] = declared["path"]
-    from dataloader.actors.children.body import live  # noqa: PLC0415 - only the body needs it
+    if declared["calls"]:
+        from dataloader.actors.children.call_body import answer_calls  # noqa: PLC0415 - only the body needs it
 
-    live(data, stop_notes, declared)
+        answer_calls(data, declared)
+    else:
+        from dataloader.actors.children.body import live  # noqa: PLC0415 - as above
+
+        live(data, stop_notes, declared)
 
 
 def main() -> None:

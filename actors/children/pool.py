@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import attrs
 import trio
@@ -28,6 +28,8 @@ log = get_logger(__name__)
 
 HURRIED_GRACE_S = 6.0
 """The longest grace when the whole process drains: its end is bounded."""
+MAX_CALLERS = 1_000
+"""The runs that a child answers calls for, one after the other, before it is replaced."""
 
 
 def places_of(tasks: Tasks) -> dict[str, tuple[Place, list[Place]]]:
@@ -60,7 +62,7 @@ class Children:
     idle_s: float
     telemetry: Telemetry
     _places: Mapping[str, tuple[Place, list[Place]]] = attrs.field(init=False)
-    _idle: dict[str, list[Child]] = attrs.field(factory=dict, init=False)
+    _idle: dict[Place | str, list[Child]] = attrs.field(factory=dict, init=False)
     _changed: Wake = attrs.field(factory=Wake, init=False)
     _running: int = attrs.field(default=0, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -101,23 +103,44 @@ class Children:
                     nursery.start_soon(self._end, some.pop(), "drain")
         self._show()
 
-    @asynccontextmanager
-    async def lend(self, task: Task, run: Run) -> AsyncIterator[Child]:
+    def lend(self, task: Task, run: Run) -> AbstractAsyncContextManager[Child]:
         """A child for a run of `task`, with its guard armed for as long as the run's lease and key are safe.
 
         It is kept for the next job if the block has set its `idle_since`. Raises `BodyFailed` if none can be started.
         """
-        child = await self._armed(task, run)
+        place, around = self._places[task.name]
+        declared = wire.Declared(
+            path=sys.path,
+            module=place.module,
+            name=place.name,
+            around=[(one.module, one.name) for one in around],
+            asyncio=task.asyncio,
+            memory_mb=task.memory_mb,
+        )
+        return self._lend(task.name, declared, task.max_jobs, run)
+
+    def lend_to_calls(self, place: Place, run: Run) -> AbstractAsyncContextManager[Child]:
+        """The same, of a child that answers calls for a run."""
+        if not sys.platform.startswith("linux"):
+            raise ConfigError("processes=True needs Linux, for the guards of its processes")
+        declared = wire.Declared(
+            path=sys.path, module=place.module, name=place.name, around=[], asyncio=False, memory_mb=None, calls=True
+        )
+        return self._lend(place, declared, MAX_CALLERS, run)
+
+    @asynccontextmanager
+    async def _lend(self, what: Place | str, declared: wire.Declared, max_jobs: int, run: Run) -> AsyncIterator[Child]:
+        child = await self._armed(what, declared, run)
         self._running += 1
         self._show()
         try:
             yield child
         finally:
             self._running -= 1
-            idle = self._idle.setdefault(task.name, [])
+            idle = self._idle.setdefault(what, [])
             if child.idle_since == math.inf:
                 await self._end(child, "stop")  # noqa: ASYNC102 - it has shields and deadlines of its own
-            elif child.jobs >= task.max_jobs:
+            elif child.jobs >= max_jobs:
                 await self._end(child, "max_jobs")  # noqa: ASYNC102 - as above
             elif self._closed:
                 await self._end(child, "drain")  # noqa: ASYNC102 - as above
@@ -127,24 +150,14 @@ class Children:
                 self._changed.set()
             self._show()
 
-    async def _armed(self, task: Task, run: Run) -> Child:
-        idle = self._idle.setdefault(task.name, [])
+    async def _armed(self, what: Place | str, declared: wire.Declared, run: Run) -> Child:
+        idle = self._idle.setdefault(what, [])
         while idle:
             child = idle.pop()  # the one whose caches are warm
             if await self._arm(child, run):
                 return child
-        place, around = self._places[task.name]
         began = trio.current_time()
-        child = await Child.start(
-            wire.Declared(
-                path=sys.path,
-                module=place.module,
-                name=place.name,
-                around=[(one.module, one.name) for one in around],
-                asyncio=task.asyncio,
-                memory_mb=task.memory_mb,
-            )
-        )
+        child = await Child.start(declared)
         self.telemetry.child_started(trio.current_time() - began)
         if not await self._arm(child, run):
             raise RuntimeError("a child process has ended before its first job")

@@ -28,7 +28,7 @@ AskFor = Literal["enqueue", "after", "take", "deadline", "stopped_by"]
 class Declared(msgspec.Struct):
     """The first line that a body gets. `path` is `sys.path`; `around` are places as `[module, name]`, outermost first.
 
-    The guard's file reads it too, as JSON.
+    With `calls` what stands at `name` answers calls, and runs no jobs: see frames.py. The guard reads it too, as JSON.
     """
 
     path: list[str]
@@ -37,6 +37,7 @@ class Declared(msgspec.Struct):
     around: list[tuple[str, str]]
     asyncio: bool
     memory_mb: int | None
+    calls: bool = False
 
 
 class RunJob(msgspec.Struct, tag="run"):

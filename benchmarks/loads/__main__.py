@@ -17,12 +17,12 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.loads import names, overhead
+from benchmarks.loads import heavy, names, overhead
 from dataloader import configure_logging, embedded_postgres
 from dataloader.store.connection.bridge import DatabaseOptions, open_database
 from dataloader.store.migrations import migrate
 
-MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure}
+MEASUREMENTS = {"overhead": overhead.measure, "names": names.measure, "heavy": heavy.measure}
 
 
 async def _migrate(dsn: str) -> None:

@@ -381,17 +381,6 @@ async def test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attem
         assert not is_alive(progress["daemon"])
 
 
-async def test_what_hides_its_origin_is_killed_too_when_its_guard_is_stopped(open_children, shown):
-    async with open_children() as supervisor:
-        job = await supervisor.jobs.enqueue("ignores", {"hidden": True}, queue="q", lease_ttl_sec=60)
-        progress = await shown(supervisor, job.job_id)
-        os.kill(_guard_of(progress["pid"]), signal.SIGSTOP)
-        await supervisor.jobs.cancel(job.job_id)
-        assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
-        assert not is_alive(progress["pid"])
-        assert not is_alive(progress["daemon"])
-
-
 @pytest.fixture
 def without_renewals(open_children, shown, monkeypatch):
     """A body that ignores everything, whose lease is not renewed and whose supervisor does not stop it."""

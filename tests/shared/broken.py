@@ -531,22 +531,17 @@ GUARDS = {
     "look at what a function has left behind": Guard(
         "a function's processes do not outlive its job in a child that goes on",
         f"{ACTORS}/test_children.py::test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded",
-        put("actors.children.body._leaves_processes", _never),
+        put("actors.children.process_bounds._leaves_processes", _never),
     ),
     "look at the threads that a function has left": Guard(
         "what a thread prints that was left behind is no line of the next job's",
         f"{ACTORS}/test_children.py::test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next_jobs_log",
-        put("actors.children.body._leaves_threads", _never),
+        put("actors.children.process_bounds._leaves_threads", _never),
     ),
     "search for what a killed guard has left": Guard(
         "what a function has started dies though its guard was killed",
         f"{ACTORS}/test_children.py::test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt",
         put("actors.children.child.kill_left_behind", _nothing),
-    ),
-    "look at what descends from a stopped guard": Guard(
-        "what a function has started dies though its guard stands still, whatever environment and session it has",
-        f"{ACTORS}/test_children.py::test_what_hides_its_origin_is_killed_too_when_its_guard_is_stopped",
-        put("actors.children.child.kill_descendants", _nothing),
     ),
     "end of a child with its service": Guard(
         "no body outlives a service that was killed",
@@ -554,6 +549,11 @@ GUARDS = {
         edit_guard(
             "        _kill_group(self._body, signal.SIGKILL)\n", '        cause == "parent" and time.sleep(3600)\n'
         ),
+    ),
+    "kill of a load's process": Guard(
+        "what a load's pages run in does not outlive its stop, nor does what that has started",
+        "tests/flows/etl/test_processes.py::test_a_stop_kills_what_goes_on_with_all_that_it_has_started",
+        put("actors.children.child.Child.end", _nothing_async),
     ),
 }
 

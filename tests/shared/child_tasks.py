@@ -150,13 +150,13 @@ def leaves(job: ProcessJob) -> int:
     return start_daemon()
 
 
-def start_daemon(*held: int, environment: dict[str, str] | None = None) -> int:
+def start_daemon(*held: int) -> int:
     """Its process id; it keeps these file descriptors."""
     code = "import os, signal, time\nos.setsid()\nsignal.signal(15, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n"
     code += "os.close(1)\nwhile True: time.sleep(3600)"
     started = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {code!r}], pass_fds={held})"
     command = [sys.executable, "-S", "-c", started]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, pass_fds=held, env=environment).stdout)
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, pass_fds=held).stdout)
 
 
 @tasks.task("ignores", process=True, timeout_s=3_600)
@@ -164,8 +164,7 @@ def ignores(job: ProcessJob) -> None:
     """Computes for ever, whatever it is told; with a daemon, which it shows."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    daemon = start_daemon(environment={} if job.args.get("hidden") else None)
-    job.progress({"pid": os.getpid(), "daemon": daemon})
+    job.progress({"pid": os.getpid(), "daemon": start_daemon()})
     while True:
         pass
 

@@ -1,8 +1,82 @@
-"""Transforms that are sent to other processes."""
+"""Transforms that run in the processes of loads, which import them from here."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dataloader.flows.etl import Request
+
+if os.environ.get("HEAVY") == "broken" and "DATALOADER_CHILD" in os.environ:
+    raise RuntimeError("no licence")
 
 
 def with_pid(record):
     """A row that says where it was made."""
     return {"n": record["n"], "pid": os.getpid()}
+
+
+def picky(record):
+    """Refuses some, leaves some out, makes several of some, and has fields that the table does not."""
+    if record["id"] % 10 == 3:
+        raise ValueError(f"value: must not be {record['value']}")
+    if record["id"] % 10 == 4:
+        return None
+    if record["id"] % 10 == 5:
+        return [{**record, "value": None}, {"id": record["id"] + 1_000, "day": record["day"], "more": 1}]
+    return {**record, "id": int(record["id"]), "value": "tab\tand\nnewline\\"}
+
+
+def detail_id(record):
+    """Some have none."""
+    return None if record["id"] % 10 == 7 else record["id"]
+
+
+def detail_request(number):
+    """For one of them."""
+    return Request(endpoint="/detail", params={"id": number})
+
+
+def detail_row(number, record):
+    """A row, with what it was asked for."""
+    return {"id": record["id"], "about": f"{number}: {record['about']}"}
+
+
+def _show(record):
+    Path(os.environ["HEAVY_SHOWS"]).joinpath(str(os.getpid())).write_text(str(record["n"]))
+
+
+def endless(record):
+    """Has no end, and heeds no one; what it has started neither."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    Path(os.environ["HEAVY_SHOWS"]).joinpath(str(other.pid)).write_text("")
+    _show(record)
+    while True:
+        time.sleep(0.01)
+
+
+def crash(record):
+    """Ends its process."""
+    print("about to crash", record["n"])  # noqa: T201
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave(_record):
+    """Raises what is no record's failure."""
+    raise SystemExit(3)
+
+
+def chat(record):
+    """Prints."""
+    print("seen", record["n"])  # noqa: T201
+    print("warned", record["n"], file=sys.stderr)  # noqa: T201
+    return with_pid(record)
+
+
+def leave_behind(record):
+    """Leaves a process behind."""
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {"n": record["n"], "pid": other.pid}

@@ -14,19 +14,20 @@ Nothing here runs: run/load_task.py makes a task of a load.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
 
+from dataloader.flows.etl.declare.for_processes import why_not
 from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, PipelineConfig, check_names
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Record, Request, Source
 from dataloader.jobs.limits import Budget
 from dataloader.jobs.model import MAX_NAME
+from dataloader.jobs.secrets.masking import mask_text
 from dataloader.store.etl.history import History
 from dataloader.store.etl.target_table import as_names
 
@@ -101,9 +102,10 @@ class Load:
     """One table's load (E6). Its `name` is the task's.
 
     `transform` takes a raw record and returns a row, a list of rows, or None to leave it out. It runs in threads, or
-    with `processes` in other processes, for functions of a module that take much CPU time. With `reads` it also takes a
-    `Reader`, to look things up in the database (E2). `pipeline` has settings of `PipelineConfig` for this load.
-    `budgets` limit the requests to its source in addition to the pause. A run is stopped after `timeout_s` seconds.
+    with `processes` in processes of the load's own, which also read the answers: for functions of a module that take
+    much CPU time. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
+    settings of `PipelineConfig` for this load. `budgets` limit the requests to its source in addition to the pause. A
+    run is stopped after `timeout_s` seconds.
 
     Raises `ValueError`, which names the field, its value and what is allowed.
     """
@@ -142,13 +144,20 @@ class Load:
             )
         if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
             raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
-        for function in self._functions() if self.processes else ():
-            try:
-                pickle.dumps(function)
-            except Exception:  # noqa: BLE001 - whatever pickle says of it
-                raise ValueError(
-                    f"load {self.name}: {function!r} can't be sent to another process; use a function of a module"
-                ) from None
+        if self.processes:
+            self._check_for_processes()
 
-    def _functions(self) -> list[Callable[..., Any]]:
-        return [self.transform] if self.detail is None else [self.transform, self.detail.transform, self.detail.id]
+    def _check_for_processes(self) -> None:
+        needed: dict[str, object] = {"source": self.source.for_reading(), "transform": self.transform}
+        if self.detail is not None:
+            needed |= {
+                "detail.source": self.detail.source.for_reading(),
+                "detail.transform": self.detail.transform,
+                "detail.id": self.detail.id,
+            }
+        for name, value in needed.items():
+            if (why := why_not(value)) is not None:
+                raise ValueError(
+                    f"load {self.name}: {name}: must be possible to send to another process, as functions of a module"
+                    f" are, not {mask_text(repr(value))[:200]} ({why})"
+                )

@@ -1,18 +1,26 @@
-"""Parses responses and makes rows of their records, several at once, off the event loop (E2, E10)."""
+"""Parses responses and makes rows of their records, several at once, off the event loop (E2, E10).
+
+Each ETL worker has a `Maker` for that: threads.py for threads, processes.py for a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
 
-from dataloader.flows.etl.parse.database_reader import Reader, open_reader
-from dataloader.flows.etl.parse.transform import Processed, metadata_of, process
+from dataloader.flows.etl.parse.maker import Maker
+from dataloader.flows.etl.parse.processes import open_in_process
+from dataloader.flows.etl.parse.threads import open_in_threads
+from dataloader.flows.etl.parse.transform import Processed, metadata_of
 from dataloader.flows.etl.run.pipeline_state import Fetched, PipelineState, Rows, UnreadAnswer
-from dataloader.flows.etl.sources.source import Page, Response, Source, SourceError
+from dataloader.flows.etl.sources.source import Page, SourceError
+from dataloader.jobs.calls import Calls
+from dataloader.jobs.error_groups import first_error
+from dataloader.jobs.errors import BodyFailed
 from dataloader.store.connection.bridge import Database
 
 MOST_TOLD: Final = 50
@@ -21,11 +29,11 @@ MOST_TOLD: Final = 50
 
 @attrs.define(eq=False)
 class Parsers:
-    """The ETL workers of a run: `config.workers` of them, in threads, or `in_processes` for the transform."""
+    """The ETL workers of a run: `config.workers` of them, in threads, or in processes if there are `calls`."""
 
     shared: PipelineState
     database: Database
-    in_processes: bool
+    calls: Calls | None
     _dropped: dict[str, set[str]] = attrs.field(init=False, factory=dict)
     _is_writer_behind: bool = attrs.field(init=False, default=False)
     limiter: trio.CapacityLimiter = attrs.field(init=False)
@@ -36,36 +44,51 @@ class Parsers:
 
     async def run(self) -> None:
         """Work until no more responses come."""
-        async with trio.open_nursery() as nursery:
-            for _ in range(self.shared.config.workers):
-                nursery.start_soon(self._work)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.shared.config.workers):
+                    nursery.start_soon(self._work)
+        except* BodyFailed as failed:
+            # Processes may fail at the same time, for the same reason.
+            raise first_error(failed) from None
 
     async def _work(self) -> None:
         progress = self.shared.progress
-        async with open_reader(self.database) as reader:
+        async with self._open_maker() as maker:
             async for fetched in self.shared.fetched:
                 self.shared.backpressure.give_place()
                 progress.queued -= 1
                 progress.active += 1
                 began = trio.current_time()
                 try:
-                    await self._process(fetched, reader)
+                    await self._process(fetched, maker)
                 finally:
                     progress.active -= 1
                     progress.phases["processing"].add(trio.current_time() - began)
 
-    async def _process(self, fetched: Fetched, reader: Reader) -> None:
+    def _open_maker(self) -> AbstractAsyncContextManager[Maker]:
+        if self.calls is None:
+            return open_in_threads(self.database, self.limiter)
+        return open_in_process(self.calls, self.shared.log)
+
+    async def _process(self, fetched: Fetched, maker: Maker) -> None:
         part = fetched.part
+        metadata = metadata_of(
+            endpoint=fetched.request.endpoint,
+            url=fetched.response.url,
+            is_file=part.table.source.walks_are_segments,
+            fetched_at=datetime.now(UTC),
+        )
         try:
-            fetched.page = await self._in_thread(_read, part.table.source, fetched.response, self.in_processes)
-        except Exception as error:  # noqa: BLE001 - whatever a format raises, it is this response that can't be read
-            fetched.error = error if isinstance(error, SourceError) else _unreadable(error)
+            fetched.page = await maker.read(fetched, metadata)
+        except SourceError as error:
+            fetched.error = error
         fetched.is_read.set()
         if fetched.page is not None:
             # Before its records: their failures are a row that a request which was answered earlier does not end.
             self.shared.progress.worked()
             try:
-                made = await self._make_rows(fetched, fetched.page, reader)
+                made = await maker.make(fetched, fetched.page, metadata)
             except SourceError as error:
                 fetched.error = error
             else:
@@ -91,20 +114,6 @@ class Parsers:
         else:
             self.shared.request_failed(part, request, error)
             await self.shared.drop_answer(part, request)
-
-    async def _make_rows(self, fetched: Fetched, page: Page, reader: Reader) -> Processed:
-        part = fetched.part
-        metadata = metadata_of(
-            endpoint=fetched.request.endpoint,
-            url=fetched.response.url,
-            is_file=part.table.source.walks_are_segments,
-            fetched_at=datetime.now(UTC),
-        )
-        given = part.table.recipe, page, fetched.request.key, metadata
-        made: Processed = await (
-            self._in_process(process, *given) if self.in_processes else self._in_thread(process, *given, reader)
-        )
-        return made
 
     async def _hand_on(self, fetched: Fetched, page: Page, made: Processed) -> None:
         part, progress = fetched.part, self.shared.progress
@@ -151,22 +160,3 @@ class Parsers:
                 table=table,
                 fields=told[:MOST_TOLD],
             )
-
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run it in a thread, which is abandoned with its result if it still runs when its time is over."""
-        return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self.limiter)
-
-    async def _in_process(self, function: Callable[..., Any], *args: Any) -> Any:
-        import trio_parallel  # noqa: PLC0415 - an extra
-
-        return await trio_parallel.run_sync(function, *args, kill_on_cancel=True, limiter=self.limiter)
-
-
-def _read(source: Source, response: Response, is_sent_on: bool) -> Page:  # noqa: FBT001 - a thread's arguments
-    """The page, with all records read if it goes to another process."""
-    page = source.read(response)
-    return attrs.evolve(page, records=list(page.records)) if is_sent_on else page
-
-
-def _unreadable(error: Exception) -> SourceError:
-    return SourceError(f"the answer can't be read: {type(error).__name__}: {error}", is_retryable=False)

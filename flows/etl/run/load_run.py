@@ -34,6 +34,7 @@ from dataloader.flows.etl.run.load_progress import FAILED, LoadProgress
 from dataloader.flows.etl.run.load_verdict import Verdict, give_up, judge
 from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd
 from dataloader.flows.etl.run.pipeline_state import PipelineState
+from dataloader.jobs.calls import Calls
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
@@ -131,7 +132,7 @@ class _Loading:
             cancel=run.cancel,
             drain_s=partial(run.drain_s, config.drain_timeout),
             is_lost=lambda: run.is_lost,
-            in_processes=self.load.processes,
+            calls=run.job.resource(Calls) if self.load.processes else None,
         )
 
     async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:

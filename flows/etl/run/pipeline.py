@@ -21,6 +21,7 @@ from dataloader.flows.etl.plan.segment import Segment
 from dataloader.flows.etl.run.cancellation_token import CancellationToken
 from dataloader.flows.etl.run.pipeline_state import PipelineState
 from dataloader.flows.etl.write.writer import Writer
+from dataloader.jobs.calls import Calls
 from dataloader.store.connection.bridge import Database
 from dataloader.store.queue.transaction import Transactions
 
@@ -32,7 +33,7 @@ class Pipeline:
     """One run of a load.
 
     After a stop of the job, `drain_s` returns for how many seconds responses that have arrived may still be written;
-    `is_lost` returns whether nothing may be written.
+    `is_lost` returns whether nothing may be written. With `calls` its ETL workers are processes.
     """
 
     shared: PipelineState
@@ -42,7 +43,7 @@ class Pipeline:
     cancel: CancellationToken
     drain_s: Callable[[], float]
     is_lost: Callable[[], bool]
-    in_processes: bool
+    calls: Calls | None
     _end: PipelineEnd = attrs.field(init=False, default="through")
     _all: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _behind: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
@@ -55,7 +56,7 @@ class Pipeline:
         """
         shared = self.shared
         shared.progress.too_many = self._give_up
-        parsers = Parsers(shared, self.database, self.in_processes)
+        parsers = Parsers(shared, self.database, self.calls)
         writer = Writer(shared, self.transactions)
         try:
             with self._all:

@@ -144,6 +144,10 @@ class Files(Source):
         """The file's own window, by its name, or the member's."""
         return own_window(request.key or Path(request.endpoint).name, self.window_of)
 
+    def for_reading(self) -> Files:
+        """Without the function that knows files' windows."""
+        return attrs.evolve(self, window_of=None)
+
     def read(self, response: Response) -> Page:
         """The records of a file. Raises `SourceError`."""
         name = response.request.key or Path(response.request.endpoint).name

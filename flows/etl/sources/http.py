@@ -179,6 +179,10 @@ class Http(Source):
             self.resolve(following.endpoint)
         return Page(records=content.records, broken=content.broken, following=following)
 
+    def for_reading(self) -> Http:
+        """Without its parameters, which may be a function, and its certificate authorities."""
+        return attrs.evolve(self, params={}, tls=None)
+
     def after_failure(self, request: Request) -> Request | None:
         """The next request of the walk, where pages are counted and their number is known."""
         return None if self.pages is None else self.pages.after_failure(request)

@@ -134,6 +134,10 @@ class S3(Source):
         """The object's own window, by its name."""
         return own_window(request.endpoint, self.window_of)
 
+    def for_reading(self) -> S3:
+        """Without the function that knows objects' windows, and the client's options."""
+        return attrs.evolve(self, window_of=None, options={})
+
     def read(self, response: Response) -> Page:
         """The records of an object. Raises `SourceError`."""
         return page_of(self.format, response, response.request.endpoint if self.record_source else None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import attrs
@@ -148,11 +147,6 @@ class SourceError(Exception):
         self.status = status
         self.ends_walk = ends_walk
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle: `read` may raise it in another process."""
-        fields = {name: getattr(self, name) for name in ("is_retryable", "retry_after_s", "status", "ends_walk")}
-        return partial(SourceError, **fields), self.args
-
 
 class SourceConnection(Protocol):
     """A source that is open: clients and sessions, for the length of a run."""
@@ -230,6 +224,13 @@ class Source(Protocol):
 
     def read(self, response: Response) -> Page:
         """Read the answer, in a thread. Raises `SourceError` if it can't be read, or says that the request failed."""
+
+    def for_reading(self) -> Source:
+        """What another process needs of it to `read`, with `Load(processes=True)`: it must be possible to pickle that.
+
+        By default all of it.
+        """
+        return self
 
     def after_failure(self, request: Request) -> Request | None:
         """The next request of the walk after this one has failed; None, which ends the walk, at its end.

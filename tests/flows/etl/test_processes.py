@@ -1,49 +1,217 @@
-"""Transforms in processes, for work that keeps a core busy (E2)."""
+"""Loads whose pages are read, and made rows, in processes of their own, for work that keeps a core busy (E2)."""
 
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
 
+import heavy
 import pytest
-from heavy import with_pid
+from conditions import until, when_ended
+from etl_tasks import item, items_load
 
-from dataloader import Tasks
-from dataloader.flows.etl import Csv, Files, Load, Target, add_loads
-from dataloader.testing import run_task
+from dataloader.flows.etl import Csv, Detail, Files, Http, Json, Load, Target
+from dataloader.flows.etl.parse import processes
+
+pytestmark = pytest.mark.requirement("E2")
 
 
-@pytest.mark.slow
-@pytest.mark.requirement("E2")
-async def test_a_transform_runs_in_other_processes_if_the_load_says_so(database, raw, tmp_path):
-    pytest.importorskip("trio_parallel")
+@pytest.fixture
+async def numbers(raw, tmp_path):
+    """A load of one file for each number, in processes, into a table `numbers`."""
     await raw.execute("CREATE TABLE numbers (n int PRIMARY KEY, pid int)")
-    for n in range(4):
-        (tmp_path / f"{n}.csv").write_text(f"n\n{n}\n")
-    load = Load(
-        name="numbers",
-        source=Files(str(tmp_path / "*.csv"), format=Csv()),
-        transform=with_pid,
-        target=Target(table="numbers", key=("n",)),
-        processes=True,
-    )
-    tasks = Tasks()
-    add_loads(tasks, load)
-    outcome = await run_task(tasks, "numbers", dsn=database.dsn)
-    assert outcome.status == "succeeded", outcome.error
+
+    def numbers(transform, count=4, **fields):
+        for n in range(count):
+            (tmp_path / f"{n}.csv").write_text(f"n\n{n}\n")
+        return Load(
+            name="numbers",
+            source=Files(str(tmp_path / "*.csv"), format=Csv(), record_source=False),
+            transform=transform,
+            target=Target(table="numbers", key=("n",)),
+            **({"processes": True} | fields),
+        )
+
+    return numbers
+
+
+@pytest.fixture
+def seen(monkeypatch, tmp_path_factory):
+    """The process ids that transforms have shown."""
+    folder = tmp_path_factory.mktemp("shows")
+    monkeypatch.setenv("HEAVY_SHOWS", str(folder))
+    return lambda: sorted(int(path.name) for path in folder.iterdir())
+
+
+@pytest.fixture
+def failures_of(raw):
+    """The failures on record, which it takes away."""
+
+    async def failures_of():
+        rows = await raw.fetch("DELETE FROM dl_etl_failures RETURNING phase, key, error, sample")
+        return sorted(map(tuple, rows))
+
+    return failures_of
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+    except OSError:
+        return False
+
+
+async def test_a_transform_runs_in_other_processes_if_the_load_says_so(numbers, counts_of, raw):
+    await counts_of(numbers(heavy.with_pid))
     pids = [row["pid"] for row in await raw.fetch("SELECT pid FROM numbers")]
     assert len(pids) == 4
     assert os.getpid() not in pids
+    assert not any(map(is_alive, pids))
 
 
-@pytest.mark.requirement("E2")
-def test_a_transform_that_can_not_be_sent_to_a_process_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"load numbers: .* can't be sent to another process; use a function of a module"
-    ):
+async def test_processes_make_what_threads_make(items, details, outcome_of, failures_of, table, raw, soon):
+    items.records = [item(number) for number in range(40)]
+    items.service.misbehave("detail.*id=8$", status=404, times=None)
+    made = []
+    for in_processes in (False, True):
+        await raw.execute("TRUNCATE item, detail")
+        items.service.misbehave("detail.*id=9$", body=b"<html><body>back soon</body></html>", status=200)
+        items.service.misbehave("items", body=b'{"items": [{"id', status=200)
+        load = items_load(
+            items.service.url,
+            windows=None,
+            page_size=15,
+            transform=heavy.picky,
+            processes=in_processes,
+            pipeline={"max_failed_share": 1, "max_failures": 1_000, "workers": 1},
+            detail=Detail(
+                id=heavy.detail_id,
+                request=heavy.detail_request,
+                source=Http(items.service.url, format=Json(), params=lambda _window: {}),
+                target=Target(table="detail", key=("id",)),
+                transform=heavy.detail_row,
+            ),
+        )
+        outcome = await outcome_of(load)
+        failures = await failures_of()
+        made.append([outcome.status, outcome.result["counts"], failures, await table(), await table(name="detail")])
+    assert made[0] == made[1]
+    counts = made[0][1]
+    assert (counts["records_failed"], counts["left_out"], counts["details_skipped"]) == (4, 4, 4)
+    assert ("record", "3", "ValueError: value: must not be a") in [failure[:3] for failure in made[0][2]]
+
+
+async def test_what_is_broken_in_a_file_is_told_as_by_threads(numbers, outcome_of, failures_of, tmp_path):
+    told = []
+    for in_processes in (False, True):
+        load = numbers(heavy.with_pid, processes=in_processes, pipeline={"max_failed_share": 1})
+        (tmp_path / "1.csv").write_text("n\n1\n2,3,4\n5\n")
+        await outcome_of(load)
+        told.append(await failures_of())
+    assert told[0] == told[1]
+    assert len(told[0]) == 1
+
+
+@pytest.mark.parametrize("by", ["cancel", "timeout", "drain"])
+async def test_a_stop_kills_what_goes_on_with_all_that_it_has_started(by, numbers, seen, supervised):
+    load = numbers(heavy.endless, timeout_s=8 if by == "timeout" else None, pipeline={"drain_timeout": 0.1})
+    async with supervised(load, drain_timeout_s=1) as supervisor:
+        job = await supervisor.jobs.enqueue("numbers", queue="q", max_attempts=1)
+
+        async def shown():
+            return len(seen()) == 4
+
+        await until(shown, within_s=20)
+        if by == "drain":
+            await supervisor.drain()
+        else:
+            if by == "cancel":
+                await supervisor.jobs.cancel(job.job_id)
+            status = (await when_ended(supervisor, job.job_id, within_s=30)).status
+            assert status == {"cancel": "canceled", "timeout": "failed"}[by]
+            assert not any(map(is_alive, seen()))
+    assert not any(map(is_alive, seen()))
+
+
+async def test_a_process_that_ends_fails_the_attempt_and_says_how(numbers, outcome_of):
+    outcome = await outcome_of(numbers(heavy.crash))
+    assert outcome.error == "the child process was ended by SIGSEGV"
+    assert outcome.status == "queued"
+
+
+async def test_what_is_no_record_s_failure_is_the_attempt_s_error_with_its_stack(numbers, outcome_of):
+    outcome = await outcome_of(numbers(heavy.leave))
+    assert outcome.error.endswith("SystemExit: 3")
+    assert "raise SystemExit(3)" in outcome.error
+    assert "page_maker" not in outcome.error.partition("\n")[0]
+
+
+async def test_functions_that_are_not_found_there_are_named(numbers, outcome_of, monkeypatch):
+    monkeypatch.setenv("HEAVY", "broken")
+    outcome = await outcome_of(numbers(heavy.with_pid))
+    assert outcome.error.endswith(
+        "RuntimeError: the load's source or functions can't be found in its process: RuntimeError: no licence"
+    )
+
+
+async def test_what_a_process_prints_is_in_the_load_s_log_up_to_a_bound(numbers, outcome_of, monkeypatch):
+    monkeypatch.setattr(processes, "MOST_PRINTED", 3)
+    outcome = await outcome_of(numbers(heavy.chat, pipeline={"workers": 1}))
+    assert outcome.status == "succeeded"
+    printed = [line for line in outcome.log if line.fields.get("stream")]
+    assert {line.fields["stream"] for line in printed} == {"stdout", "stderr"}
+    assert all(line.fields["load"] == "numbers" for line in printed)
+    assert len(printed) == 3
+    told = [line.message for line in outcome.log if line.level == "warning"]
+    assert told == ["more lines are printed than are kept"]
+
+
+async def test_processes_are_kept_for_the_next_run_unless_they_have_left_others_behind(numbers, supervised, raw):
+    async def pids():
+        job = await supervisor.jobs.enqueue("numbers", queue="q")
+        assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "succeeded"
+        return {row["pid"] for row in await raw.fetch("SELECT pid FROM numbers")}
+
+    async with supervised(numbers(heavy.with_pid, pipeline={"workers": 1})) as supervisor:
+        first = await pids()
+        assert len(first) == 1
+        assert await pids() == first
+        assert all(map(is_alive, first))
+    assert not any(map(is_alive, first))
+    async with supervised(numbers(heavy.leave_behind, pipeline={"workers": 1})) as supervisor:
+        left = await pids()
+        assert not any(map(is_alive, left))
+        assert not supervisor._parts.children._idle.popitem()[1]
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_load_is_declared_with_any_function_of_a_module(processes, tmp_path):
+    for transform in (dict, itemgetter("id"), partial(heavy.detail_row, "1")):
         Load(
             name="numbers",
-            source=Files(str(tmp_path), format=Csv()),
-            transform=lambda row: row,
+            source=Files(str(tmp_path), format=Csv(), window_of=lambda _name: None),
+            transform=transform,
             target=Target(table="numbers", key=("n",)),
-            processes=True,
+            processes=processes,
         )
+
+
+def of_main(record):
+    """Stands in the program's main file, as far as it says."""
+    return record
+
+
+def test_a_transform_that_can_not_be_sent_to_a_process_is_refused(tmp_path, monkeypatch):
+    declare = partial(Load, name="numbers", target=Target(table="numbers", key=("n",)), processes=True)
+    source = Files(str(tmp_path), format=Csv())
+    with pytest.raises(
+        ValueError, match=r"load numbers: transform: must be possible to send to another process, .*lambda"
+    ):
+        declare(source=source, transform=lambda row: row)
+    monkeypatch.setattr(of_main, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "of_main", of_main, raising=False)
+    with pytest.raises(ValueError, match=r"transform: .*of_main must stand in a module, not in the"):
+        declare(source=source, transform=of_main)

@@ -1,0 +1,114 @@
+"""Calls of a library's functions in children: `Calls` for one run.
+
+A child is lent for the length of a block, and its guard has the run's deadline, as for the body of a job. It is kept
+for another run if the block ends well, and killed otherwise, with all that it has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import attrs
+import trio
+
+from dataloader.actors.children.child import Child, ChildDied
+from dataloader.actors.children.frames import Kind
+from dataloader.actors.children.pool import Children
+from dataloader.actors.job_runs import Run
+from dataloader.jobs.calls import Print, Process
+from dataloader.jobs.errors import BodyFailed
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.module_names import Place
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import storable_text
+
+log = get_logger(__name__)
+
+OVER_S: Final = 2.0
+"""The time in which a child must say that it has nothing left of a user, in seconds."""
+DEAF_S: Final = 1.0
+"""How long a child may go on after it has closed its socket, in seconds."""
+
+
+@attrs.frozen(eq=False)
+class ChildCalls:
+    """The `Calls` of a run."""
+
+    run: Run
+    children: Children
+
+    @asynccontextmanager
+    async def open(self, place: Place, put: Print) -> AsyncIterator[Process]:
+        """A child that has imported the class at `place`, for the length of a block."""
+        async with self.children.lend_to_calls(place, self.run) as child:
+            called = _Called(child, self.run)
+            self.run.movers.add(called.renew)
+            try:
+                called.renew()  # it may have moved while the child was started
+                async with trio.open_nursery() as nursery:
+                    for output in child.outputs:
+                        nursery.start_soon(output.pump, put)
+                    nursery.start_soon(called.watch)
+                    yield called
+                    await called.over()
+                    nursery.cancel_scope.cancel()
+            finally:
+                self.run.movers.discard(called.renew)
+                for output in child.outputs:
+                    output.drain(put)
+
+
+@attrs.define(eq=False)
+class _Called:
+    """A child as a `Process`."""
+
+    child: Child
+    run: Run
+    _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _died: str = ""
+
+    def renew(self) -> None:
+        """The run's lease or key is safe for longer."""
+        self.child.renew(self.run.lease.body_is_killed())
+
+    async def watch(self) -> None:
+        """Hear of the child's end, which its socket may not tell: another process may have it."""
+        self._died = await self.child.why_ended()
+        self._reading.cancel()
+
+    async def call(self, head: bytes, body: bytes = b"") -> None:
+        """Begin a call. That of a child that has ended has no answer."""
+        await self.child.send_frame(Kind.CALL, head, body)
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """The next answer. Raises `BodyFailed`."""
+        kind, head, body = await self._read()
+        if kind is not Kind.ANSWER:
+            raise BodyFailed(storable_text(mask_text(head.decode(errors="replace"))))
+        return head, body
+
+    async def over(self) -> None:
+        """The block has ended well: keep the child if it has left nothing behind."""
+        with trio.move_on_after(OVER_S), suppress(BodyFailed):
+            await self.child.send_frame(Kind.OVER)
+            kind, left, _ = await self._read()
+            if left:
+                log.warning("calls have left something behind that goes on: it is killed", what=left.decode())
+            elif kind is Kind.OVER:
+                self.child.idle_since = trio.current_time()
+
+    async def _read(self) -> tuple[Kind, bytes, bytes]:
+        why = "the child process closed its connection to the service"
+        with trio.CancelScope() as self._reading:
+            if not self._died:
+                try:
+                    if (frame := await self.child.read_frame()) is not None:
+                        return frame
+                except ChildDied as error:
+                    why = f"the child process sent what is no message: {error}"
+                await trio.sleep(DEAF_S)  # `watch` hears how it ended
+        if self.child.was_killed_at_deadline:
+            self.run.stop(self.run.lease.body_is_killed_for())
+        raise BodyFailed(storable_text(mask_text(self._died or why)))

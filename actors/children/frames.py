@@ -1,0 +1,32 @@
+"""Frames of calls: a kind, the lengths of head and body, then both. The service and the process read and write them."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+HEADER: Final = struct.Struct("!BQQ")
+
+
+class Kind(IntEnum):
+    """What a frame is: from the service a call, or the end of its user; from the process one of the others.
+
+    `FAILED` has the error's text as its head. `OVER` is answered by `OVER`, whose head says what was left behind.
+    """
+
+    CALL = 0
+    OVER = 1
+    ANSWER = 2
+    FAILED = 3
+
+
+def header_of(kind: Kind, head: int, body: int) -> bytes:
+    """The beginning of a frame with these lengths."""
+    return HEADER.pack(kind, head, body)
+
+
+def read_header(header: bytes) -> tuple[Kind, int, int]:
+    """The kind and the lengths. Raises `ValueError`."""
+    kind, head, body = HEADER.unpack(header)
+    return Kind(kind), head, body
