@@ -14,10 +14,10 @@ import attrs
 import msgspec
 
 _FORMER: Final = """
-SELECT e.* FROM unnest($1::text[]) AS s (name) CROSS JOIN LATERAL (
+SELECT e.*, s.last_at FROM dl_schedules s CROSS JOIN LATERAL (
   SELECT name, event_id, kind, payload::text AS payload, at > now() - interval '1 day' AS is_young
   FROM dl_schedule_events WHERE name = s.name ORDER BY event_id DESC LIMIT 3
-) AS e ORDER BY e.event_id DESC
+) AS e WHERE s.name = ANY ($1::text[]) ORDER BY e.event_id DESC
 """
 """Of each schedule as many as there are reasons: so many rows may be extended in turns."""
 _EXTEND: Final = """
@@ -32,14 +32,14 @@ SELECT u.name, 'left_out', u.payload::jsonb FROM unnest($1::text[], $2::text[]) 
 
 @attrs.frozen
 class LeftOut:
-    """So many `times` of a schedule from `first` to `last` have no job; the newest that has one is `job_at`."""
+    """So many `times` of a schedule from `first` to `last` have no job; `after_job`: behind one that was just added."""
 
     name: str
     why: Literal["missed", "unique", "overlap"]
     times: int
     first: datetime
     last: datetime
-    job_at: datetime | None
+    after_job: bool = False
 
 
 class _Range(msgspec.Struct):
@@ -52,7 +52,7 @@ class _Range(msgspec.Struct):
 
 
 async def aio_record_left_out(connection: Any, found: Sequence[LeftOut]) -> None:
-    """Record them (asyncio-flavoured), in the transaction that has their schedules locked."""
+    """Record them (asyncio-flavoured), in the transaction that has their schedules locked, before it writes those."""
     former: dict[str, list[Any]] = {}
     for record in await connection.fetch(_FORMER, sorted({one.name for one in found})):
         former.setdefault(record["name"], []).append(record)
@@ -81,7 +81,7 @@ def _row_to_extend(newest_first: Sequence[Any], one: LeftOut) -> tuple[int, _Ran
         if told is None:
             return None
         if told.why == one.why:
-            has_job = one.job_at is not None and one.job_at > told.last
+            has_job = one.after_job or (row["last_at"] is not None and row["last_at"] > told.last)
             return (row["event_id"], told) if row["is_young"] and not has_job and told.last < one.first else None
     return None
 

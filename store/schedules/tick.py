@@ -24,7 +24,7 @@ from dataloader.jobs.schedules import Overlap, Plan, Schedule, plan
 from dataloader.store.connection.bridge import Database
 from dataloader.store.connection.driver_errors import said
 from dataloader.store.queue.enqueue import row_of
-from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row
+from dataloader.store.queue.job_inserts import AVAILABLE_AT, Row, by_column
 from dataloader.store.queue.unique_inserts import aio_add_planned
 from dataloader.store.schedules.left_out import LeftOut, aio_record_left_out
 from dataloader.store.schedules.rows import KNOWN, read_spec
@@ -45,12 +45,12 @@ LOCKED_S: Final = 0.5
 """A schedule that is due and that another process has locked is looked at again after so long."""
 
 _DUE: Final = """
-SELECT name, spec::text AS spec, stored_at, next_at, last_job_id, last_at, statement_timestamp() AS now
-FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at <= statement_timestamp()
+SELECT name, spec::text AS spec, stored_at, next_at, last_job_id
+FROM dl_schedules WHERE NOT paused AND retired_at IS NULL AND next_at <= $2
 ORDER BY next_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED
 """
 _NEXT: Final = """
-SELECT extract(epoch FROM min(next_at) - clock_timestamp())::float8 FROM dl_schedules
+SELECT extract(epoch FROM min(next_at) - clock_timestamp())::float8, statement_timestamp() FROM dl_schedules
 WHERE NOT paused AND retired_at IS NULL AND name <> ALL ($1::text[])
 """
 _FAILED: Final = """
@@ -108,7 +108,6 @@ class _Due:
     plan: Plan
     was_due_at: datetime
     last_job_id: UUID | None
-    last_at: datetime | None
     task_has_key: bool = False
     times: Sequence[datetime] = ()
     added: Sequence[tuple[UUID, datetime]] = ()
@@ -128,13 +127,13 @@ async def tick(database: Database, *, default_lease_s: int = 60) -> Ticked:
 
 async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
     # A process with nothing to do asks this alone.
-    next_in_s = await connection.fetchval(_NEXT, [])
+    next_in_s, now = await connection.fetchrow(_NEXT, [])
     if next_in_s is None or next_in_s > 0:
         return Ticked(0, next_in_s)
     unread: list[str] = []
     async with connection.transaction():
-        records = await connection.fetch(_DUE, SCHEDULES)
-        due = await _aio_plan(records, unread)
+        records = await connection.fetch(_DUE, SCHEDULES, now)
+        due = await _aio_plan(records, now, unread)
         is_full = len(due) + len(unread) < len(records) or len(records) == SCHEDULES
         if due:
             await _aio_pause_after_failures(connection, due)
@@ -146,18 +145,18 @@ async def _aio_tick(connection: Any, default_lease_s: int) -> Ticked:
                     log.warning("a schedule was paused", schedule=one.schedule.name, why=one.paused_why)
             if due:
                 await _aio_write(connection, due)
-    next_in_s = await connection.fetchval(_NEXT, unread)
+    next_in_s, _ = await connection.fetchrow(_NEXT, unread)
     if next_in_s is not None and next_in_s <= 0:
         next_in_s = 0.0 if is_full and due else LOCKED_S
     return Ticked(sum(len(one.added) for one in due), next_in_s)
 
 
-async def _aio_plan(records: Iterable[Any], unread: list[str]) -> list[_Due]:
+async def _aio_plan(records: Iterable[Any], now: datetime, unread: list[str]) -> list[_Due]:
     """What is planned for schedules that are due, up to `JOBS` jobs; `unread` gets the names of unreadable ones."""
     due: list[_Due] = []
     planned = 0
     plans: dict[tuple[object, ...], Plan] = {}
-    for number, (name, spec, stored_at, next_at, last_job_id, last_at, now) in enumerate(records):
+    for number, (name, spec, stored_at, next_at, last_job_id) in enumerate(records):
         if planned >= JOBS:
             break
         try:
@@ -176,7 +175,7 @@ async def _aio_plan(records: Iterable[Any], unread: list[str]) -> list[_Due]:
             await asyncio.sleep(0)
         elif number % IN_A_TURN == 0:
             await asyncio.sleep(0)
-        due.append(_Due(schedule, spec, found, next_at, last_job_id, last_at))
+        due.append(_Due(schedule, spec, found, next_at, last_job_id))
         planned += len(found.due)
     return due
 
@@ -302,21 +301,21 @@ async def _aio_write(connection: Any, due: list[_Due]) -> None:
         # When it is resumed, what was due since is what it has missed.
         next_at = one.plan.next_at if one.paused_why is None else one.was_due_at
         rows.append((one.schedule.name, next_at, last_at, last_job_id, one.paused_why))
-    await connection.execute(_TICKED, *map(list, zip(*rows, strict=True)))
-    paused = {one.schedule.name: one.paused_why for one in due if one.paused_why is not None}
-    if paused:
-        await connection.execute(_PAUSED, list(paused), list(paused.values()))
     left_out = [found for one in due if one.paused_why is None for found in _left_out(one)]
     if left_out:
         await aio_record_left_out(connection, left_out)
+    await connection.execute(_TICKED, *by_column(rows))
+    paused = {one.schedule.name: one.paused_why for one in due if one.paused_why is not None}
+    if paused:
+        await connection.execute(_PAUSED, list(paused), list(paused.values()))
 
 
 def _left_out(one: _Due) -> Iterable[LeftOut]:
     name, planned, first = one.schedule.name, one.plan, one.plan.first_left_out
     if first is not None and planned.last_left_out is not None:
-        yield LeftOut(name, "missed", planned.left_out, first, planned.last_left_out, one.last_at)
+        yield LeftOut(name, "missed", planned.left_out, first, planned.last_left_out)
     if some := one.stood_for:
-        before = [at for _, at in one.added if at < some[0]]
-        yield LeftOut(name, "unique", len(some), some[0], some[-1], before[-1] if before else one.last_at)
+        after_job = any(at < some[0] for _, at in one.added)
+        yield LeftOut(name, "unique", len(some), some[0], some[-1], after_job)
     if some := one.overlapping:
-        yield LeftOut(name, "overlap", len(some), some[0], some[-1], one.last_at)
+        yield LeftOut(name, "overlap", len(some), some[0], some[-1])

@@ -17,16 +17,21 @@ def at(second):
     return BEGIN + timedelta(seconds=second)
 
 
-def left_out(first, last, why="overlap", *, name="s", job=None):
-    """Those of a schedule that is due each second; the newest that has a job is `job`."""
-    return LeftOut(name, why, last - first + 1, at(first), at(last), None if job is None else at(job))
+def left_out(first, last, why="overlap", *, name="s", after_job=False):
+    """Those of a schedule that is due each second."""
+    return LeftOut(name, why, last - first + 1, at(first), at(last), after_job)
 
 
 @pytest.fixture
-def record(store):
-    """Records what one tick has left out."""
+async def record(store, raw):
+    """Records what one tick has left out, of schedules whose newest planned time with a job is `job`."""
+    await raw.execute(
+        "INSERT INTO dl_schedules (name, spec, task, origin, stored_by)"
+        " VALUES ('s', '{}', 't', 'code', 'test'), ('other', '{}', 't', 'code', 'test')"
+    )
 
-    async def record(*some):
+    async def record(*some, job=None):
+        await raw.execute("UPDATE dl_schedules SET last_at = $1", None if job is None else at(job))
         await store.write(aio_record_left_out, some)
 
     return record
@@ -50,11 +55,18 @@ def rows(raw):
 
 
 async def test_a_record_goes_on_until_a_time_has_a_job(record, rows):
-    await record(left_out(1, 3, job=0), left_out(1, 1, name="other"))
-    await record(left_out(4, 4, job=0))
-    await record(left_out(6, 6, job=5))
-    await record(left_out(7, 9, job=5), left_out(2, 2, name="other"))
-    assert await rows() == [("s", "overlap", 4, 1, 4), ("other", "overlap", 2, 1, 2), ("s", "overlap", 4, 6, 9)]
+    await record(left_out(1, 3), left_out(1, 1, name="other"), job=0)
+    await record(left_out(4, 4), job=0)
+    await record(left_out(6, 6), job=5)
+    await record(left_out(7, 9), job=5)
+    await record(left_out(11, 12, after_job=True), job=5)
+    await record(left_out(2, 2, name="other"), job=0)
+    assert await rows() == [
+        ("s", "overlap", 4, 1, 4),
+        ("other", "overlap", 2, 1, 2),
+        ("s", "overlap", 4, 6, 9),
+        ("s", "overlap", 2, 11, 12),
+    ]
 
 
 async def test_each_reason_has_a_record_of_its_own_that_goes_on_beside_the_others(record, rows):
