@@ -34,7 +34,7 @@ async def shell(commands: str, url: str) -> list[str]:
         env=environment | {"PATH": f"{BIN}:{environment['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     done = await trio.to_thread.run_sync(run)
