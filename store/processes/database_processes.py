@@ -34,10 +34,10 @@ from dataloader.jobs.processes import ProcessConflict, ProcessNotFound, check_pr
 from dataloader.store.connection.bridge import Database
 from dataloader.store.processes import deliveries, operations, reads, search
 from dataloader.store.processes.answers import Waiter
+from dataloader.store.processes.asker import Asker
 from dataloader.store.processes.requests import (
     Act,
     Asked,
-    aio_ask,
     aio_start_many,
     aio_take_back,
 )
@@ -63,6 +63,9 @@ class DatabaseProcesses(ProcessClient):
     draining: Callable[[], bool] = lambda: False
     by_hand: bool = False
     acted: Callable[[], None] | None = None
+    asker: Asker = attrs.field(
+        default=attrs.Factory(lambda self: Asker(self.database, self.default_lease_s), takes_self=True)
+    )
 
     def signed(self, operator: Operator) -> DatabaseProcesses:
         """The same processes for somebody else."""
@@ -80,7 +83,7 @@ class DatabaseProcesses(ProcessClient):
         if request.kind == "repair" or self.by_hand:
             asked = await self.database.write(operations.aio_ask_audited, request, self.operator, lease_s)
         else:
-            asked = await self.database.write(aio_ask, request, lease_s)
+            asked = await self.asker.ask(request)
         self.telemetry.asked(request.type, request.kind, trio.current_time() - since)
         task_id = _task_of(asked, request)
         is_new = asked.verdict == "added"

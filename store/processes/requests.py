@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -17,14 +17,8 @@ _ASK: Final = """
 SELECT * FROM dl_process_ask($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, $12,
                              $13::text::jsonb, $14, $15)
 """
-# The function sees what it has done for the rows before.
-_START_MANY: Final = """
-SELECT r.verdict, r.status, r.task_id
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::int[], $9::uuid[])
-       WITH ORDINALITY AS a (type, id, args, context, key, hash, metadata, version, job, number)
-CROSS JOIN LATERAL dl_process_ask(a.type, a.id, 'init', NULL, a.args::jsonb, a.context::jsonb, a.key, a.hash, NULL,
-                                  false, a.metadata::jsonb, a.version, NULL, a.job, $10) AS r
-ORDER BY a.number
+_ASK_MANY: Final = """
+SELECT * FROM dl_process_ask_many($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
 """
 _ACT: Final = "SELECT * FROM dl_process_act($1, $2, $3, $4, $5)"
 _PUT: Final = """
@@ -33,14 +27,29 @@ SELECT dl_process_put($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6::text::js
 """
 _TAKE_BACK: Final = "SELECT dl_process_take_back($1, $2)"
 
+# The function sees what it has done for the rows before.
+_START_REST: Final = """
+SELECT r.verdict, r.status, r.task_id
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[],
+            $9::timestamptz[], $10::boolean[], $11::text[], $12::int[], $13::boolean[], $14::uuid[])
+       WITH ORDINALITY AS a (type, id, kind, method, args, context, key, hash, expires_at, watched, metadata, version,
+                             may_start, job, number)
+CROSS JOIN LATERAL dl_process_ask(a.type, a.id, a.kind, a.method, a.args::jsonb, a.context::jsonb, a.key, a.hash, NULL,
+                                  false, a.metadata::jsonb, a.version, NULL, a.job, $15) AS r
+ORDER BY a.number
+"""
 Act = Literal["resume", "remove", "stop"]
+Row: TypeAlias = tuple[Any, ...]
 
 
 @attrs.frozen
 class Asked:
-    """The answer to a request; `status` is the process's, where that does not allow it."""
+    """The answer to a request; `status` is the process's, where that does not allow it.
 
-    verdict: Literal["added", "again", "conflict", "exists", "missing", "status", "busy"]
+    `locked`: somebody has locked the process, and it was not waited for.
+    """
+
+    verdict: Literal["added", "again", "conflict", "exists", "missing", "status", "busy", "locked"]
     status: str | None
     task_id: int | None
 
@@ -77,22 +86,44 @@ async def aio_ask(connection: Any, request: Request, lease_s: int) -> Asked:
     return Asked(row["verdict"], row["status"], row["task_id"])
 
 
-async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: int) -> list[Asked]:
-    """Start processes, in one statement (asyncio-flavoured). Raises `BadRequest`."""
-    rows = await connection.fetch(
-        _START_MANY,
-        [one.type for one in requests],
-        [one.process_id for one in requests],
-        [one.json("args") for one in requests],
-        [one.json("context") for one in requests],
-        [one.key for one in requests],
-        [one.hash if one.key is not None else None for one in requests],
-        [one.metadata_json() for one in requests],
-        [one.version for one in requests],
-        [uuid7() for _ in requests],
-        lease_s,
+def row_of(request: Request) -> Row:
+    """A call or a start as the row of a statement for many. Raises `BadRequest`."""
+    return (
+        request.type,
+        request.process_id,
+        request.kind,
+        request.method,
+        request.json("args"),
+        request.json("context"),
+        request.key,
+        request.hash if request.key is not None else None,
+        request.expires_at,
+        request.watched,
+        request.metadata_json(),
+        request.version,
+        request.may_start,
+        uuid7(),
     )
-    return [Asked(row["verdict"], row["status"], row["task_id"]) for row in rows]
+
+
+async def aio_ask_many(connection: Any, rows: Sequence[Row], lease_s: int, *, waits: bool = False) -> dict[int, Asked]:
+    """Ask for them in one statement (asyncio-flavoured); by their place, which were added or are locked.
+
+    `waits`: for processes that somebody has locked. What has no entry has another answer, which it is given by itself.
+    """
+    rows = await connection.fetch(_ASK_MANY, *map(list, zip(*rows, strict=True)), lease_s, waits)
+    return {number - 1: Asked("locked" if task_id is None else "added", None, task_id) for number, task_id in rows}
+
+
+async def aio_start_many(connection: Any, requests: Sequence[Request], lease_s: int) -> list[Asked]:
+    """Start processes, within a transaction (asyncio-flavoured). Raises `BadRequest`."""
+    rows = [row_of(one) for one in requests]
+    asked = await aio_ask_many(connection, rows, lease_s)
+    if rest := [place for place in range(len(rows)) if place not in asked]:
+        columns = map(list, zip(*(rows[place] for place in rest), strict=True))
+        for place, row in zip(rest, await connection.fetch(_START_REST, *columns, lease_s), strict=True):
+            asked[place] = Asked(row["verdict"], row["status"], row["task_id"])
+    return [asked[place] for place in range(len(rows))]
 
 
 async def aio_act(connection: Any, process_type: str, process_id: str, act: Act, lease_s: int) -> Acted:

@@ -460,6 +460,14 @@ GUARDS = {
             "p.removed_at IS NULL;\n    IF FOUND THEN\n      verdict := CASE",
         ),
     ),
+    "passing over locked rows in a request to many processes": Guard(
+        "nobody waits with others for a process that somebody has locked",
+        f"{PROCESSES}/test_asker.py::test_who_calls_a_locked_process_waits_with_its_other_callers_and_with_nobody_else",
+        edit_schema(
+            "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE SKIP LOCKED",
+            "p.key = ANY (v_called) ORDER BY p.key FOR NO KEY UPDATE",
+        ),
+    ),
     "row lock in the begin of a step": Guard(
         "a step begins with what was asked for before, not with the timer",
         f"{PROCESSES}/test_process_races.py::test_a_begin_beside_a_call_waits_for_it_and_gives_it_before_the_timer",

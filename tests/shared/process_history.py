@@ -9,12 +9,13 @@ import itertools
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import attrs
 from process_model import ModelJob, ModelOutcome, ModelRun, ProcessModel
 
-from dataloader.store.processes.requests import Request, aio_act, aio_ask
+from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
 IDS = ("a", "b", "c")
@@ -81,20 +82,42 @@ class ProcessHistory:
         return self.model.find(IDS[a % len(IDS)])
 
     async def ask(self, kind, a, b, **fields):
-        number = a % len(IDS)
+        """Ask for one thing, by itself or as clients do that ask together."""
+        await self._ask_many([(kind, a, b, fields)], b, together=kind != "repair" and b // 4 % 2)
+
+    async def call_many(self, a, b):
+        """Call several processes together, one of them twice, and start one that may be there."""
+        calls = [("call", a + place, b // (1 + place), {"method": "m"}) for place in (0, 1, 2, 0)]
+        await self._ask_many([*calls, ("init", a, b, {})], b, together=True)
+
+    async def _ask_many(self, wanted, b, *, together):
+        requests = [self._request(kind, a, b, **fields) for kind, a, b, fields in wanted]
+        rows = [row_of(request) for request, _ in requests]
+        answers = await self.raw.run(partial(aio_ask_many, waits=bool(b % 2)), rows, 60) if together else {}
+        # Those that have another answer than that they were added are asked by themselves, afterwards.
+        for place in sorted(range(len(wanted)), key=lambda place: place not in answers):
+            request, expires = requests[place]
+            asked = answers.get(place) or await self.raw.run(aio_ask, request, 60)
+            self._check(wanted[place], request, expires, asked)
+            if place in answers:
+                self.did["together", asked.verdict] += 1
+
+    def _request(self, kind, a, b, **fields):
         expires = (None, None, HOUR, -HOUR)[b // 8 % 4] if kind == "call" else None
         request = Request(
             type=self.type,
-            process_id=IDS[number],
+            process_id=IDS[a % len(IDS)],
             kind=kind,
             args=(None, {"n": 1})[b % 2],
             key=(None, None, None, None, None, None, "k", "l")[b // 2 % 8],
+            expires_at=None if expires is None else datetime.now(UTC) + timedelta(seconds=expires),
             **fields,
         )
-        at = None if expires is None else datetime.now(UTC) + timedelta(seconds=expires)
-        asked = await self.raw.run(aio_ask, attrs.evolve(request, expires_at=at), 60)
-        expires = None if expires is None else self.now + expires
-        verdict, status, task, process = self.model.ask(request, self.now, CRASHES[number % 2], expires)
+        return request, None if expires is None else self.now + expires
+
+    def _check(self, wanted, request, expires, asked):
+        kind, a, b, fields = wanted
+        verdict, status, task, process = self.model.ask(request, self.now, CRASHES[a % len(IDS) % 2], expires)
         self.did[kind, verdict] += 1
         assert (asked.verdict, asked.status) == (verdict, status)
         if verdict == "added":

@@ -37,6 +37,7 @@ OFTEN = (
 RARELY = (
     "init",
     "start_and_call",
+    "call_many",
     "repair",
     "resume",
     "act",
@@ -51,7 +52,7 @@ RARELY = (
 )
 REACHED = {
     ("call", "added"), ("call", "again"), ("call", "conflict"), ("call", "status"), ("repair", "added"),
-    ("resume", "done"),
+    ("resume", "done"), ("together", "added"),
     ("stop", "done"), ("remove", "done"), ("begin", "step"), ("begin", "rest"), ("begin", "zombie"), ("begin", "void"),
     ("commit", "locked"), ("call done", "next"), ("call done", "rest"), ("call done", "gone"),
     ("call done", "void"), ("call failed", "rest"), ("timeout done", "rest"), ("timeout retry", "rest"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dataloader.store.connection.bridge import Session
-from dataloader.store.processes.requests import Request, aio_act, aio_ask
+from dataloader.store.processes.requests import Request, aio_act, aio_ask, aio_ask_many, row_of
 from dataloader.store.processes.steps import StepOutcome, Wakeup, aio_begin, aio_commit
 
 # Processes that sleep, that have failed and that are gone, with all that they were asked and that has happened.
@@ -101,6 +101,13 @@ async def aio_measured(connection):
     # The job waits for the timer: it is made ready.
     request = Request(type="pay", process_id="p1", kind="call", method="m", key="again")
     assert (await measure("ask again", aio_ask, request, 60)).verdict == "added"
+    requests = [
+        Request(type="pay", process_id=f"p{number}", kind="call", method="m", key=f"together {number}")
+        for number in range(PROCESSES)
+    ]
+    requests += [Request(type="pay", process_id=f"new {number}", kind="init", version=1) for number in range(4)]
+    asked = await measure("ask together", aio_ask_many, [row_of(request) for request in requests], 60)
+    assert [asked[place].verdict for place in range(len(requests))] == ["added"] * len(requests)
     await measure("remove", aio_act, "pay", "p1", "remove", 60)
     return found
 

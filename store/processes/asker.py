@@ -1,0 +1,128 @@
+"""Asks for calls and starts of processes that come one by one, together: nobody waits for others to come (P2).
+
+Those that come while a statement is under way go with the next one. Nobody waits there with others for a process that
+somebody has locked: all who call it wait for it together, in a line of its own. What has another answer than that it
+was added has it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import asyncpg
+import attrs
+import trio
+
+from dataloader.jobs.errors import BadRequest, StoreError, StoreUnavailable
+from dataloader.jobs.process_requests import ProcessRequest
+from dataloader.store.connection.bridge import Database, acquire
+from dataloader.store.processes.requests import Asked, Row, aio_ask, aio_ask_many, row_of
+
+MAX_GROUP: Final = 250
+"""Requests of one statement, at the most."""
+
+
+class Asker:
+    """Asks for all clients in one process of the operating system."""
+
+    def __init__(self, database: Database, lease_s: int) -> None:
+        """`lease_s`: the lease of wake-up jobs, in seconds."""
+        self._database = database
+        self._lease_s = lease_s
+        self._all = _Line(waits=False)
+        self._of_process: dict[tuple[str, str], _Line] = {}
+
+    async def ask(self, request: ProcessRequest) -> Asked:
+        """Ask for it. Who is cancelled already asks for nothing. Raises `BadRequest`, `StoreError`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if request.kind != "repair":
+            row = row_of(request)
+            asked = await self._with_others(self._all, row)
+            if asked is not None and asked.verdict == "locked":
+                with self._line_of(request) as line:
+                    asked = await self._with_others(line, row)
+            if asked is not None and asked.verdict == "added":
+                return asked
+        return await self._database.write(aio_ask, request, self._lease_s)
+
+    @contextmanager
+    def _line_of(self, request: ProcessRequest) -> Iterator[_Line]:
+        """Those who wait for one process, which somebody has locked."""
+        name = request.type, request.process_id
+        line = self._of_process.setdefault(name, _Line(waits=True))
+        line.users += 1
+        try:
+            yield line
+        finally:
+            line.users -= 1
+            if not line.users:
+                del self._of_process[name]
+
+    async def _with_others(self, line: _Line, row: Row) -> Asked | None:
+        """That it was added, or that its process is locked; None if it is to be asked for by itself."""
+        group, place = line.group, len(line.group.rows)
+        group.rows.append(row)
+        if len(group.rows) == MAX_GROUP:
+            line.group = _Group()
+        if place == 0:
+            await self._ask(line, group)
+        else:
+            # As for the first: it is asked for whether or not we are there to hear of it.
+            with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
+                await group.ended.wait()
+        if group.error is not None:
+            raise StoreUnavailable(str(group.error)) from group.error
+        return group.answers.get(place)
+
+    async def _ask(self, line: _Line, group: _Group) -> None:
+        """Ask for all that has gathered by our turn: for its first, who can't be cancelled meanwhile."""
+        group.error = StoreUnavailable("the database did not answer in time; whether it was asked for is unknown")
+        try:
+            with trio.move_on_after(self._database.options.write_deadline_s, shield=True):
+                await acquire(line.turn)
+                try:
+                    if line.group is group:
+                        line.group = _Group()
+                    group.answers = await self._database.run(_aio_ask, group.rows, self._lease_s, waits=line.waits)
+                finally:
+                    line.turn.release()
+                group.error = None
+        except StoreUnavailable as error:
+            group.error = error
+        except (StoreError, BadRequest):
+            group.error = None  # one of them can't be stored: each is tried by itself
+        finally:
+            if line.group is group:
+                line.group = _Group()  # its time was over before its turn came: nobody may join it any more
+            group.ended.set()
+
+
+async def _aio_ask(connection: Any, rows: Sequence[Row], lease_s: int, *, waits: bool) -> dict[int, Asked]:
+    try:
+        return await aio_ask_many(connection, rows, lease_s, waits=waits)
+    except asyncpg.LockNotAvailableError:
+        if waits:
+            raise
+        return {}  # such a process or key of somebody else was waited for in vain: each by itself
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Requests that are sent together, and what was answered, by the request's place."""
+
+    rows: list[Row] = attrs.field(factory=list)
+    answers: dict[int, Asked] = attrs.field(factory=dict)
+    error: StoreUnavailable | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+
+@attrs.define(eq=False)
+class _Line:
+    """Those who ask by one kind of statement, group after group. `waits`: for processes that somebody has locked."""
+
+    waits: bool
+    users: int = 0
+    group: _Group = attrs.field(factory=_Group)
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
