@@ -1,7 +1,7 @@
 """Calls a handler in its flavour, with the handle of that flavour.
 
 Trio handlers run in the runner's task, asyncio handlers in a task of the process's asyncio loop, plain functions in a
-thread, those of tasks with `process=True` in a child process.
+thread, those of tasks with `process=True` in a child process, with `dask=` in one beside a Dask worker.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ async def call_handler(task: Task, run: Run, services: RunServices, limiter: tri
     port = TrioPort(run, services, task)
     if run.job.args is None:
         return GiveUp(f"args: must have at most {MAX_ARGS_BYTES:,} bytes as PostgreSQL writes them; these have more")
-    if task.process:
-        assert services.children is not None, "a process with such tasks has children"  # noqa: S101
-        return await call_in_child(task, run, services.children, port, services.max_lines)
+    if task.in_child:
+        # Where no clusters are known, in tests, a function that is to run there runs in a child of this process's.
+        lender = services.children if task.process or services.clusters is None else services.clusters
+        assert lender is not None, "a process with such tasks has children"  # noqa: S101
+        return await call_in_child(task, run, lender, port, services.max_lines)
     try:
         args = read_json(run.job.args) if task.args is None else task.args.decode(run.job.args)
     except BadRequest as misfit:

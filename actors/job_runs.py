@@ -27,7 +27,14 @@ REMEMBERED_CANCELS: Final = 1_000
 
 
 class BeginsTooLate(Exception):  # noqa: N818 - a state of the world
-    """A body would begin later than its supplier's budget counts it: the job goes back."""
+    """A body would begin later than its supplier's budget counts it, or has no place where it runs: the job goes back.
+
+    It goes on in `for_s` seconds, its attempt not counted.
+    """
+
+    def __init__(self, text: str, *, for_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.for_s = for_s
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -48,7 +48,7 @@ def _outcome(  # noqa: C901, PLR0911 - one for each way to end
     if stopped is not None:
         return _outcome_when_stopped(end, run, task, error, stopped)
     if isinstance(error, BeginsTooLate):
-        return end(Step.RETURN)
+        return end(Step.SNOOZE, error=str(error), delay_s=error.for_s) if error.for_s else end(Step.RETURN)
     if isinstance(error, LimitReached):
         return end(Step.SNOOZE, error=storable_text(str(error)), delay_s=error.for_s)
     if isinstance(error, BodyFailed) and error.for_s is not None:

@@ -17,6 +17,7 @@ from dataloader.store.queue.transaction import Transactions
 if TYPE_CHECKING:
     from dataloader.actors.aio_loop import AioLoop
     from dataloader.actors.children.pool import Children
+    from dataloader.actors.cluster.clusters import Clusters
 
 LogLevel = Literal["info", "warning", "error", "off"]
 
@@ -27,9 +28,9 @@ class RunServices:
 
     `resources` has the value for each key of `job.resource()`: a declaration of `@tasks.resource`, or a type that a
     library on top of the queue needs. `around` wraps every run, the first one outermost. `aio` is the loop of asyncio
-    handlers, None if no task needs one; `children` run tasks with `process=True`. `retry_delays`, in seconds by task,
-    hold in place of its policy. Lines of `job.log` at level `logged_from` or above also go to the process's log;
-    `max_lines` of each run are kept with the job.
+    handlers, None if no task needs one; `children` run tasks with `process=True`, `clusters` those with `dask=`.
+    `retry_delays`, in seconds by task, hold in place of its policy. Lines of `job.log` at level `logged_from` or above
+    also go to the process's log; `max_lines` of each run are kept with the job.
     """
 
     to_recorder: trio.MemorySendChannel[ToRecord]
@@ -43,3 +44,4 @@ class RunServices:
     around: tuple[Around, ...] = ()
     aio: AioLoop | None = None
     children: Children | None = None
+    clusters: Clusters | None = None

@@ -108,7 +108,7 @@ def tasks(*, where: str, as_json: bool) -> None:
         {
             "name": task.name,
             "description": task.description,
-            "kind": "process" if task.process else "async" if task.is_async else "thread",
+            "kind": task.kind,
             "args": None if task.args is None else task.args.name,
             "queue": task.queue,
             "priority": task.priority,

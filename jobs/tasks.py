@@ -78,7 +78,8 @@ class Task(Generic[A]):
     they are a dictionary).
 
     With `process` the function runs in a process of its own, with at most `memory_mb` megabytes of memory; such a
-    process is replaced after `max_jobs` jobs.
+    process is replaced after `max_jobs` jobs. With `dask`, a scheduler's address, it runs in such a process beside a
+    worker of that Dask cluster; with True the address is DL_DASK.
 
     `queue`, `priority`, `lock_key`, `max_attempts` and `lease_ttl_sec` (seconds) serve requests that do not give them,
     however a job is enqueued: a process keeps them in the database, as the `limits`. `lock_key` is a template,
@@ -91,6 +92,7 @@ class Task(Generic[A]):
     is_async: bool
     asyncio: bool = False
     process: bool = False
+    dask: str | Literal[True] | None = None
     memory_mb: int | None = None
     max_jobs: int = MAX_JOBS_OF_A_CHILD
     retry: RetryPolicy = DEFAULT_RETRY
@@ -121,14 +123,44 @@ class Task(Generic[A]):
         ):
             if value is not None:
                 check_between(name, value, low, high)
-        if not self.process and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
-            raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True")
-        if self.process and self.is_async and not self.asyncio:
-            raise BadRequest("process", "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
+        self._check_place()
+        if self.process and self.dask is not None:
+            raise BadRequest("process, dask", "are two places to run: give one of them")
+        if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
+            raise BadRequest(
+                "dask", f"must be a scheduler's address, or True for that of DL_DASK, not {self.dask!r:.60}"
+            )
+        if self.in_child and self.is_async and not self.asyncio:
+            where = "process" if self.process else "dask"
+            raise BadRequest(where, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
         if self.lock_key is not None:
             check_key_spec("lock_key", self.lock_key, None if self.args is None else self.args.fields)
         if self.unique is not None:
             self.unique.check_fields(None if self.args is None else self.args.fields)
+
+    def _check_place(self) -> None:
+        """Refuse a place where the function can't run."""
+        if not self.in_child and (self.memory_mb is not None or self.max_jobs != MAX_JOBS_OF_A_CHILD):
+            raise BadRequest("memory_mb, max_jobs", "are for tasks with process=True or dask=")
+        if self.process and self.dask is not None:
+            raise BadRequest("process, dask", "are two places to run: give one of them")
+        if self.dask is not None and self.dask is not True and not (isinstance(self.dask, str) and self.dask):
+            raise BadRequest("dask", f"must be a scheduler's address, or True for DL_DASK's, not {self.dask!r:.60}")
+        if self.in_child and self.is_async and not self.asyncio:
+            where = "process" if self.process else "dask"
+            raise BadRequest(where, "is for plain functions, and with asyncio=True for asyncio's, not for Trio's")
+
+    @property
+    def in_child(self) -> bool:
+        """Whether the function runs in a process of its own, here or beside a Dask worker."""
+        return self.process or self.dask is not None
+
+    @property
+    def kind(self) -> Literal["dask", "process", "async", "thread"]:
+        """Where the function runs."""
+        if self.in_child:
+            return "process" if self.process else "dask"
+        return "async" if self.is_async else "thread"
 
     @property
     def declared_limits(self) -> TaskLimits:
@@ -193,6 +225,7 @@ class Tasks(Mapping[str, Task[Any]]):
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
         process: bool = ...,
+        dask: str | Literal[True] | None = ...,
         memory_mb: int | None = ...,
         max_jobs: int = ...,
         **limits: Unpack[LimitOptions],
@@ -218,6 +251,7 @@ class Tasks(Mapping[str, Task[Any]]):
         after_error: Literal["delay"] | None = ...,
         asyncio: bool = ...,
         process: bool = ...,
+        dask: str | Literal[True] | None = ...,
         memory_mb: int | None = ...,
         max_jobs: int = ...,
         **limits: Unpack[LimitOptions],
@@ -242,6 +276,7 @@ class Tasks(Mapping[str, Task[Any]]):
         after_error: Literal["delay"] | None = None,
         asyncio: bool = False,
         process: bool = False,
+        dask: str | Literal[True] | None = None,
         memory_mb: int | None = None,
         max_jobs: int = MAX_JOBS_OF_A_CHILD,
         **limits: Unpack[LimitOptions],
@@ -249,11 +284,11 @@ class Tasks(Mapping[str, Task[Any]]):
         """Register the decorated function as `name`; return a `Task`, which can be called like the function.
 
         An async function is called with a `Job`, in Trio, or with `asyncio=True` with an `AioJob`, in asyncio; a plain
-        one with a `ThreadJob`, in a thread of its own. With `process=True` a function runs in a child process: a plain
-        one is called with a `ProcessJob`, an asyncio one with an `AioProcessJob`; both must stand at the top of a
-        module. What the arguments mean is said at `Task`; `args` is a class: an attrs class, a dataclass, a msgspec
-        struct or a TypedDict. `unique` is True (jobs with equal args are the same), names of fields or a template;
-        `duplicates` and the three behind it are those of `Uniqueness`.
+        one with a `ThreadJob`, in a thread of its own. With `process=True` a function runs in a child process, with
+        `dask=` in one beside a worker of a Dask cluster: a plain one is called with a `ProcessJob`, an asyncio one with
+        an `AioProcessJob`; both must stand at the top of a module. What the arguments mean is said at `Task`; `args` is
+        a class: an attrs class, a dataclass, a msgspec struct or a TypedDict. `unique` is True (jobs with equal args
+        are the same), names of fields or a template; `duplicates` and the three behind it are those of `Uniqueness`.
         `limits` are those of `TaskLimits`; a `supplier` is a `Supplier`, or the name of one that is declared elsewhere.
 
         Raises `ValueError` for a name that is taken, built in, or that the queue can't carry, and for settings out of
@@ -282,6 +317,7 @@ class Tasks(Mapping[str, Task[Any]]):
                     is_async=inspect.iscoroutinefunction(handler),
                     asyncio=asyncio,
                     process=process,
+                    dask=dask,
                     memory_mb=memory_mb,
                     max_jobs=max_jobs,
                     retry=retry,

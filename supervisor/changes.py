@@ -54,6 +54,7 @@ class Changes:
             whole = parts.tasks.beside(())
             whole.include(added)
             places_of(whole)
+            parts.clusters.check(whole)
             new = Tasks()
             new.include(added)
             closing = trio.Event()
@@ -69,6 +70,7 @@ class Changes:
             parts.tasks.include(added)
             parts.services.around = parts.tasks.wraps
             parts.children.learn()
+            parts.clusters.learn()
             parts.retry_delays.wake.set()
             parts.period_ends.wake.set()
             for source in added.message_sources:

@@ -10,13 +10,14 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import attrs
 
 from dataloader.actors.bulk import BulkWorker
 from dataloader.actors.children.pool import Children
+from dataloader.actors.cluster.clusters import Clusters
+from dataloader.actors.cluster.connection import Tls
 from dataloader.actors.direct_start import DirectStart
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
@@ -51,6 +52,7 @@ from dataloader.jobs.process_outbox import MESSAGES, ProcessOutbox, sink_task
 from dataloader.jobs.process_outbox import QUEUE as DELIVERIES
 from dataloader.jobs.process_outbox import SLOTS as DELIVERY_SLOTS
 from dataloader.jobs.process_telemetry import ProcessTelemetry
+from dataloader.jobs.program_version import program_version
 from dataloader.jobs.states import Status
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
@@ -98,6 +100,7 @@ def make_parts(
     retry_delays = RetryDelays(database=database, tasks=tasks, outage=outage)
     answers = Answers(database)
     children = Children(tasks=tasks, grace_s=settings.child_grace_s, idle_s=settings.child_idle_s, telemetry=telemetry)
+    clusters = _clusters(settings, tasks)
     services = RunServices(
         to_recorder=to_recorder,
         transactions=transactions,
@@ -115,6 +118,7 @@ def make_parts(
         },
         around=tasks.wraps,
         children=children,
+        clusters=clusters,
     )
     keeper = Keeper(locks=locks, runs=runs, outage=outage, period_s=settings.heartbeat_s)
 
@@ -257,6 +261,7 @@ def make_parts(
         keeper=keeper,
         releaser=releaser,
         children=children,
+        clusters=clusters,
         helpers={
             "listener": listener.run,
             "stager": stager.run,
@@ -300,6 +305,18 @@ def _keys_lost(runs: Runs, tokens: list[int]) -> None:
         run = runs.by_token(token)
         if run is not None:
             run.stop(StopReason.KEY_LOST)
+
+
+def _clusters(settings: Settings, tasks: Tasks) -> Clusters:
+    return Clusters(
+        tasks=tasks,
+        default=settings.dask,
+        tls=Tls.of(settings.dask_tls_ca, settings.dask_tls_cert, settings.dask_tls_key),
+        instance=settings.instance,
+        grace_s=settings.child_grace_s,
+        idle_s=settings.child_idle_s,
+        max_lines=settings.log_lines_per_job,
+    )
 
 
 def _libraries(settings: Settings, database: Database, outage: Outage) -> tuple[OutboxPoster, Libraries]:
@@ -358,11 +375,3 @@ def _served(settings: Settings, tasks: Tasks) -> list[Worker]:
 
 def _reader(source: MessageSource, **services: Any) -> MessageReader:
     return source.reader(**services)
-
-
-def program_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("dataloader-supervisor")
-    except PackageNotFoundError:  # a source tree on the path, not installed
-        return "0+unknown"

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from dataloader.actors.children.pool import Children
+from dataloader.actors.cluster.clusters import Clusters
 from dataloader.actors.dispatcher import Dispatcher
 from dataloader.actors.heartbeat import Heartbeat
 from dataloader.actors.job_runs import Runs
@@ -72,6 +73,7 @@ class Parts:
     keeper: Keeper
     releaser: Releaser
     children: Children
+    clusters: Clusters
     helpers: Mapping[str, Callable[[], Awaitable[None]]]
     listener: Listener
     start_helper: Callable[[str, Callable[[], Awaitable[None]]], None] = attrs.field(init=False)

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from dataloader.jobs.dask_address import ALLOWED, refusal_of
 from dataloader.jobs.secrets.masking import mask_address
 from dataloader.jobs.text import CONTROL
 from dataloader.jobs.visible import visible
@@ -176,9 +177,18 @@ def _read_public_url(value: object) -> str:
     return text.rstrip("/")
 
 
+def _read_scheduler(value: object) -> str:
+    address = value.strip() if isinstance(value, str) else ""
+    if (refusal := refusal_of(address)) is not None:
+        raise Refused(refusal)
+    return address
+
+
 FLAG = Kind("true or false", _read_flag, lambda value: str(value).lower())
 LINE = Kind("1 to 200 characters on one line", _read_line)
 DIRECTORY = Kind("the path of a directory", _read_directory)
+FILE = Kind("the path of a file", _read_directory)
+SCHEDULER = Kind(ALLOWED, _read_scheduler)
 HOST = Kind("an IP address or host name, without a port, for example 127.0.0.1", _read_host)
 PUBLIC_URL = Kind(
     "an http or https URL without user and query, for example https://ops.example.com/dataloader",

@@ -129,6 +129,24 @@ class Settings:
     child_idle_s: float = _setting(
         "DL_CHILD_IDLE_SEC", kinds.seconds("60"), "How long a child process without a job is kept for the next one.", 60
     )
+    dask: str | None = _setting(
+        "DL_DASK",
+        kinds.SCHEDULER,
+        "The scheduler of the Dask cluster on which tasks with `dask=True` run (docs/elsewhere.md).",
+        optional="none",
+    )
+    dask_tls_ca: Path | None = _setting(  # noqa: RUF009 - declares a field, as attrs.field does
+        "DL_DASK_TLS_CA",
+        kinds.FILE,
+        "The certificates that are trusted in connections to tls:// schedulers.",
+        optional="none",
+    )
+    dask_tls_cert: Path | None = _setting(  # noqa: RUF009 - as above
+        "DL_DASK_TLS_CERT", kinds.FILE, "This process's own certificate in such connections.", optional="none"
+    )
+    dask_tls_key: Path | None = _setting(  # noqa: RUF009 - as above
+        "DL_DASK_TLS_KEY", kinds.FILE, "The key of `DL_DASK_TLS_CERT`.", optional="in the certificate's file"
+    )
     host: str = _setting(
         "DL_HOST",
         kinds.HOST,

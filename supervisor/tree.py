@@ -10,6 +10,7 @@
      ├─ service: keeper       the lock session         10 in 60 s   down after the recorder
      ├─ service: releaser     keys of ended jobs       10 in 60 s   down after the recorder
      ├─ service: children     idle child processes     10 in 60 s   down after the queues
+     ├─ service: clusters     Dask's, if tasks name it 10 in 60 s   down after the queues
      ├─ service: recorder     outcomes, in batches                  down when all queues are and all is written
      ├─ kept running: listener 20 in 60 s · poller, stager, scheduler, period ends, notifier, bulk acts, delays,
      │                 reaper, pruner, messages 10 in 60 s each
@@ -86,6 +87,7 @@ async def live(
                     services.start_soon(keep, "keeper", parts.keeper.run, SERVICE)
                     services.start_soon(keep, "releaser", parts.releaser.run, SERVICE)
                     services.start_soon(keep, "children", parts.children.run, SERVICE)
+                    services.start_soon(keep, "clusters", parts.clusters.run, SERVICE)
                     await _work_with_resources(parts, keep, cutting, task_status)
                 else:
                     task_status.started()
@@ -108,6 +110,7 @@ async def _work_with_resources(
             parts.services.aio = opened.aio
             await _work_with_later_resources(parts, keep, cutting, task_status)
             await parts.children.close()
+            parts.clusters.close()
             await _leave(parts)
     except (Draining, ConfigError) as error:
         await _leave(parts)  # noqa: ASYNC120 - nobody cancels the root of the tree

@@ -73,7 +73,7 @@ class Output:
                 continue
             if not chunk:
                 return
-            is_wanted = is_wanted and self._take(chunk, put)
+            is_wanted = is_wanted and self.take(chunk, put)
             await trio.sleep(0 if is_wanted else UNWANTED_S)
 
     def drain(self, put: Callable[[str, str], bool]) -> None:
@@ -82,13 +82,14 @@ class Output:
             for _ in range(16):  # a pipe has 64 KiB as a rule; what goes on to write is not waited for
                 if not (chunk := os.read(self.fd, CHUNK)):
                     break
-                if not self._take(chunk, put):
+                if not self.take(chunk, put):
                     return
         rest, self._rest = self._rest, b""
         if rest:
             put(self.name, rest.decode(errors="replace"))
 
-    def _take(self, chunk: bytes, put: Callable[[str, str], bool]) -> bool:
+    def take(self, chunk: bytes, put: Callable[[str, str], bool]) -> bool:
+        """Give each line that ends in a chunk to `put`; False if it wants no more."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_OUTPUT_LINE:
             lines, self._rest = [*lines, self._rest], b""
@@ -234,8 +235,12 @@ class Child:
 
     async def send(self, message: msgspec.Struct) -> None:
         """Send a message to the body. One that has ended is noticed by `why_ended`."""
+        await self.send_line(wire.line_of(message))
+
+    async def send_line(self, line: bytes) -> None:
+        """The same for a message that is a line already."""
         with suppress(trio.BrokenResourceError):
-            await self._data.send_all(wire.line_of(message))
+            await self._data.send_all(line)
 
     async def read(self) -> bytes | None:
         """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""

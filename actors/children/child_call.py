@@ -15,6 +15,8 @@ import trio
 from dataloader.actors.children import wire
 from dataloader.actors.children.child import Child, ChildDied
 from dataloader.actors.children.pool import HURRIED_GRACE_S, Children
+from dataloader.actors.cluster.clusters import Clusters
+from dataloader.actors.cluster.remote_child import RemoteChild
 from dataloader.actors.handles import fields_of
 from dataloader.actors.job_runs import BeginsTooLate, Run
 from dataloader.actors.trio_port import TrioPort
@@ -37,7 +39,9 @@ DEAF_S: Final = 1.0
 """How long a body may go on after it has closed its socket, in seconds."""
 
 
-async def call_in_child(task: Task[Any], run: Run, children: Children, port: TrioPort, max_lines: int) -> object:
+async def call_in_child(
+    task: Task[Any], run: Run, children: Children | Clusters, port: TrioPort, max_lines: int
+) -> object:
     """What the function returns.
 
     Raises `BodyFailed` for what it raises, and for a child that has ended; `BeginsTooLate` for one that took too long
@@ -49,6 +53,8 @@ async def call_in_child(task: Task[Any], run: Run, children: Children, port: Tri
             raise BeginsTooLate(
                 "the job goes back: its child process has taken longer to start than its budget counts on"
             )
+        if isinstance(child, RemoteChild):
+            port.log("info", "the function runs beside a Dask worker", {"worker": child.worker})
         talk = _Talk(child, run, port, max_lines)
         run.movers.add(talk.renew)
         talk.renew()  # it may have moved while the child was started
@@ -87,7 +93,7 @@ class _Talk:
     `is_torn`: an answer was cut off in its middle, so that nothing else can be said to this body.
     """
 
-    child: Child
+    child: Child | RemoteChild
     run: Run
     port: TrioPort
     max_lines: int

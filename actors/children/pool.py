@@ -33,24 +33,28 @@ MAX_CALLERS = 1_000
 
 
 def places_of(tasks: Tasks) -> dict[str, tuple[Place, list[Place]]]:
-    """Where children find the functions of tasks with `process=True`, and what wraps them.
+    """Where children find the functions of tasks with `process=True` or `dask=`, and what wraps them.
 
     Raises `ConfigError` for functions that another process can't find, and where there are no such children.
     """
-    own = [task for task in tasks.values() if task.process]
+    own = [task for task in tasks.values() if task.in_child]
     if own and not sys.platform.startswith("linux"):
-        raise ConfigError(f"task {own[0].name!r}: process=True needs Linux, for the guards of its processes")
+        raise ConfigError(f"task {own[0].name!r}: {_how(own[0])} needs Linux, for the guards of its processes")
     try:
         around = [place_of(what) for what in tasks.wraps] if own else []
     except ValueError as error:
-        raise ConfigError(f"@tasks.around: what wraps tasks with process=True {error}") from None
+        raise ConfigError(f"@tasks.around: what wraps tasks with {_how(own[0])} {error}") from None
     places = {}
     for task in own:
         try:
             places[task.name] = place_of(task.handler), around
         except ValueError as error:
-            raise ConfigError(f"task {task.name!r}: process=True: its function {error}") from None
+            raise ConfigError(f"task {task.name!r}: {_how(task)}: its function {error}") from None
     return places
+
+
+def _how(task: Task) -> str:
+    return "process=True" if task.process else f"dask={task.dask!r}"
 
 
 @attrs.define(eq=False, kw_only=True)

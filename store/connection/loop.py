@@ -44,10 +44,10 @@ class Loop(asyncio.SelectorEventLoop):
     _run_once: Callable[[], None]
 
     def __init__(self) -> None:
+        self._in_turn = False
         self._own_selector = selectors.DefaultSelector()
         super().__init__(self._own_selector)
         self._stopping = True  # makes a round look at the selector without waiting for it
-        self._in_turn = False
         self._rest = trio.CancelScope()
         self._rest_until = math.inf
 
@@ -114,6 +114,10 @@ class Loop(asyncio.SelectorEventLoop):
             self._in_turn = False
         if self._ready or self._next_timer() < self._rest_until:
             self._rest.cancel()
+
+    def is_running(self) -> bool:
+        """True within a turn, as in a loop that runs by itself: callbacks may ask."""
+        return self._in_turn
 
     @property
     def is_idle(self) -> bool:

@@ -29,7 +29,6 @@ from dataloader import (
     Snooze,
     Supplier,
     Tasks,
-    ThreadJob,
 )
 
 if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
@@ -196,13 +195,6 @@ def cleans(job: ProcessJob) -> None:
     except JobStopped:
         job.log.info("cleaned", why=job.stopped_by)
         raise
-
-
-@tasks.task("orphans", timeout_s=60)
-def orphans(job: ThreadJob) -> None:
-    """Leaves a process behind, which ends soon."""
-    started = "import subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True)"
-    subprocess.run([sys.executable, "-S", "-c", started], check=True)
 
 
 @tasks.task("becomes", process=True)

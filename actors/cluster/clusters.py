@@ -1,0 +1,154 @@
+"""The Dask clusters that tasks of this process name with `dask=`, and the bodies that run there.
+
+The supervisor keeps the claim, the lease, the key, the timeout, the cancel and the outcome, as for every job. A job
+that can't be placed is not claimed; one that was claimed all the same goes back, and its attempt is refunded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.actors.children.pool import places_of
+from dataloader.actors.cluster.connection import ON_WORKER, Cluster, ContactLost, Tls
+from dataloader.actors.cluster.remote_child import RemoteChild
+from dataloader.actors.cluster.talk import Order
+from dataloader.actors.job_runs import Run
+from dataloader.actors.wake import Wake
+from dataloader.jobs.dask_address import refusal_of
+from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.module_names import Place
+from dataloader.jobs.program_version import program_version
+from dataloader.jobs.tasks import Task, Tasks
+from dataloader.store.connection.loop import open_loop
+
+
+@attrs.define(eq=False, kw_only=True)
+class Clusters:
+    """All clusters by address. `default` is that of tasks with `dask=True`; `instance` names this service there.
+
+    `idle_s` is how long a child without a job stays on its worker, `grace_s` the time between SIGTERM and SIGKILL.
+    """
+
+    tasks: Tasks
+    default: str | None
+    tls: Tls | None
+    instance: str
+    grace_s: float
+    idle_s: float
+    max_lines: int
+    _places: Mapping[str, tuple[Place, list[Place]]] = attrs.field(init=False)
+    _of_task: dict[str, Cluster] = attrs.field(factory=dict, init=False)
+    _by_address: dict[str, Cluster] = attrs.field(factory=dict, init=False)
+    _changed: Wake = attrs.field(factory=Wake, init=False)
+    _life: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what no cluster could run."""
+        self.learn()
+
+    def check(self, tasks: Tasks) -> dict[str, str]:
+        """The addresses of the clusters on which tasks are to run. Raises `ConfigError` for one that can't be used."""
+        return {task.name: self._address_of(task) for task in tasks.values() if task.dask is not None}
+
+    def learn(self) -> None:
+        """Know the tasks that there are now. Raises `ConfigError` for those that no cluster could run."""
+        self._places = places_of(self.tasks)
+        for name, address in self.check(self.tasks).items():
+            if name not in self._of_task:
+                if address not in self._by_address:
+                    self._by_address[address] = Cluster(
+                        address=address,
+                        tls=self.tls,
+                        topic=f"dataloader {self.instance}",
+                    )
+                self._of_task[name] = self._by_address[address]
+        self._changed.set()
+
+    def _address_of(self, task: Task) -> str:
+        where = f"task {task.name!r}: dask"
+        if importlib.util.find_spec("distributed") is None:
+            raise ConfigError(f"{where}: needs the extra `dask`: pip install 'dataloader-supervisor[dask]'")
+        address = self.default if task.dask is True else task.dask
+        if address is None:
+            raise ConfigError(f"{where}=True: needs DL_DASK, the address of the scheduler")
+        if (refusal := refusal_of(address)) is not None:
+            raise ConfigError(f"{where}: must be {refusal}, not {address!r:.200}")
+        if address.startswith("tls://") and self.tls is None:
+            raise ConfigError(f"{where}={address!r}: needs DL_DASK_TLS_CA, the certificates that are trusted")
+        return address
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be connected to all clusters, until cancelled or closed."""
+        task_status.started()
+        with self._life:
+            while not self._by_address:
+                await self._changed.wait(math.inf)
+            # In a thread: its import takes half a second.
+            await trio.to_thread.run_sync(importlib.import_module, ON_WORKER)
+            async with open_loop() as loop, trio.open_nursery() as nursery:
+                kept: set[str] = set()
+                while True:
+                    for address in self._by_address.keys() - kept:
+                        kept.add(address)
+                        nursery.start_soon(self._by_address[address].keep, loop)
+                    await self._changed.wait(math.inf)
+        await trio.sleep_forever()
+
+    def close(self) -> None:
+        """Leave the clusters: no job runs any more."""
+        self._life.cancel()
+
+    @asynccontextmanager
+    async def lend(self, task: Task, run: Run) -> AsyncIterator[RemoteChild]:
+        """A child on a worker for a run of `task`, with its guard armed for as long as its lease and key are safe.
+
+        The worker keeps it for the next job if the block has set its `idle_since`. Raises `BodyFailed` if it can't be
+        started, and `BeginsTooLate` if there is no place for it.
+        """
+        cluster = self._of_task[task.name]
+        place, around = self._places[task.name]
+        key = f"dl-{run.job.job_id}-{run.job.token}"
+        order = Order(
+            version=program_version(),
+            key=key,
+            topic=cluster.topic,
+            module=place.module,
+            name=place.name,
+            around=[(one.module, one.name) for one in around],
+            asyncio=task.asyncio,
+            memory_mb=task.memory_mb,
+            max_jobs=task.max_jobs,
+            idle_s=self.idle_s,
+            max_lines=self.max_lines,
+        )
+        child = RemoteChild(cluster=cluster, order=order)
+        failure: Exception | None = None
+        async with cluster.place():
+            cluster.heard[key] = child.hear
+            try:
+                submitted = await cluster.submit(key, msgspec.json.encode(order))
+            except ContactLost as lost:
+                del cluster.heard[key]
+                raise cluster.no_place(f"can't be asked: {lost}") from None
+            async with trio.open_nursery() as nursery:
+                await nursery.start(child.live, submitted)
+                try:
+                    await child.start(run.lease.body_is_killed())
+                    yield child
+                except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+                    failure = error
+                finally:
+                    await child.end()  # noqa: ASYNC102 - it has shields, and an end
+                    await submitted.withdraw()  # noqa: ASYNC102 - it has a shield with a deadline
+                    del cluster.heard[key]
+                    child.life.cancel()
+        if failure is not None:
+            raise failure

@@ -1,0 +1,276 @@
+"""The connection to one Dask scheduler: opened when it can be, opened anew when it is lost, asked with deadlines.
+
+It lives on an asyncio loop within Trio. Relies on these of distributed's: `Client`, `Client.scheduler.broadcast`, which
+asks a worker through the scheduler, `Client.nthreads`, `subscribe_topic`, and the states of its futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.actors.cluster.talk import Announced
+from dataloader.actors.job_runs import BeginsTooLate
+from dataloader.jobs.growing_pauses import Pauses, jittered
+from dataloader.jobs.logger import get_logger
+from dataloader.store.connection.loop import Loop
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+ON_WORKER: Final = "dataloader.actors.cluster.on_worker"
+"""The module that Dask's workers import; it imports distributed."""
+CONNECT_S: Final = 10.0
+LOOK_S: Final = 2.0
+"""How often the cluster's threads are counted, in seconds."""
+ANSWER_S: Final = 30.0
+"""How long an answer may take, in seconds, beside what it waits for."""
+CLOSE_S: Final = 2.0
+PLACE_S: Final = 10.0
+"""How long a claimed job waits for a thread of the cluster, in seconds; then it goes back."""
+
+AGAIN_S: Final = 5.0
+"""After that many seconds it is tried again."""
+
+
+class ContactLost(Exception):  # noqa: N818 - a state of the world
+    """The scheduler, or the worker behind it, did not answer."""
+
+
+@attrs.frozen(kw_only=True)
+class Tls:
+    """The files of a connection with TLS."""
+
+    ca: str
+    cert: str | None = None
+    key: str | None = None
+
+    @classmethod
+    def of(cls, ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
+        """By the paths of the settings; None without any."""
+        if ca is None:
+            return None
+        return cls(ca=str(ca), cert=None if cert is None else str(cert), key=None if key is None else str(key))
+
+
+@attrs.define(eq=False, kw_only=True)
+class Cluster:
+    """One cluster, by its scheduler's address, with so many `threads`; none while it is away.
+
+    `heard` are told what workers announce, by the run's key.
+    """
+
+    address: str
+    tls: Tls | None
+    topic: str
+    threads: int = 0
+    heard: dict[str, Callable[[Announced], None]] = attrs.field(factory=dict)
+    _loop: Loop | None = None
+    _client: Any = None
+    _taken: int = 0
+    _waiting: int = 0
+    _changed: trio.Event = attrs.field(factory=trio.Event)
+
+    async def keep(self, loop: Loop) -> None:
+        """Be connected whenever it can be, until cancelled."""
+        self._loop = loop
+        pauses = Pauses(0.2, 5.0)
+        is_told = False
+        while True:
+            client: Any = None
+            try:
+                with trio.fail_after(CONNECT_S + 1):
+                    client = await _cross(loop, _aio_connect, self.address, self.tls, self.topic, self._hear)
+                log.info("the Dask cluster is connected", scheduler=self.address)
+                pauses.reset()
+                is_told = False
+                await self._watch(loop, client)
+                reason = "its connection is lost"
+            except trio.TooSlowError:
+                reason = "it does not answer"
+            except ContactLost as lost:
+                reason = str(lost)
+            finally:
+                self._client, self.threads = None, 0
+                self._change()
+                if client is not None:
+                    with trio.move_on_after(CLOSE_S, shield=True), suppress(ContactLost):
+                        await _cross(loop, _aio_close, client)
+            if not is_told:
+                is_told = True
+                log.warning("the Dask cluster is away: its jobs wait", scheduler=self.address, error=reason)
+            await trio.sleep(pauses.next())
+
+    async def _watch(self, loop: Loop, client: Any) -> None:
+        """Count the threads until the connection is lost."""
+        while client.status == "running":
+            with trio.fail_after(ANSWER_S):
+                threads: dict[str, int] = await _cross(loop, _aio_threads, client)
+            self._client, self.threads = client, sum(threads.values())
+            self._change()
+            with trio.move_on_after(LOOK_S):
+                await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """One of the cluster's threads, for the length of a block.
+
+        Raises `BeginsTooLate` if the cluster is away, or no thread comes free in time.
+        """
+        self._waiting += 1
+        try:
+            with trio.move_on_after(PLACE_S):
+                while self._client is not None and self._taken >= self.threads:
+                    await self._changed.wait()
+            self.check_there()
+            if self._taken >= self.threads:
+                raise self.no_place("has no free thread")
+            self._taken += 1
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            self._change()
+
+    def check_there(self) -> None:
+        """Raise `BeginsTooLate` if the cluster is away."""
+        if self._client is None:
+            raise self.no_place("is away")
+
+    def no_place(self, why: str) -> BeginsTooLate:
+        """The error of a job that goes back: its attempt is refunded."""
+        return BeginsTooLate(f"the job goes back: the Dask cluster at {self.address} {why}", for_s=jittered(AGAIN_S))
+
+    async def submit(self, key: str, order: bytes) -> Submitted:
+        """Give the cluster a body to run. Raises `ContactLost`."""
+        if self._client is None or self._loop is None:
+            raise ContactLost(f"the Dask cluster at {self.address} is away")
+        try:
+            with trio.fail_after(CONNECT_S):
+                return Submitted(self._loop, await _cross(self._loop, _aio_submit, self._client, key, order))
+        except trio.TooSlowError:
+            raise ContactLost(f"the Dask cluster at {self.address} does not answer") from None
+
+    async def ask(self, worker: str, op: str, within_s: float, **given: Any) -> dict[str, Any]:
+        """What a worker answers. Raises `ContactLost` if it does not, within so many seconds."""
+        if self._client is None or self._loop is None:
+            raise ContactLost(f"the Dask cluster at {self.address} is away")
+        try:
+            with trio.fail_after(within_s):
+                return await _cross(self._loop, _aio_ask, self._client, worker, {"op": op, **given})
+        except trio.TooSlowError:
+            raise ContactLost(f"the Dask worker {worker} did not answer within {within_s:g} s") from None
+
+    def _hear(self, announced: Announced) -> None:
+        if (hear := self.heard.get(announced.key)) is not None:
+            hear(announced)
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+@attrs.define(eq=False)
+class Submitted:
+    """A task that the cluster was given."""
+
+    _loop: Loop
+    _future: Any
+
+    async def error(self) -> tuple[str, str]:
+        """Wait until Dask has done with it; return its error's class and text, which are empty if it has none."""
+        error: BaseException | None
+        try:
+            error = await _cross(self._loop, _aio_error, self._future)
+        except ContactLost as lost:
+            error = lost
+        return ("", "") if error is None else (type(error).__name__, str(error))
+
+    async def withdraw(self) -> None:
+        """Take it back if it has not begun."""
+        with trio.move_on_after(CLOSE_S, shield=True), suppress(ContactLost):
+            await _cross(self._loop, _aio_withdraw, self._future)
+
+
+async def _cross(loop: Loop, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """Run an asyncio-flavoured function. Raises `ContactLost` for whatever a library on the network raises."""
+    try:
+        return await loop.run(function, *args)
+    except asyncio.CancelledError as error:
+        raise ContactLost("its connection was closed") from error  # noqa: ASYNC104 - what ends here is asyncio's
+    except ContactLost:
+        raise
+    except Exception as error:
+        raise ContactLost(f"{type(error).__name__}: {error}") from error
+
+
+def _distributed() -> Any:
+    """An extra, which is imported by now: see `Clusters.run`."""
+    return import_module("distributed")
+
+
+async def _aio_connect(address: str, tls: Tls | None, topic: str, hear: Callable[[Announced], None]) -> Any:
+    distributed = _distributed()
+    security = None
+    if tls is not None:
+        security = distributed.Security(
+            tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key, require_encryption=True
+        )
+    client = distributed.Client(
+        address, security=security, asynchronous=True, set_as_default=False, timeout=CONNECT_S, name="dataloader"
+    )
+
+    def heard(event: tuple[float, object]) -> None:
+        with suppress(msgspec.ValidationError):  # what others write in this topic is none of ours
+            hear(msgspec.convert(event[1], Announced))
+
+    try:
+        await client
+        client.subscribe_topic(topic, heard)
+    except BaseException:
+        await client.close(timeout=CLOSE_S)  # noqa: ASYNC102 - asyncio's
+        raise
+    return client
+
+
+async def _aio_close(client: Any) -> None:
+    await client.close(timeout=CLOSE_S)
+
+
+async def _aio_threads(client: Any) -> dict[str, int]:
+    return await client.nthreads()  # type: ignore[no-any-return]
+
+
+async def _aio_submit(client: Any, key: str, order: bytes) -> Any:
+    return client.submit(import_module(ON_WORKER).run_body, order, key=key, pure=False, retries=0)
+
+
+async def _aio_ask(client: Any, worker: str, message: dict[str, Any]) -> dict[str, Any]:
+    answers = await client.scheduler.broadcast(msg=message, workers=[worker], on_error="return_pickle")
+    answer = answers.get(worker)
+    if not isinstance(answer, dict) or "at" not in answer:
+        raise ContactLost("no answer that is understood")
+    return answer
+
+
+async def _aio_error(future: Any) -> BaseException | None:
+    distributed = _distributed()
+    with future.client.as_current():
+        waiting = distributed.wait([future])
+    await waiting
+    return None if future.status == "finished" else await future.exception()
+
+
+async def _aio_withdraw(future: Any) -> None:
+    await future.cancel()

@@ -1,0 +1,238 @@
+"""One body on a Dask worker: a child as the service has them, started here, and what it and the service say, passed on.
+
+The relay decides nothing about the body's life. Its guard does: by the times that the service sends, and by the death
+of the worker's process. The body begins when the service says so, which it does once for each attempt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.child import CHUNK, Child, ChildDied, Output
+from dataloader.actors.cluster.talk import MAX_SAID, Order, Said, boot_s
+from dataloader.jobs.errors import BodyFailed
+from dataloader.store.queue.lease_clock import lease_time
+
+ARM_S: Final = 30.0
+"""How long a child that is ready waits for the word to begin, in seconds."""
+LINGER_S: Final = 30.0
+"""How long what a body said last waits to be taken, in seconds."""
+ENDED: Final = b'{"type":"ended"'
+UNWANTED_S: Final = 0.01
+"""The pause after each chunk of output of which nothing is kept, in seconds."""
+
+
+@attrs.define(eq=False)
+class WarmChildren:
+    """The children on this worker that wait for a job, by what they have imported."""
+
+    _idle: dict[bytes, list[Child]] = attrs.field(factory=dict)
+
+    async def take(self, declared: wire.Declared) -> Child:
+        """A child that has imported this. Raises `BodyFailed` if it can't."""
+        idle = self._idle.get(wire.line_of(declared))
+        return idle.pop() if idle else await Child.start(declared)
+
+    async def keep(self, declared: wire.Declared, child: Child, idle_s: float) -> None:
+        """Let a child wait for up to `idle_s` seconds for the next job."""
+        idle = self._idle.setdefault(wire.line_of(declared), [])
+        since = child.idle_since = trio.current_time()
+        idle.append(child)
+        await trio.sleep(idle_s)
+        if child in idle and child.idle_since == since:
+            idle.remove(child)
+            await child.end()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Relay:
+    """The relay of one run. All of it happens in the worker's Trio thread."""
+
+    order: Order
+    declared: wire.Declared
+    warm: WarmChildren
+    nursery: trio.Nursery
+    announce: Callable[..., None]
+    _said: deque[Said] = attrs.field(factory=deque, init=False)
+    _first: int = attrs.field(default=0, init=False)
+    _size: int = attrs.field(default=0, init=False)
+    _heard: int = attrs.field(default=0, init=False)
+    _for_body: deque[bytes] = attrs.field(factory=deque, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _until: tuple[float, float] | None = attrs.field(default=None, init=False)
+    _child: Child | None = attrs.field(default=None, init=False)
+    _told_to_stop: bool = attrs.field(default=False, init=False)
+    _told_to_end: bool = attrs.field(default=False, init=False)
+    _last: Said | None = attrs.field(default=None, init=False)
+    _is_clean: bool = attrs.field(default=False, init=False)
+    _is_torn: bool = attrs.field(default=False, init=False)
+    _printed: int = attrs.field(default=0, init=False)
+
+    async def live(self, release: Callable[[], None]) -> None:
+        """Run the job, then `release` Dask's thread; return when all that was said is taken, or nobody takes it."""
+        try:
+            await self._run()
+        finally:
+            release()
+        with trio.move_on_after(LINGER_S):
+            while self._said:
+                await self._changed.wait()
+
+    def hear(self, number: int, messages: Sequence[Said]) -> None:
+        """Heed what the service says; `number` is that of the first message. What was heard before is left out."""
+        for kind, *given in messages[max(self._heard - number, 0) :]:
+            match kind:
+                case "line":
+                    self._for_body.append(given[0])
+                case "arm":
+                    self._until = given[0], given[1]
+                case "until" if self._child is not None:
+                    self._child.renew(_by_leases(given))
+                case "term" if self._child is not None:
+                    self._told_to_stop = True
+                    self._child.tell_to_stop()
+                case "end":
+                    self._told_to_end = True
+                case _:
+                    pass
+        self._heard = max(self._heard, number + len(messages))
+        self._change()
+
+    async def take(self, after: int, wait_s: float) -> tuple[int, list[Said]]:
+        """What was said since the first `after` messages, with the number of the first; waits for the next one."""
+        while self._said and self._first < after:
+            self._size -= _size_of(self._said.popleft())
+            self._first += 1
+        self._change()
+        with trio.move_on_after(wait_s):
+            while not self._said:
+                await self._changed.wait()
+        return self._first, list(self._said)
+
+    async def _run(self) -> None:
+        announced = False
+        while True:
+            try:
+                child = await self.warm.take(self.declared)
+            except BodyFailed as error:
+                self.announce("failed", error.text)
+                return
+            if not announced:
+                announced = True
+                self.announce("ready")
+            with trio.move_on_after(ARM_S):
+                while self._until is None and not self._told_to_end:
+                    await self._changed.wait()
+            if self._until is None or self._told_to_end:
+                self._park(child)
+                return
+            if await child.arm(_by_leases(self._until)):
+                break
+            await child.end()
+        self._child = child
+        try:
+            await self._pass_on(child)
+        finally:
+            self._child = None
+            if self._is_clean and not (self._told_to_stop or self._is_torn) and child.jobs < self.order.max_jobs:
+                child.disarm()
+                self._park(child)
+            else:
+                await child.end()  # noqa: ASYNC102 - it has shields and deadlines of its own
+            self._say("over")
+
+    def _park(self, child: Child) -> None:
+        self.nursery.start_soon(self.warm.keep, self.declared, child, self.order.idle_s)
+
+    async def _pass_on(self, child: Child) -> None:
+        """Pass on what both say, until the function or the child has ended, or the service wants the end."""
+        async with trio.open_nursery() as nursery:
+            for output in child.outputs:
+                nursery.start_soon(self._pump, output)
+            for part in (self._write, self._read, self._watch):
+                nursery.start_soon(part, child)
+            while self._last is None and not self._told_to_end:
+                await self._changed.wait()
+            nursery.cancel_scope.cancel()
+        for output in child.outputs:
+            output.drain(self._print)
+        if self._last is not None:
+            self._say(*self._last)
+
+    async def _write(self, child: Child) -> None:
+        while True:
+            while not self._for_body:
+                await self._changed.wait()
+            self._is_torn = True
+            await child.send_line(self._for_body.popleft())
+            self._is_torn = False
+
+    async def _read(self, child: Child) -> None:
+        try:
+            while (line := await child.read()) is not None:
+                # By its beginning: only the last line is decoded here, too.
+                if line.startswith(ENDED):
+                    ended = wire.read_from_body(line)
+                    self._is_clean = isinstance(ended, wire.Ended) and not (ended.left or ended.is_spent)
+                    self._end_with("line", line)
+                    return
+                await self._has_room()
+                self._say("line", line)
+            self._say("line", b"")
+        except (ChildDied, ValueError) as error:
+            self._say("died", str(error))
+
+    async def _watch(self, child: Child) -> None:
+        self._end_with("ended", await child.why_ended(), child.was_killed_at_deadline)
+
+    async def _pump(self, output: Output) -> None:
+        is_wanted = True
+        while True:
+            await self._has_room()
+            await trio.lowlevel.wait_readable(output.fd)
+            if not (chunk := os.read(output.fd, CHUNK)):
+                return
+            is_wanted = is_wanted and output.take(chunk, self._print)
+            await trio.sleep(0 if is_wanted else UNWANTED_S)
+
+    def _print(self, stream: str, line: str) -> bool:
+        self._printed += 1
+        self._say("out", stream, line)
+        return self._printed <= self.order.max_lines
+
+    async def _has_room(self) -> None:
+        """Wait until less than `MAX_SAID` is to be taken."""
+        while self._size >= MAX_SAID:
+            await self._changed.wait()
+
+    def _end_with(self, *last: Any) -> None:
+        self._last = self._last or last
+        self._change()
+
+    def _say(self, *said: Any) -> None:
+        self._said.append(said)
+        self._size += _size_of(said)
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _size_of(said: Said) -> int:
+    return 100 + sum(len(part) for part in said if isinstance(part, (bytes, str)))
+
+
+def _by_leases(until: Sequence[float]) -> tuple[float, float]:
+    """Times of this machine's clock by the clock of leases."""
+    # In this order: should this process stand still in between, they come out earlier.
+    now = lease_time()
+    ahead = boot_s() - now
+    return until[0] - ahead, until[1] - ahead

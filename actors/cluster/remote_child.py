@@ -1,0 +1,294 @@
+"""A child on a Dask worker, from the service's side: what `Child` is for one on this machine.
+
+Its guard is told by its own machine's clock until when the body may live. When nobody there answers any more, the body
+is dead as soon as the last time that was sent has passed, whatever has become of the worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import attrs
+import msgspec
+import trio
+
+from dataloader.actors.children import wire
+from dataloader.actors.children.child import START_S, ChildDied
+from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, Cluster, ContactLost, Submitted
+from dataloader.actors.cluster.relay import ENDED
+from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, FarClock, Order, Said, boot_s
+from dataloader.jobs.errors import BodyFailed
+from dataloader.jobs.growing_pauses import Pauses
+from dataloader.jobs.logger import get_logger
+from dataloader.jobs.secrets.masking import mask_text
+from dataloader.jobs.text import MAX_MASKED, storable_text
+from dataloader.store.queue.lease_clock import lease_time
+
+log = get_logger(__name__)
+
+SLACK_S: Final = 0.25
+"""How long after the last time that was sent a body is surely dead: the kernel may need a moment for it."""
+MAX_LINES: Final = 1_000
+"""Messages of the body's that wait here; then no more are taken from the worker."""
+LOOK_S: Final = 1.0
+CLOSE_S: Final = 2.0
+PASSING: Final = frozenset(
+    {"KilledWorker", "CancelledError", "FutureCancelledError", "FuturesCancelledError", "ContactLost"}
+)
+"""Errors of Dask's that say nothing of the job: its workers have died, or the connection is lost."""
+BYTES_A_SECOND: Final = 2**20
+"""The slowest connection that is waited for."""
+
+
+@attrs.define(eq=False)
+class FarOutput:
+    """What the body prints to one of its two streams, as the worker sends it."""
+
+    name: str
+    lines: deque[str] = attrs.field(factory=deque)
+    changed: trio.Event = attrs.field(factory=trio.Event)
+
+    async def pump(self, put: Callable[[str, str], bool]) -> None:
+        """Give each line to `put`, until cancelled."""
+        while True:
+            self.drain(put)
+            await self.changed.wait()
+
+    def drain(self, put: Callable[[str, str], bool]) -> None:
+        """Give what is there by now to `put`."""
+        while self.lines:
+            put(self.name, self.lines.popleft())
+
+    def add(self, line: str) -> None:
+        """A line has come."""
+        self.lines.append(line)
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+@attrs.define(eq=False, kw_only=True)
+class RemoteChild:
+    """A child on a worker of `cluster`. `idle_since` says, when it is finite, that the worker may keep it."""
+
+    cluster: Cluster
+    order: Order
+    outputs: tuple[FarOutput, FarOutput] = attrs.field(factory=lambda: (FarOutput("stdout"), FarOutput("stderr")))
+    idle_since: float = attrs.field(default=math.inf, init=False)
+    _announced: Announced | None = attrs.field(default=None, init=False)
+    _relay: Announced | None = attrs.field(default=None, init=False)
+    _talks: trio.Nursery = attrs.field(init=False)
+    life: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True), init=False)
+    _clock: FarClock = attrs.field(factory=FarClock, init=False)
+    _for_body: deque[Said] = attrs.field(factory=deque, init=False)
+    _until: tuple[float, float] | None = attrs.field(default=None, init=False)
+    _lost: str = attrs.field(default="it is silent", init=False)
+    _dead_at: float = attrs.field(default=math.inf, init=False)
+    _said: deque[bytes | ChildDied] = attrs.field(factory=deque, init=False)
+    _has_returned: bool = attrs.field(default=False, init=False)
+    _ended: str | None = attrs.field(default=None, init=False)
+    _at_deadline: bool = attrs.field(default=False, init=False)
+    _is_over: bool = attrs.field(default=False, init=False)
+    _error: tuple[str, str] | None = attrs.field(default=None, init=False)
+    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    @property
+    def worker(self) -> str:
+        """The address of the worker that has it."""
+        return "" if self._announced is None else self._announced.worker
+
+    async def live(self, submitted: Submitted, *, task_status: trio.TaskStatus[None]) -> None:
+        """Talk with the worker until `life` is cancelled: by who called it, alone."""
+        with self.life:
+            async with trio.open_nursery() as self._talks:
+                self._talks.start_soon(self._hear_of_end, submitted)
+                task_status.started()
+
+    async def start(self, until: tuple[float, float]) -> None:
+        """Wait for a worker that has imported the function, and let its guard be armed.
+
+        Raises `BodyFailed` if it can't be imported there, and `BeginsTooLate` if the job is to go back.
+        """
+        for what, most_s in (("placed", PLACE_S), ("ready", START_S + ANSWER_S)):
+            with trio.move_on_after(most_s):
+                while not self._has_come(what):
+                    self.cluster.check_there()
+                    with trio.move_on_after(LOOK_S):
+                        await self._changed.wait()
+            if not self._has_come(what) or (self._error is not None and self._error[0] in PASSING):
+                raise self.cluster.no_place("has not started it")
+        announced = self._announced
+        if announced is None or announced.state == "placed":
+            # An error of Dask's, and no announcement: our code is not there, or not this version of it.
+            text = "" if self._error is None else ": ".join(self._error)
+            raise BodyFailed(_masked(f"a worker of the Dask cluster could not start it: {text}"))
+        if announced.state == "failed":
+            raise BodyFailed(_masked(f"on the Dask worker {announced.worker} {announced.text}"))
+        self._relay = announced
+        self.renew(until)
+        for part in (self._give, self._take, self._look_at_clock):
+            self._talks.start_soon(part, announced)
+
+    def hear(self, announced: Announced) -> None:
+        """A worker has announced a relay for this run: one is let begin."""
+        if self._relay is None:
+            if announced.state == "ready":
+                self._clock = FarClock()
+                self._clock.stamped(announced.at)
+            self._announced = announced
+            self._change()
+        elif announced.relay != self._relay.relay and announced.state == "placed":
+            log.warning("Dask has lost a worker and runs its task again: it may not begin", worker=announced.worker)
+            self._talks.start_soon(self._refuse, announced)
+
+    def renew(self, until: tuple[float, float]) -> None:
+        """Let the body live until these times, the guard's and the kernel's, by the clock of leases."""
+        # In this order: should this process stand still in between, the body has less time, not more.
+        ahead = boot_s() - lease_time()
+        self._until = until[0] + ahead, until[1] + ahead
+        self._dead_at = max(self._until[1], self._dead_at) if self._dead_at < math.inf else self._until[1]
+        self._change()
+
+    def tell_to_stop(self) -> None:
+        """Send SIGTERM to the body's process group."""
+        self._tell("term")
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Send a message to the body."""
+        self._tell("line", wire.line_of(message))
+        await trio.lowlevel.checkpoint()
+
+    async def read(self) -> bytes | None:
+        """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""
+        while not self._said:
+            await self._changed.wait()
+        said = self._said.popleft()
+        self._change()
+        if isinstance(said, ChildDied):
+            raise said
+        self._has_returned = self._has_returned or said.startswith(ENDED)
+        return said or None
+
+    async def why_ended(self) -> str:
+        """Wait until the body has ended, and all that it has said is read; the reason in words."""
+        while self._ended is None or self._said:
+            await self._changed.wait()
+        return self._ended
+
+    @property
+    def was_killed_at_deadline(self) -> bool:
+        """Whether the lease's end has ended it."""
+        return self._at_deadline
+
+    async def end(self) -> None:
+        """Have the body killed, and all that it has started, and wait until they are gone, or surely dead."""
+        if self._relay is None:
+            if self._announced is not None and self._announced.state != "failed":
+                with trio.move_on_after(CLOSE_S, shield=True):
+                    await self._refuse(self._announced)
+        elif not (self._has_returned and self.idle_since < math.inf):
+            self._tell("end")
+            with trio.CancelScope(shield=True):  # `_look_at_clock` bounds it
+                while not self._is_over:
+                    await self._changed.wait()
+
+    async def _hear_of_end(self, submitted: Submitted) -> None:
+        self._error = await submitted.error()
+        self._change()
+
+    async def _give(self, relay: Announced) -> None:
+        """Let the relay hear what it has to, in order, until it has heard it."""
+        number = 0
+        name = "arm"
+        while True:
+            while self._until is None and not self._for_body:
+                await self._changed.wait()
+            messages: list[Said] = []
+            if self._until is not None:
+                messages.append((name, *map(self._clock.there, self._until)))
+                self._until, name = None, "until"
+            while self._for_body:
+                messages.append(self._for_body.popleft())
+            within_s = ANSWER_S + sum(len(one[1]) for one in messages if one[0] == "line") / BYTES_A_SECOND
+            await self._asked(relay, GIVE, within_s, number=number, messages=messages)
+            number += len(messages)
+
+    async def _take(self, relay: Announced) -> None:
+        """Take what the relay says, until the body is over."""
+        number = 0
+        while not self._is_over:
+            while len(self._said) >= MAX_LINES:
+                await self._changed.wait()
+            answer = await self._asked(relay, TAKE, WAIT_S + ANSWER_S, after=number, wait_s=WAIT_S)
+            for said in answer["said"][number - answer["first"] :]:
+                self._heed(said)
+                number += 1
+            self._change()
+
+    async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> dict[str, Any]:
+        """What the relay answers; asked again as long as nobody does."""
+        pauses = Pauses(0.1, 2.0)
+        while True:
+            try:
+                answer = await self.cluster.ask(relay.worker, op, within_s, relay=relay.relay, **given)
+            except ContactLost as lost:
+                self._lost = str(lost)
+                await trio.sleep(pauses.next())
+                continue
+            if not answer["gone"]:
+                self._clock.stamped(answer["at"])
+                return answer
+            if answer["process"] == relay.process:
+                # It goes only when no process of the body's is left.
+                self._end(f"the Dask worker {relay.worker} has given the body up")
+            self._lost = f"another process answers at {relay.worker}"
+            await trio.sleep(pauses.next())
+
+    def _heed(self, said: Sequence[Any]) -> None:
+        match said:
+            case ["line", line]:
+                self._said.append(bytes(line))
+            case ["died", text]:
+                self._said.append(ChildDied(text))
+            case ["out", stream, text]:
+                self.outputs[stream == "stderr"].add(text)
+            case ["ended", text, at_deadline]:
+                self._ended, self._at_deadline = f"on the Dask worker {self.worker} {text}", at_deadline
+            case ["over"]:
+                self._is_over = True
+
+    async def _look_at_clock(self, relay: Announced) -> None:
+        """Take the body for dead when the last time that was sent has passed, and nobody has said so."""
+        while (left_s := self._dead_at + SLACK_S - boot_s()) > 0:  # noqa: ASYNC110 - a clock of its own
+            await trio.sleep(min(left_s, LOOK_S))
+        self._end(f"the Dask worker {relay.worker} was lost, and the body is dead by now: {self._lost}")
+
+    def _end(self, text: str) -> None:
+        self._ended, self._is_over = self._ended or text, True
+        self._change()
+
+    async def _refuse(self, announced: Announced) -> None:
+        """Another one runs it, or nobody wants it any more."""
+        with suppress(ContactLost):
+            end = ("end",)
+            await self.cluster.ask(announced.worker, GIVE, ANSWER_S, relay=announced.relay, number=0, messages=[end])
+
+    def _has_come(self, what: str) -> bool:
+        if self._error is not None:
+            return True
+        return self._announced is not None and (what == "placed" or self._announced.state != "placed")
+
+    def _tell(self, *said: Any) -> None:
+        self._for_body.append(said)
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _masked(text: str) -> str:
+    return storable_text(mask_text(storable_text(text, MAX_MASKED)))

@@ -1,0 +1,181 @@
+"""Functions beside the workers of a Dask cluster (`dask=`): the same as in child processes, and nothing runs twice."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import dask_tasks
+import pytest
+from conditions import until, when_ended
+from dask_cluster import dask_cluster
+from rabbitmq_server import free_port
+
+from dataloader import ConfigError, Tasks
+from dataloader.actors.cluster import connection
+from dataloader.testing import run_task
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in {b"Z", b"X"}
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with dask_cluster() as process:
+        yield process
+
+
+@pytest.fixture
+def open_service(open_worker, cluster):
+    def open_service(slots=4, **settings):
+        return open_worker(
+            dask_tasks.tasks, {"q": slots}, **({"child_grace_s": 0.5, "dask": cluster.address} | settings)
+        )
+
+    return open_service
+
+
+@pytest.fixture
+def run_in():
+    async def run_in(supervisor, task, args=None, *, max_attempts=1, within_s=60):
+        job = await supervisor.jobs.enqueue(task, args, queue="q", max_attempts=max_attempts)
+        return await when_ended(supervisor, job.job_id, within_s=within_s)
+
+    return run_in
+
+
+@pytest.fixture
+def shown():
+    """What a job that runs has shown."""
+
+    async def shown(supervisor, job_id):
+        async def progress():
+            return (await supervisor.jobs.get(job_id)).progress
+
+        return await until(progress)
+
+    return shown
+
+
+async def test_a_function_beside_a_worker_does_what_one_in_a_child_does(open_service, run_in):
+    async with open_service() as supervisor:
+        job = await run_in(supervisor, "all", {"width": 3})
+        assert job.status == "succeeded", job.error
+        assert job.result["args"] == {"width": 3}
+        assert job.progress == {"n": 1}
+        lines = [line for line in (await supervisor.jobs.logs(job.job_id)).lines if line.kind == "log"]
+        assert {(line.level, line.message) for line in lines} == {
+            ("info", "the function runs beside a Dask worker"),
+            ("info", "hello"),
+            ("info", "printed"),
+            ("info", "to stderr"),
+        }
+        assert (await supervisor.jobs.get(UUID(job.result["added"]))).task == "noop"
+        assert (await run_in(supervisor, "aio")).result == "done"
+        assert (await run_in(supervisor, "raises", {"how": "error"})).error.startswith("ValueError: no such day\n")
+        assert (await run_in(supervisor, "raises", {"how": "exit"})).error.endswith("ended with exit code 3")
+
+
+async def test_what_has_run_once_on_a_worker_is_warm_there(open_service, run_in):
+    async with open_service(1) as supervisor:
+        pids = {(await run_in(supervisor, "all", {})).result["pid"] for _ in range(4)}
+    assert len(pids) <= 2  # one a worker
+
+
+async def test_a_stop_ends_the_function_beside_the_worker(open_service, shown, run_in):
+    async with open_service() as supervisor:
+        stops = await supervisor.jobs.enqueue("stops", queue="q")
+        endless = await supervisor.jobs.enqueue("endless", queue="q")
+        pids = [(await shown(supervisor, job.job_id))["pid"] for job in (stops, endless)]
+        assert all(map(is_alive, pids))
+        for job in (stops, endless):
+            await supervisor.jobs.cancel(job.job_id)
+            assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "canceled"
+        assert not any(map(is_alive, pids))
+        assert "cleaned up" in {line.message for line in (await supervisor.jobs.logs(stops.job_id)).lines}
+        assert (await run_in(supervisor, "short")).error.startswith("timeout: the run took longer than 1 s")
+
+
+async def test_what_a_function_leaves_behind_on_the_worker_is_dead_when_its_job_has_ended(open_service, run_in):
+    async with open_service() as supervisor:
+        job = await run_in(supervisor, "leaves")
+        assert not is_alive(job.result)
+        warnings = [line.message for line in (await supervisor.jobs.logs(job.job_id)).lines if line.level == "warning"]
+        assert warnings == ["processes that the function has left behind are killed, with its child process"]
+
+
+async def test_a_drain_stops_what_runs_there_and_gives_it_back(open_service, shown, row_of):
+    async with open_service(drain_timeout_s=0) as supervisor:
+        job = await supervisor.jobs.enqueue("endless", queue="q")
+        pid = (await shown(supervisor, job.job_id))["pid"]
+    assert not is_alive(pid)
+    row = await row_of(job.job_id)
+    assert (row["status"], row["attempt"]) == ("queued", 0)
+
+
+async def test_a_job_that_finds_no_thread_goes_back_with_its_attempt(open_service, shown, row_of, monkeypatch):
+    monkeypatch.setattr(connection, "PLACE_S", 0.2)
+    async with open_service(drain_timeout_s=0) as supervisor:
+        for _ in range(2):
+            await shown(supervisor, (await supervisor.jobs.enqueue("endless", queue="q")).job_id)
+        waits = await supervisor.jobs.enqueue("noop", queue="q")
+        row = await until(lambda: row_of(waits.job_id), lambda row: row["error"])
+        assert (row["status"], row["attempt"]) == ("queued", 0)
+        assert row["error"].endswith("has no free thread")
+
+
+async def test_jobs_wait_for_a_cluster_that_is_away_and_run_when_it_is_there(open_worker, row_of):
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with open_worker(dask_tasks.tasks, {"q": 1}, dask=address) as supervisor:
+        job = await supervisor.jobs.enqueue("noop", queue="q")
+        row = await until(lambda: row_of(job.job_id), lambda row: row["error"])
+        assert (row["status"], row["attempt"]) == ("queued", 0)
+        assert row["error"].endswith("is away")
+        with dask_cluster(port=address.rpartition(":")[2]):
+            assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "succeeded"
+
+
+def at(address, **more):
+    tasks = Tasks()
+    tasks.task("noop", dask=address, **more)(dask_tasks.noop.handler)
+    return tasks
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        (True, "task 'noop': dask=True: needs DL_DASK, the address of the scheduler"),
+        ("tcp://scheduler:8786", "task 'noop': dask: must be a tls:// address: without TLS only a loopback address"),
+        ("tls://scheduler:8786", "task 'noop': dask='tls://scheduler:8786': needs DL_DASK_TLS_CA"),
+        (
+            "scheduler:8786",
+            "task 'noop': dask: must be the address of a Dask scheduler, for example tls://scheduler:87",
+        ),
+    ],
+)
+async def test_an_address_that_can_not_be_used_is_refused_at_the_start(open_worker, address, error):
+    with pytest.raises(ConfigError) as refused:
+        async with open_worker(at(address), {"q": 1}):
+            pass
+    assert str(refused.value).startswith(error)
+    assert "\n" not in str(refused.value)
+
+
+async def test_without_the_extra_the_service_says_how_to_install_it(open_worker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(
+        ConfigError, match=re.escape("needs the extra `dask`: pip install 'dataloader-supervisor[dask]'")
+    ):
+        async with open_worker(at("tcp://127.0.0.1:1"), {"q": 1}):
+            pass
+
+
+async def test_run_task_runs_it_in_a_child_on_this_machine():
+    run = await run_task(dask_tasks.tasks, "aio")
+    assert (run.status, run.result) == ("succeeded", "done")

@@ -1,0 +1,57 @@
+"""A Dask cluster of processes on this machine, in a process of its own: `python dask_cluster.py WORKERS THREADS PORT`.
+
+It prints the scheduler's address, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+
+from distributed import LocalCluster
+
+
+@contextmanager
+def dask_cluster(workers=2, threads=1, *, port=0):
+    """A running cluster: its process, whose `address` is the scheduler's; `process.pid` is the scheduler, too."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(workers), str(threads), str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        process.address = json.loads(process.stdout.readline())["address"]
+        yield process
+    finally:
+        with suppress(OSError):
+            process.send_signal(signal.SIGCONT)
+        process.stdin.close()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def main() -> None:
+    """Serve."""
+    with LocalCluster(
+        n_workers=int(sys.argv[1]),
+        threads_per_worker=int(sys.argv[2]),
+        scheduler_port=int(sys.argv[3]),
+        processes=True,
+        dashboard_address=None,
+        memory_limit=0,
+    ) as cluster:
+        print(json.dumps({"address": cluster.scheduler_address}), flush=True)  # noqa: T201
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
