@@ -186,3 +186,9 @@ lock: (setup "dev")
 # source distribution, and the wheel from it, into dist/
 build:
     {{ bin }}/python -m build
+
+# The Python of the environment goes into it, and the C library of this machine is the oldest that it runs with.
+
+# one executable with Python, the program and the embedded PostgreSQL, into dist/ (see docs/operations.md)
+binary: build
+    {{ bin }}/python deploy/binary/build.py "$(ls -t dist/*.whl | head -n 1)" dist build/binary

@@ -22,7 +22,7 @@ from dataloader.cli.etl_start import check_known, windows_options
 from dataloader.cli.output import Column, cell, print_fields, print_json, print_table
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import data_dir_option, json_option, open_loads_of, provide_database, run_trio
-from dataloader.cli.task_module import load_tasks
+from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.jobs.errors import ConfigError, DataloaderError, SchemaError
 from dataloader.store.etl.run_records import LoadNotFound
 from dataloader.supervisor.settings import Settings
@@ -41,6 +41,7 @@ MAX_SHOWN: Final = 50
 @click.command()
 @click.argument("load")
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks that the load is one of.")
+@path_option
 @windows_options
 @pipeline_options
 @data_dir_option

@@ -22,7 +22,7 @@ from dataloader.cli.etl_screen import Screen, open_screen, print_summary
 from dataloader.cli.output import print_json, tell, unknown_task
 from dataloader.cli.pipeline_options import pipeline_options
 from dataloader.cli.target import AskedQueue, asks_queue, provide_server
-from dataloader.cli.task_module import load_tasks
+from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.cli.waiting import knows_task, served_instead, wait_for_end
 from dataloader.jobs.contract import Jobs
 from dataloader.jobs.errors import ConfigError, DataloaderError
@@ -64,6 +64,7 @@ def _starts_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     decorated: Callable[..., Any] = with_how
     for decorate in (
         asks_queue,
+        path_option,
         tasks_option,
         click.option(
             "--wait/--no-wait",

@@ -14,7 +14,7 @@ from dataloader.cli.entry import FAILED
 from dataloader.cli.output import Column, print_json, print_table
 from dataloader.cli.pipeline_options import as_variables, pipeline_options
 from dataloader.cli.target import data_dir_option, json_option, provide_server
-from dataloader.cli.task_module import load_tasks
+from dataloader.cli.task_module import load_tasks, path_option
 from dataloader.jobs.error_groups import single_errors
 from dataloader.jobs.errors import ConfigError, DataloaderError, EmbeddedDatabaseError
 from dataloader.jobs.retry import RetryPolicy
@@ -30,6 +30,7 @@ UNEXPECTED: Final = "ended by an unexpected error: running jobs wait for the end
 
 @click.command()
 @click.option("--tasks", "where", metavar="MODULE:ATTR", help="The tasks to run, such as my_module:tasks.")
+@path_option
 @click.option("--host", help="The address to listen on.  [default: DL_HOST or 127.0.0.1]")
 @click.option("--port", type=int, help="The port to listen on; 0 for any free one.  [default: DL_PORT or 8080]")
 @click.option("--workers", metavar="JSON", help="The queues to serve.  [default: WORKERS_JSON]")
@@ -101,6 +102,7 @@ def _serve(settings: Settings, tasks: Tasks) -> int:
 
 @click.command()
 @click.option("--tasks", "where", metavar="MODULE:ATTR", required=True, help="The tasks, such as my_module:tasks.")
+@path_option
 @json_option
 def tasks(*, where: str, as_json: bool) -> None:
     """List the tasks of a module, with their options."""

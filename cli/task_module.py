@@ -1,19 +1,48 @@
 """Finds the user's `Tasks` by the text `module:attribute`, and says in one line why it can't.
 
-`serve` and `tasks` use it. The module is imported with the current directory on the path, as `python -m` would.
+`serve`, `tasks` and `etl` use it. The module is imported with the current directory on the path, as `python -m` would,
+and with the folders of `--path`, which come last: the program's own packages stay those it was built with.
 """
 
 from __future__ import annotations
 
 import importlib
 import operator
+import re
+import site
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Final
+
+import click
 
 from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.tasks import Tasks
+
+PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _add_folders(_context: click.Context, _parameter: click.Parameter, folders: tuple[Path, ...]) -> None:
+    for folder in folders:
+        for part in folder.resolve().parts:
+            of = re.fullmatch(r"python(\d+\.\d+)", part)
+            if of is not None and of[1] != PYTHON:
+                raise ConfigError(f"--path: {folder} is of Python {of[1]}; this program is Python {PYTHON}")
+        site.addsitedir(str(folder.resolve()))  # reads the .pth files of a site-packages folder
+
+
+path_option = click.option(
+    "--path",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    expose_value=False,
+    callback=_add_folders,
+    help="Where else modules are found, such as a site-packages folder. May be given again.",
+)
+"""For each command that takes `--tasks`."""
 
 
 def load_tasks(where: str) -> Tasks:
@@ -44,10 +73,18 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"--tasks: there is no module {error.name!r} in {directory} or on the path") from None
-        raise ConfigError(_failure(name, error)) from error
+            raise ConfigError(
+                f"--tasks: there is no module {error.name!r} in {directory}, in a folder of --path or in the program"
+            ) from None
+        raise ConfigError(f"{_failure(name, error)}{_hint()}") from error
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ConfigError(_failure(name, error)) from error
+
+
+def _hint() -> str:
+    if not getattr(sys, "frozen", False):
+        return ""
+    return f"; nothing can be installed into the one file: name a site-packages folder of Python {PYTHON} by --path"
 
 
 def _failure(name: str, error: BaseException) -> str:

@@ -132,7 +132,9 @@ class Child:
         data, bodys = socket.socketpair()
         pipes = os.pipe(), os.pipe()
         try:
-            process = await trio.lowlevel.open_process(  # an OSError is the job's error
+            # An OSError is the job's error. In the one file sys.executable is the program itself: its entry.py, in
+            # deploy/binary, takes this command, and no other, as Python would.
+            process = await trio.lowlevel.open_process(
                 [sys.executable, "-P", GUARD, str(guards.fileno()), str(bodys.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=pipes[0][1],

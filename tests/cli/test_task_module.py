@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import sys
 
 import pytest
 
@@ -100,3 +101,53 @@ def test_a_module_that_is_not_there_is_one_line(dataloader, where, said):
     assert result.returncode == 2
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def folder(tmp_path_factory, monkeypatch):
+    """A folder elsewhere with a module, as text, of a name that no other test uses."""
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def make(text: str, *parts: str) -> tuple:
+        folder = tmp_path_factory.mktemp("elsewhere").joinpath(*parts)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"module_of_a_test_{next(numbers)}"
+        (folder / f"{name}.py").write_text(text)
+        return folder, name
+
+    return make
+
+
+def test_modules_are_found_in_each_folder_of_path_and_where_its_pth_files_lead(dataloader, folder):
+    first, library = folder("")
+    behind, far = folder("")
+    (first / "more.pth").write_text(f"{behind}\n")
+    second, name = folder(f"import {library}, {far}\n{TASKS}@tasks.task('found')\ndef found(job): ...\n")
+    result = dataloader("tasks", "--path", second, "--tasks", f"{name}:tasks")
+    assert f"No module named '{library}'" in result.stderr
+    result = dataloader("tasks", "--path", first, "--path", second, "--tasks", f"{name}:tasks")
+    assert result.returncode == 0, result.stderr
+    assert "found" in result.stdout
+
+
+def test_what_the_program_brings_comes_before_what_a_folder_has(start, folder, module):
+    library, _ = folder("")
+    (library / "msgspec.py").write_text("raise RuntimeError('not the one that the program was built with')")
+    (library / "pika.py").write_text("raise RuntimeError('not the one that the program was built with')")
+    process = start("tasks", "--path", library, "--tasks", f"{module(f'import msgspec, pika{chr(10)}{TASKS}')}:tasks")
+    assert (process.wait(timeout=60), process.stderr.read()) == (0, "no tasks\n")
+
+
+def test_a_folder_of_another_python_is_one_line(dataloader, folder):
+    library, name = folder(TASKS, "lib", "python3.7", "site-packages")
+    result = dataloader("tasks", "--path", library, "--tasks", f"{name}:tasks")
+    assert result.returncode == 2
+    said = f"--path: {library} is of Python 3.7; this program is Python {sys.version_info[0]}.{sys.version_info[1]}\n"
+    assert result.stderr == said
+
+
+def test_a_folder_that_is_not_there_is_told(dataloader):
+    result = dataloader("tasks", "--path", "/no/such", "--tasks", "json:tasks")
+    assert result.returncode == 2
+    assert "'--path': Directory '/no/such' does not exist" in result.stderr

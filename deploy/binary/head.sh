@@ -1,0 +1,75 @@
+#!/bin/sh
+# dataloader @VERSION@ in one file: this script, and behind it an archive (tar, gzip) with Python, the program and PostgreSQL.
+# Its first start unpacks the archive into the cache, under its hash; every start runs the program there. All is in
+# functions, so that half a script does nothing. See docs/operations.md, "One file".
+
+_dl_fail() {
+    echo "dataloader: $*" >&2
+    exit 1
+}
+
+_dl_unpack() {
+    export LC_ALL=C # for the causes
+    umask 022
+    # Of several that start at once one unpacks. Without flock each does, and the first one's folder stays.
+    command -v flock >/dev/null && flock -w 300 9 2>/dev/null
+    [ ! -x "$_dl_folder/dataloader" ] || return 0
+    sum=$(tail -n +@LINES@ "$0" | sha256sum)
+    case $sum in
+    "$_dl_hash"*) ;;
+    *) _dl_fail "$0 is broken: its archive is not the one that was built; copy it again" ;;
+    esac
+    made=$(mktemp -d "$_dl_cache/.$_dl_hash.XXXXXX" 2>&1) || _dl_fail "can't write to $_dl_cache: ${made##*: }; $_dl_hint"
+    trap 'rm -rf "$made"' EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    chmod 755 "$made"
+    if ! said=$({ tail -n +@LINES@ "$0" | gzip -dc | tar -xf - -C "$made" && : >"$made/used"; } 2>&1); then
+        case $said in
+        *"No space left"* | *"quota exceeded"*) said="no space is left" ;;
+        esac
+        _dl_fail "can't unpack its @SIZE@ MB into $_dl_cache: $(echo "$said" | head -n 1); $_dl_hint"
+    fi
+    said=$("$made/dataloader" --version 2>&1) || case $?$said in
+    126*"ermission denied"*) _dl_fail "can't run in $_dl_cache: programs are not allowed there (noexec); $_dl_hint" ;;
+    *) _dl_fail "can't run here; it needs Linux on @ARCH@ with glibc @GLIBC@ or newer: $(echo "$said" | tail -n 1)" ;;
+    esac
+    sync -f "$made" 2>/dev/null # a folder gets its name when it is complete, and on the disk
+    mv -T "$made" "$_dl_folder" 2>/dev/null || [ -x "$_dl_folder/dataloader" ] ||
+        _dl_fail "can't use $_dl_folder: it is damaged; remove it"
+}
+
+_dl_main() {
+    _dl_hash=@HASH@
+    _dl_hint="name another folder by DATALOADER_CACHE"
+    if [ -n "${DATALOADER_CACHE-}" ]; then
+        _dl_cache=$DATALOADER_CACHE
+    elif [ -n "${XDG_CACHE_HOME-}" ]; then
+        _dl_cache=$XDG_CACHE_HOME/dataloader
+    elif [ -n "${HOME-}" ]; then
+        _dl_cache=$HOME/.cache/dataloader
+    else
+        _dl_fail "has no home to unpack itself into: HOME is not set; name a folder by DATALOADER_CACHE"
+    fi
+    case $_dl_cache in
+    /*) ;;
+    *) _dl_fail "can't unpack itself into $_dl_cache: an absolute path is needed; $_dl_hint" ;;
+    esac
+    _dl_folder=$_dl_cache/$_dl_hash
+    if [ ! -x "$_dl_folder/dataloader" ]; then
+        for _dl_tool in chmod gzip head mkdir mktemp mv rm sha256sum tail tar touch; do
+            command -v "$_dl_tool" >/dev/null || _dl_fail "needs $_dl_tool on the path, to unpack itself"
+        done
+        _dl_said=$({ LC_ALL=C mkdir -p "$_dl_cache" && LC_ALL=C touch "$_dl_cache/.lock"; } 2>&1) ||
+            _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
+        (_dl_unpack) 9>>"$_dl_cache/.lock" || exit 1
+    fi
+    # Another user may have made this folder before us, with programs of his own.
+    [ -O "$_dl_folder" ] || [ "$(stat -c %u "$_dl_folder" 2>/dev/null)" = 0 ] ||
+        _dl_fail "does not run what another user has unpacked into $_dl_folder; $_dl_hint"
+    exec "$_dl_folder/dataloader" "$@"
+}
+
+_dl_main "$@"
+exit
