@@ -1,5 +1,6 @@
 """Django beside dataloader: a view writes an order and its job in one transaction, another one shows what came of it.
 
+pip install django 'psycopg[binary]'
 export DL_DB_DSN=postgresql://localhost/shop DATABASE_URL=postgresql://localhost/shop
 dataloader migrate
 dataloader psql -c 'CREATE TABLE orders (number int PRIMARY KEY, job_id uuid NOT NULL)'

@@ -1,5 +1,6 @@
 """Uploaded CSV files: a web program stores a file and adds a job; the job imports each file once, all of it or nothing.
 
+pip install 'psycopg[binary]'
 dataloader migrate
 dataloader psql -c 'CREATE TABLE product (sku text PRIMARY KEY, name text NOT NULL, price numeric NOT NULL)'
 dataloader serve --tasks uploads:tasks
