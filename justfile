@@ -30,7 +30,7 @@ check: lint types imports quick
 
 # Half of the time tests wait, so there are more of them at once than cores.
 
-# the tests that take less than some seconds
+# the tests that take less than a quarter of a second of the processor: most of them
 quick *args:
     {{ bin }}/pytest -n 4 --dist worksteal -m "not slow and not full and not packaging" {{ args }}
 

@@ -122,6 +122,7 @@ async def test_a_handler_that_would_stop_or_close_the_loop_of_all_gets_an_error(
         assert (await run_task(tasks, "it")).result == "goes on"
 
 
+@pytest.mark.slow
 async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_task(open_worker, raw, row_of):
     tasks, told = asyncio_tasks()
 
@@ -161,6 +162,7 @@ async def test_a_cancel_a_lost_lease_and_a_drain_stop_it_and_leave_no_asyncio_ta
             assert (report.returned, report.stuck, told["stopped_by"]) == (1, (), "drain")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize("flavour", ["asyncio", "thread"])
 async def test_a_transaction_commits_rows_and_success_together_or_nothing(flavour, database):
@@ -207,6 +209,7 @@ async def test_a_transaction_commits_rows_and_success_together_or_nothing(flavou
     assert database.psql("SELECT sum(n) FROM written") == "10"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 @pytest.mark.parametrize("flavour", ["asyncio", "thread"])
 async def test_a_stop_inside_of_a_transaction_leaves_no_rows(flavour, open_worker, database):
@@ -237,6 +240,7 @@ async def test_a_stop_inside_of_a_transaction_leaves_no_rows(flavour, open_worke
     assert database.psql("SELECT count(*) FROM written") == "0"
 
 
+@pytest.mark.slow
 async def test_tasks_that_it_leaves_behind_are_cancelled_and_waited_for_before_its_run_is_over(open_worker):
     tasks, ended, release = Tasks(), [], asyncio.Event()
 

@@ -18,6 +18,7 @@ FROM generate_series(1, 1600) AS i
 """
 
 
+@pytest.mark.slow
 async def test_u16_an_act_is_done_at_once_by_processes_that_may_be_cut_off_anywhere(open_worker, settled, raw):
     await raw.execute(MANY)
     async with open_worker(Tasks()) as first, open_worker(Tasks()) as second:

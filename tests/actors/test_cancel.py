@@ -41,6 +41,7 @@ async def test_a_cancel_reaches_a_running_handler_by_notification_alone(open_wor
         assert await journal_of(job.job_id) == ["queued", "picked", "canceled: cancel"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_notification_that_is_late_does_not_cancel_the_run_after_the_operators_retry(open_worker, row_of):
     tasks, started, end = Tasks(), trio.Event(), trio.Event()
@@ -93,6 +94,7 @@ async def test_a_cancel_request_by_plain_sql_reaches_the_handler_too_and_costs_n
             await raw.execute("UPDATE dl_jobs SET cancel_requested = true")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_cancel_without_its_notification_comes_with_the_next_heartbeat(open_worker, raw):
     tasks, started = Tasks(), trio.Event()
@@ -130,6 +132,7 @@ async def test_a_thread_stops_at_its_next_checkpoint(open_worker):
             assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_queued_job_is_canceled_at_once_and_never_runs(open_worker, journal_of):
     tasks, release, ran = Tasks(), trio.Event(), []
@@ -173,6 +176,7 @@ async def test_a_cancel_of_a_finished_job_says_so_and_changes_nothing(open_worke
         assert await journal_of(job.job_id) == ["queued", "picked", "done"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open_worker, raw, row_of):
     tasks, started, cleaning, cleaned = Tasks(), trio.Event(), trio.Event(), trio.Event()
@@ -199,6 +203,7 @@ async def test_a_shielded_clean_up_is_let_finish_before_the_job_is_canceled(open
             assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "canceled"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -220,6 +225,7 @@ async def test_a_body_that_returned_before_it_noticed_has_succeeded(open_worker)
         assert (ended.status, ended.result, ended.cancel_requested) == ("succeeded", "done all the same", True)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps_lease_and_key(
     open_worker, raw, row_of
@@ -254,6 +260,7 @@ async def test_a_handler_that_swallows_its_cancel_is_reported_as_stuck_and_keeps
     assert (stuck["job_id"], stuck["task"], stuck["why"]) == (str(job.job_id), "deaf", "cancel_requested")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a_retry(open_worker, raw):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -276,6 +283,7 @@ async def test_a_cancel_that_came_during_a_failing_run_ends_the_job_instead_of_a
         assert ended.error.startswith("ValueError: too late")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listener(open_worker, database, row_of):
     """Channels have no rights: anybody may notify. What is heard is looked up in the tables before it counts."""
@@ -306,6 +314,7 @@ async def test_notifications_of_a_role_without_rights_stop_no_job_and_no_listene
                 assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_a_flood_of_notifications_costs_their_latency_and_no_lease(open_worker, database, monkeypatch):
     monkeypatch.setattr("dataloader.actors.listener.PING_EVERY_S", 0.2)

@@ -135,6 +135,7 @@ async def test_children_tell_how_they_ended_and_the_next_job_has_another(open_ch
         assert (await run_in(supervisor, "grows", {"mb": 1})).result == 2**20
 
 
+@pytest.mark.slow
 async def test_a_child_runs_one_job_after_the_other_until_it_has_had_enough_or_is_idle_for_long(open_children, run_in):
     async with open_children(1, child_idle_s=0.5) as supervisor:
         pids = [(await run_in(supervisor, "who")).result for _ in range(4)]
@@ -148,6 +149,7 @@ async def test_a_child_runs_one_job_after_the_other_until_it_has_had_enough_or_i
         assert supervisor._parts.children._idle["who"] == []
 
 
+@pytest.mark.slow
 async def test_a_job_whose_child_starts_later_than_its_suppliers_budget_counts_on_goes_back(
     open_children, run_in, journal_of, monkeypatch
 ):
@@ -164,6 +166,7 @@ async def test_a_job_whose_child_starts_later_than_its_suppliers_budget_counts_o
         assert any("return" in kind for kind in await journal_of(job.job_id))
 
 
+@pytest.mark.slow
 async def test_it_enqueues_jobs_and_is_told_what_is_wrong_with_them(open_children, run_in):
     async with open_children() as supervisor:
         said, added, status = (await run_in(supervisor, "enqueues")).result
@@ -224,6 +227,7 @@ async def test_a_stop_ends_the_wait_for_a_grant_at_once(open_children, shown, fl
         assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
 
 
+@pytest.mark.slow
 async def test_what_it_prints_is_kept_up_to_a_bound(open_children, run_in):
     async with open_children(log_lines_per_job=5) as supervisor:
         job = await run_in(supervisor, "prints", {"lines": 20_000})
@@ -233,6 +237,7 @@ async def test_what_it_prints_is_kept_up_to_a_bound(open_children, run_in):
         assert len(lines) == 6
 
 
+@pytest.mark.slow
 async def test_processes_that_a_function_leaves_behind_are_killed_before_its_end_is_recorded(open_children, run_in):
     async with open_children() as supervisor:
         job = await run_in(supervisor, "leaves")
@@ -251,6 +256,7 @@ async def test_a_thread_that_a_function_leaves_behind_prints_nothing_to_the_next
         assert await lines_of(supervisor, second.job_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["cancel", "drain", "timeout"])
 async def test_a_body_that_ignores_everything_is_killed_with_all_that_it_has_started(open_children, shown, why):
     async with open_children() as supervisor:
@@ -273,6 +279,7 @@ async def test_a_body_that_ignores_everything_is_killed_with_all_that_it_has_sta
         assert not is_alive(progress["daemon"])
 
 
+@pytest.mark.slow
 async def test_a_function_that_is_stopped_can_clean_up_or_return_all_the_same(open_children, shown):
     async with open_children(child_grace_s=20) as supervisor:
         jobs = {
@@ -294,6 +301,7 @@ async def test_a_function_that_is_stopped_can_clean_up_or_return_all_the_same(op
         assert (line.message, line.fields) == ("cleaned", {"why": "cancel_requested"})
 
 
+@pytest.mark.slow
 async def test_a_program_that_a_function_has_become_is_told_to_stop(open_children):
     async with open_children(child_grace_s=20) as supervisor:
         job = await supervisor.jobs.enqueue("becomes", queue="q")
@@ -307,12 +315,14 @@ async def test_a_program_that_a_function_has_become_is_told_to_stop(open_childre
         assert "told" in await said()
 
 
+@pytest.mark.slow
 async def test_the_handle_of_a_job_that_has_ended_does_not_speak_for_the_next_one(open_children, run_in):
     async with open_children(1) as supervisor:
         await run_in(supervisor, "haunts")
         assert (await run_in(supervisor, "haunts")).result.startswith("the job's function has returned")
 
 
+@pytest.mark.slow
 async def test_a_task_runs_for_the_first_time_while_an_idle_child_of_another_is_ended(
     open_children, run_in, monkeypatch
 ):
@@ -350,6 +360,7 @@ async def test_a_task_runs_for_the_first_time_while_an_idle_child_of_another_is_
         assert not failed
 
 
+@pytest.mark.slow
 async def test_a_sigterm_of_somebody_elses_stops_no_body(open_children, shown):
     async with open_children() as supervisor:
         job = await supervisor.jobs.enqueue("cleans", queue="q")
@@ -368,6 +379,7 @@ def _guard_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["guard", "body"])
 async def test_a_guard_or_body_that_is_killed_leaves_nothing_and_fails_the_attempt(open_children, shown, of):
     async with open_children() as supervisor:

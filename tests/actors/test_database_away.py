@@ -69,6 +69,7 @@ async def test_a_stranger_who_notifies_nonsense_harms_nobody(open_worker, raw):
         assert listener.connected
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_every_connection_that_is_ended_under_load_costs_no_job(open_worker, raw):
     tasks = Tasks()
@@ -91,6 +92,7 @@ async def test_every_connection_that_is_ended_under_load_costs_no_job(open_worke
         assert await raw.fetchval("SELECT max(attempt) FROM dl_jobs") <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_a_supervisor_that_starts_before_its_database_serves_when_that_comes_up(database):
     with trio.fail_after(30):
@@ -128,6 +130,7 @@ async def test_a_supervisor_that_waits_for_its_database_can_be_ended(database):
                 assert (await supervisor.wait_drained()).is_clean
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_outcomes_wait_for_a_database_that_is_away_for_a_moment(open_worker, database, row_of):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -189,6 +192,7 @@ async def test_a_part_that_keeps_failing_is_named_and_the_jobs_are_given_back(
     assert (row["status"], row["attempt"]) == ("queued", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_worker, monkeypatch, row_of):
     monkeypatch.setattr("dataloader.supervisor.restarts.FIRST_PAUSE_S", 0.001)
@@ -221,6 +225,7 @@ async def test_claims_that_keep_failing_end_the_process_and_not_its_jobs(open_wo
     assert (await row_of(job.job_id))["status"] == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_an_outage_is_told_when_it_begins_and_when_it_is_over_and_each_try_at_level_debug_only(
     open_worker, database

@@ -94,6 +94,7 @@ async def test_a_job_starts_at_once_where_a_slot_is_free(open_worker, desk, rest
     assert supervisor.worker in await raw.fetchval(picked, other.job_id)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
     open_worker, desk, resting, heard, raw, row_of, journal_of
@@ -145,6 +146,7 @@ async def test_a_job_that_may_not_run_yet_or_here_waits_for_its_claim(
         assert (await row_of(others[0]))["status"] == "queued"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_however_many_add_jobs_at_once_no_more_run_than_there_are_slots(open_worker, desk, resting, raw):
     jobs = [NewJob(queue="q", task="note", args={"n": n}) for n in range(300)]
@@ -211,6 +213,7 @@ async def _add(supervisor, job, answers):
         answers.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_back, desk, raw):
     async with held_back(queues={"q": 1}) as (proxy, supervisor):
@@ -240,6 +243,7 @@ async def test_a_job_that_finds_no_slot_is_not_overtaken_by_a_later_one(held_bac
     assert desk.noted == [0, 3, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_jobs_that_are_added_together_keep_what_is_their_own(held_back, desk, raw):
     started = trio.Event()
@@ -273,6 +277,7 @@ async def test_jobs_that_are_added_together_keep_what_is_their_own(held_back, de
     assert [row["root_id"] for row in roots] == [whole.job_id]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_a_job_whose_addition_had_no_answer_goes_back_and_runs_once(unanswered, desk, raw, row_of, journal_of):
     answers = []
@@ -288,6 +293,7 @@ async def test_a_job_whose_addition_had_no_answer_goes_back_and_runs_once(unansw
     assert await journal_of(job_id) == ["queued", "picked", lost, "picked", "done"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair(unanswered, desk, raw, journal_of):
     answers = []
@@ -307,6 +313,7 @@ async def test_a_job_that_is_just_being_added_is_not_given_back_by_a_repair(unan
     assert await journal_of(job_id) == AT_ONCE
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("answered", [True, False], ids=["the answer comes", "the answer is lost"])
 async def test_a_drain_waits_for_the_answer_to_an_addition(unanswered, desk, row_of, journal_of, answered):

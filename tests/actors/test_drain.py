@@ -92,6 +92,7 @@ async def _has_blocked_claim(connection):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 async def test_a_draining_supervisor_takes_no_new_jobs_but_answers_and_cancels(open_worker, row_of):
     tasks, started = Tasks(), trio.Event()

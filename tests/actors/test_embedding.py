@@ -25,6 +25,7 @@ def greeting_tasks():
     return tasks
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
     async with trio_asyncio.open_loop(), open_worker(greeting_tasks()) as supervisor:
@@ -39,6 +40,7 @@ async def test_it_lives_beside_the_hosts_own_asyncio_loop(open_worker):
         assert await trio_asyncio.aio_as_trio(asyncio.sleep)(0, "ours") == "ours"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one_that_nobody_takes_says_so(
     open_worker, raw
@@ -57,6 +59,7 @@ async def test_a_new_job_that_is_sent_again_under_its_id_is_the_same_job_and_one
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE job_id = $1", new.job_id) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_a_host_that_is_cancelled_while_its_jobs_are_added_gets_their_ids(
     open_worker, settled, raw, database, monkeypatch
@@ -109,6 +112,7 @@ async def test_a_host_that_is_cancelled_as_it_begins_leaves_none_behind(open_wor
     assert await raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% locks'") == 0
 
 
+@pytest.mark.slow
 async def test_it_is_used_from_tasks_that_were_born_outside_of_it(open_worker):
     asked, answered = trio.open_memory_channel(1)
 
@@ -126,6 +130,7 @@ async def test_it_is_used_from_tasks_that_were_born_outside_of_it(open_worker):
             await done.wait()
 
 
+@pytest.mark.slow
 async def test_two_supervisors_of_one_program_know_nothing_of_each_other(open_worker, row_of):
     async with open_worker(greeting_tasks(), {"a": 1}) as one:
         async with open_worker(greeting_tasks(), {"b": 1}) as other:
@@ -145,6 +150,7 @@ async def test_it_leaves_no_connection_and_no_worker_behind(open_worker, raw):
     assert await raw.fetchval("SELECT count(*) FROM dl_workers") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_rows_and_success_commit_together_or_not_at_all(open_worker, raw):
     await raw.execute("CREATE TABLE target (n int)")

@@ -69,6 +69,7 @@ def tasks():
 ROWS = "SELECT job_id::text, status::text, lock_key FROM dl_jobs WHERE task = 'part' ORDER BY lock_key"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["trio", "asyncio", "thread"])
 async def test_jobs_of_a_transaction_are_there_when_its_success_is_or_not_at_all(open_worker, tasks, raw, flavour):
     async with open_worker(tasks) as supervisor:

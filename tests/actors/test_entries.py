@@ -47,6 +47,7 @@ def open_with(database):
     return open_with
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_an_entry_with_tasks_leaves_others_of_its_queue_as_they_are_and_looks_at_none_of_them(
     open_with, raw, monkeypatch
@@ -107,6 +108,7 @@ async def _none_left(raw):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_entries_of_one_queue_have_slots_of_their_own_and_name_tasks_that_there_are(open_with, raw):
     tasks, open_now, running = Tasks(), trio.Event(), []
@@ -139,6 +141,7 @@ async def _idle(supervisor):
     return not any(dispatcher.running for dispatcher in supervisor._parts.dispatchers)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_tasks_and_queues_are_added_while_a_supervisor_runs_with_all_that_they_declare(open_with, raw):
     events, ran = [], []
@@ -185,6 +188,7 @@ async def test_tasks_and_queues_are_added_while_a_supervisor_runs_with_all_that_
     assert events[-1] == "closed"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_what_can_not_be_added_changes_nothing(open_with, raw):
     async with open_with(tasks_named("old"), Worker("q", 1), Worker("p", 1, ("old",))) as supervisor:
@@ -237,6 +241,7 @@ async def test_what_can_not_be_added_changes_nothing(open_with, raw):
                 await change
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_queue_that_is_removed_lets_its_runs_end_and_gives_back_those_that_go_on(open_with, raw):
     tasks, may_end, running = Tasks(), trio.Event(), []
@@ -387,6 +392,7 @@ async def test_a_schedule_of_a_task_that_no_process_has_declared_is_pointed_out_
     assert found[0]["event"].startswith("a schedule names a task that no process has declared")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4", "S5")
 async def test_what_runs_of_an_added_task_is_stopped_at_the_close_though_its_limits_were_known_before(open_with, raw):
     """No notification tells of limits that another process has declared alike."""
@@ -410,6 +416,7 @@ def supervisor_listens(supervisor):
     return listens
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_the_loop_of_what_was_refused_is_used_by_nothing_and_later_resources_close_before_former_ones(open_with):
     """Of three additions the first is refused; the others share one asyncio loop."""

@@ -30,6 +30,7 @@ def in_thread(job):
     return sum(one.result for one in job.after().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notified", [True, False], ids=["notified", "polling"])
 async def test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before(open_worker, monkeypatch, notified):
     if not notified:
@@ -44,6 +45,7 @@ async def test_a_graph_runs_to_its_end_and_its_handlers_get_what_came_before(ope
     assert (job.status, job.result) == ("succeeded", 3 * 36)
 
 
+@pytest.mark.slow
 async def test_all_that_came_of_a_job_is_found_by_it(open_worker):
     started = Tasks()
     started.include(tasks)

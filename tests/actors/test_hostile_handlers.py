@@ -62,6 +62,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("kind", ["async", "thread"])
 async def test_whatever_is_raised_fails_the_job(open_worker, kind):
@@ -89,6 +90,7 @@ async def test_whatever_is_raised_fails_the_job(open_worker, kind):
                 assert f'Traceback (most recent call last):\n  |   File "{__file__}", line ' in ended.error
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_called_it(open_worker):
     tasks = Tasks()
@@ -100,6 +102,7 @@ async def test_the_traceback_of_a_handler_that_could_not_be_called_shows_who_cal
     assert "in _called\n" in ended.error
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_whatever_is_returned_ends_the_job(open_worker):
     tasks = Tasks()
@@ -115,6 +118,7 @@ async def test_whatever_is_returned_ends_the_job(open_worker):
             assert (what, ended.status) == (what, "succeeded"), ended.error
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9", "Q11")
 async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
     tasks = Tasks()
@@ -138,6 +142,7 @@ async def test_whatever_is_shown_or_logged_harms_nobody(open_worker, raw):
         assert await raw.fetchval(last) == "more than 30 lines; the rest is not kept"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E11")
 async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_worker, raw):
     tasks = Tasks()
@@ -156,6 +161,7 @@ async def test_a_line_of_a_load_that_is_too_long_stays_one_of_the_load(open_work
         assert await raw.fetchval("SELECT count(*) FROM dl_etl_logs") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others(open_worker, raw):
     tasks, gate = Tasks(), trio.Event()
@@ -181,6 +187,7 @@ async def test_one_outcome_that_the_database_refuses_does_not_hold_up_the_others
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_arguments_of_another_service_that_are_no_object_reach_the_handler(open_worker, raw):
     tasks, seen = Tasks(), []
@@ -200,6 +207,7 @@ async def test_arguments_of_another_service_that_are_no_object_reach_the_handler
     assert seen[:3] == [[1, 2], "text", None]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9", "Q16")
 async def test_a_line_or_an_error_of_megabytes_holds_the_others_up_for_no_longer_than_a_shorter_one(open_worker):
     tasks, took_s = Tasks(), {}

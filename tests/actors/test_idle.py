@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from dataloader import Tasks
@@ -21,6 +22,7 @@ class Turns(trio.abc.Instrument):
         self.count += 1
 
 
+@pytest.mark.slow
 async def test_an_idle_process_is_woken_by_its_listeners_ping_at_the_most(open_worker, settled):
     tasks, turns = Tasks(), Turns()
 

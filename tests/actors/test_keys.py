@@ -12,6 +12,7 @@ from dataloader.jobs.model import NewJob
 SECOND_LOOK = "SELECT array_agg(k.h) INTO v_live"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(open_worker, raw):
     tasks = Tasks()
@@ -39,6 +40,7 @@ async def test_a_job_that_was_parked_while_its_key_came_free_is_looked_at_again(
         assert await raw.fetchval("SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'lock_key'") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_jobs_of_few_keys_in_two_processes_run_one_by_one_and_none_is_forgotten(open_worker, raw):
     tasks, running, most = Tasks(), [], 0

@@ -14,6 +14,7 @@ from dataloader import Tasks
 from dataloader.actors import reaper
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8")
 async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
     tasks, release = Tasks(), trio.Event()
@@ -42,6 +43,7 @@ async def test_one_statement_renews_the_leases_of_all_jobs(open_worker, raw):
                 assert (await when_ended(supervisor, job.job_id, within_s=10)).status == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8")
 async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_it_was_cut_off(open_worker, database):
     async with open_proxy(database.dsn) as proxy:
@@ -55,6 +57,7 @@ async def test_the_heartbeat_is_connected_before_there_is_a_job_and_again_when_i
             await until(links, lambda links: links and first not in links)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_claims_that_are_answered_keep_the_keys_safe_while_no_ping_has_its_turn(open_worker, row_of, monkeypatch):
     tasks = Tasks()
@@ -176,6 +179,7 @@ async def _now(value):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8")
 async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_worker, raw, database, row_of):
     tasks, release = Tasks(), trio.Event()
@@ -201,6 +205,7 @@ async def test_a_row_that_somebody_else_has_locked_costs_no_job_its_lease(open_w
                 assert (await when_ended(supervisor, job_id, within_s=10)).status == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q8", "Q9")
 async def test_a_job_that_another_has_taken_is_stopped_and_its_end_is_void(open_worker, raw, row_of, journal_of):
     tasks, started, stopped = Tasks(), trio.Event(), trio.Event()
@@ -252,6 +257,7 @@ async def test_a_late_success_changes_nothing(open_worker, raw, row_of, journal_
         assert await journal_of(job.job_id) == ["queued", "picked"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q10", "Q17")
 async def test_a_job_whose_lease_has_ended_is_queued_again_and_runs(open_worker, raw, row_of, journal_of):
     tasks = Tasks()
@@ -288,6 +294,7 @@ async def test_a_job_whose_workers_died_as_often_as_it_may_run_is_lost(open_work
         assert await journal_of(job_id) == ["lost: lease expired"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q10")
 async def test_running_jobs_with_endless_leases_are_told_of_once(open_worker, raw, monkeypatch):
     monkeypatch.setattr(reaper, "SAY_ENDLESS_EVERY_S", 0)

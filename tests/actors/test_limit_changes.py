@@ -9,6 +9,7 @@ from conditions import until, when_ended
 from dataloader import RetryPolicy, Tasks
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5")
 async def test_a_task_is_paused_resumed_removed_and_declared_again_while_processes_run(open_worker, raw):
     tasks, ran = Tasks(), []
@@ -52,6 +53,7 @@ async def test_a_task_is_paused_resumed_removed_and_declared_again_while_process
         await until(lambda: _knows(first))
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_a_retry_delay_that_is_set_holds_for_the_next_end_in_all_processes(open_worker, raw):
     tasks, ends = Tasks(), trio.Event()

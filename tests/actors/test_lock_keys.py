@@ -34,6 +34,7 @@ class Ledger:
             self.done += 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7", "Q17")
 async def test_of_two_workers_on_one_key_one_waits_and_starts_when_the_other_ends(open_worker, row_of):
     tasks, ledger, started, release = Tasks(), Ledger(), [], trio.Event()
@@ -63,6 +64,7 @@ async def _now(value):
     return list(value)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_waiting_job_starts_as_soon_as_the_holder_fails_snoozes_or_is_canceled(open_worker, row_of, raw):
     tasks, started = Tasks(), {}
@@ -91,6 +93,7 @@ async def test_a_waiting_job_starts_as_soon_as_the_holder_fails_snoozes_or_is_ca
     assert sorted(started) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, raw):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -128,6 +131,7 @@ async def test_two_thousand_waiting_jobs_of_one_key_delay_no_other(open_worker, 
     assert each_s < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_crowd_of_one_key_is_parked_by_ever_larger_looks(open_worker, raw, monkeypatch):
     tasks, started, looks, claim = Tasks(), trio.Event(), [], LockSession.claim
@@ -184,6 +188,7 @@ async def test_a_lock_session_that_is_terminated_lets_no_second_job_of_the_key_s
     assert ledger.done == len(jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, raw, row_of):
     tasks, started, release = Tasks(), trio.Event(), trio.Event()
@@ -210,6 +215,7 @@ async def test_jobs_that_ran_when_their_lock_session_ended_go_on(open_worker, ra
             assert (done.status, done.attempt) == ("succeeded", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_a_job_whose_key_went_to_a_stranger_is_stopped_and_given_back(open_worker, database, raw, row_of):
     tasks, started, again, keyless_started, release = Tasks(), trio.Event(), trio.Event(), trio.Event(), trio.Event()
@@ -266,6 +272,7 @@ async def test_a_body_ends_before_its_key_though_its_lease_is_held(stopped_witho
         assert lease_is_held
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_claims_go_on_and_a_process_leaves_while_a_look_at_keys_has_no_answer(
     open_worker, database, row_of, monkeypatch

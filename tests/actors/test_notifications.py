@@ -17,6 +17,7 @@ from dataloader.supervisor import parts
 pytestmark = pytest.mark.requirement("S6")
 
 
+@pytest.mark.slow
 async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "Notifier", partial(Notifier, gather_s=0.2))
     out = tmp_path / "out"
@@ -70,6 +71,7 @@ async def test_failures_are_told_and_those_of_telling_to_nobody(open_worker, raw
     assert {row["name"] for row in names} == {"old", "fails"}
 
 
+@pytest.mark.slow
 async def test_without_targets_nothing_is_written_asked_or_served(open_worker, raw):
     tasks, ended = Tasks(), trio.Event()
 

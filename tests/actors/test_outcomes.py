@@ -30,6 +30,7 @@ async def delay_of(raw, job_id):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_a_failed_run_is_repeated_when_its_policy_says(open_worker, raw, row_of):
     tasks = Tasks()
@@ -108,6 +109,7 @@ async def test_an_error_that_is_final_fails_at_once_also_in_company_of_its_like(
             assert (ended.status, ended.attempt) == ("failed", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 async def test_a_handler_may_ask_for_a_retry_snooze_or_give_up(open_worker, raw, row_of):
     tasks = Tasks()
@@ -165,6 +167,7 @@ async def test_a_run_that_takes_too_long_is_stopped_and_repeated(open_worker, ra
     assert said["error"].startswith("timeout: the run took longer than 0.1 s")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q11")
 async def test_the_journal_tells_the_whole_life_of_a_job(open_worker, raw, journal_of, monkeypatch):
     monkeypatch.setattr("dataloader.actors.heartbeat.JOURNAL_EVERY_S", 0.5)
@@ -193,6 +196,7 @@ async def test_the_journal_tells_the_whole_life_of_a_job(open_worker, raw, journ
     assert payloads[3]["error"].startswith("ValueError: first")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 @pytest.mark.parametrize("lock", ["FOR NO KEY UPDATE", "FOR UPDATE"])
 async def test_a_row_that_somebody_has_locked_holds_up_no_other_jobs_outcome(
@@ -256,6 +260,7 @@ async def test_lines_whose_row_was_locked_for_a_moment_at_the_jobs_end_are_kept(
     assert sorted(await journal_of(job.job_id)) == ["done", "log", "picked", "queued"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q12")
 async def test_a_handler_that_goes_on_after_its_commit_is_no_reason_to_end_the_process(open_worker, row_of):
     tasks, ended = Tasks(), trio.Event()
@@ -298,6 +303,7 @@ async def test_a_delayed_job_starts_on_time(open_worker):
     assert all(0 <= late_s < 1 for late_s in late), late
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3")
 async def test_progress_is_written_within_a_second_and_the_last_one_always(open_worker, raw, row_of):
     tasks, shown, release = Tasks(), trio.Event(), trio.Event()

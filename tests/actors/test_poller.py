@@ -60,6 +60,7 @@ def limited_tasks():
     return tasks
 
 
+@pytest.mark.slow
 async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and_lanes(
     open_worker, resting, sent, monkeypatch
 ):
@@ -80,6 +81,7 @@ async def test_an_idle_process_sends_one_statement_a_poll_for_all_its_queues_and
     assert times.most_common(1)[0][0] == polls._POLL
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6", "R7", "S1")
 async def test_without_notifications_the_poll_finds_what_is_ready_due_planned_to_be_judged_or_in_a_lane(
     open_worker, settled, deaf, raw
@@ -111,6 +113,7 @@ async def test_without_notifications_the_poll_finds_what_is_ready_due_planned_to
         await until(state, lambda state: state == "done")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_without_notifications_the_poll_finds_that_a_task_has_limits_now(open_worker, settled, deaf, raw):
     async with open_worker(limited_tasks(), {"a": 2}, poll_s=POLL_S) as supervisor:
@@ -152,6 +155,7 @@ async def test_without_notifications_the_poll_finds_other_retry_delays_and_perio
         await until(knows, lambda known: not known)
 
 
+@pytest.mark.slow
 async def test_a_queue_whose_poller_has_no_answer_claims_by_itself(open_worker, settled, deaf, raw, monkeypatch):
     async def silent(*_):
         raise StoreUnavailable("no answer")

@@ -17,6 +17,7 @@ from dataloader.store.queue.lock_session import LockSession
 OPERATOR = Operator("test", None)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q14")
 async def test_two_processes_share_the_work_of_a_queue(open_worker, raw):
     tasks = Tasks()
@@ -133,6 +134,7 @@ async def test_a_paused_queue_starts_nothing_until_it_is_resumed(open_worker, ro
         assert (await when_ended(supervisor, paused.job_id, within_s=10)).status == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q14")
 async def test_a_job_with_an_unknown_task_waits_for_a_worker_that_knows_it(open_worker, row_of):
     old, new = Tasks(), Tasks()
@@ -157,6 +159,7 @@ async def test_a_job_with_an_unknown_task_waits_for_a_worker_that_knows_it(open_
             assert (done.status, done.result, done.attempt) == ("succeeded", "by the new one", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2", "Q3", "Q4", "Q17")
 async def test_a_job_is_triggered_looked_at_and_canceled_over_http(open_worker, raw):
     tasks, started = Tasks(), trio.Event()
@@ -190,6 +193,7 @@ async def test_a_job_is_triggered_looked_at_and_canceled_over_http(open_worker, 
         assert shown["finished_at"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_status_shows_the_live_workers_of_all_processes(open_worker):
     async with (
@@ -206,6 +210,7 @@ async def test_status_shows_the_live_workers_of_all_processes(open_worker):
     assert shown[other.worker]["queues"] == {"r": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 async def test_an_urgent_job_does_not_wait_for_the_end_of_a_backlog(open_worker, monkeypatch):
     tasks, ran, begun, most, places, claim = Tasks(), [], trio.Event(), trio.Event(), [], LockSession.claim

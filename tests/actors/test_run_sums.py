@@ -17,6 +17,7 @@ FROM dl_run_stats_new GROUP BY 1, 2
 """
 
 
+@pytest.mark.slow
 async def test_every_run_is_counted_by_its_outcome_and_its_own_duration(open_worker, raw):
     tasks, turns = Tasks(), {}
 

@@ -10,6 +10,7 @@ from conditions import until
 from dataloader import Tasks
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 async def test_a_declared_schedule_runs_its_task(open_worker, raw):
     tasks, ran = Tasks(), []

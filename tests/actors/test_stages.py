@@ -41,6 +41,7 @@ def document():
     return tasks, runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enqueue", ["by the worker", "by SQL", "by a foreign service"])
 async def test_a_job_goes_from_stage_to_stage_with_what_each_has_returned(open_worker, raw, document, enqueue):
     tasks, runs = document
@@ -96,6 +97,7 @@ def run_stages(open_worker):
     return run_stages
 
 
+@pytest.mark.slow
 async def test_a_stage_chooses_the_next_one_or_finishes(run_stages):
     job, ran = await run_stages(Next("c", 1), c=Finish({"n": 2}))
     assert (job.status, job.result, job.moves) == ("succeeded", {"n": 2}, 1)
@@ -111,6 +113,7 @@ async def _moves_in_a_transaction(value, job):
     return "what is returned after the commit changes nothing"
 
 
+@pytest.mark.slow
 async def test_a_transaction_of_a_stage_moves_the_job_with_its_rows(run_stages, raw):
     def moves(value):
         return lambda job: _moves_in_a_transaction(value, job)

@@ -42,6 +42,7 @@ async def test_a_plain_function_logs_while_the_recorder_is_idle(open_worker, raw
             assert ["from a thread" in line["payload"] for line in lines] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_args_that_no_worker_should_hold_fail_their_job_for_good_and_no_other(open_worker, add_foreign, row_of):
     tasks = Tasks()

@@ -10,6 +10,7 @@ from conditions import when_ended
 from dataloader import Tasks
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R5")
 async def test_a_handler_reads_the_version_of_the_request_that_its_job_was_made_or_updated_by(open_worker):
     tasks, seen = Tasks(), []

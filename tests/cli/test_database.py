@@ -10,6 +10,7 @@ from dataloader.cli.database import without_password
 from dataloader.store.embedded.postgres import running_server
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 def test_migrate_brings_an_empty_database_up_to_date_and_says_so_the_next_time(dataloader, empty_database):
     first = json.loads(dataloader("migrate", "--json", DL_DB_DSN=empty_database.dsn).stdout)["applied"]
@@ -25,6 +26,7 @@ def test_migrate_warns_on_stderr_of_a_schema_that_is_open_to_all(dataloader, emp
     assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_printed_sql_makes_the_same_schema_and_needs_no_database(dataloader, empty_database):
     empty_database.psql(dataloader("migrate", "--sql").stdout)
     assert dataloader("migrate", DL_DB_DSN=empty_database.dsn).stdout == "the schema is up to date\n"

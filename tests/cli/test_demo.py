@@ -52,6 +52,7 @@ def cells():
     }
 
 
+@pytest.mark.slow
 def test_every_cell_that_is_not_empty_is_read_exactly(cells):
     assert len(cells) > RATES
     contents = read_contents()
@@ -61,6 +62,7 @@ def test_every_cell_that_is_not_empty_is_read_exactly(cells):
     assert rates == {key: Decimal(cell) for key, cell in cells.items() if key[0].startswith("1999-")}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 async def test_a_year_is_merged_by_what_changed_and_counted(database):
     database.psql("CREATE TABLE ecb_rate (day date, currency text, rate numeric NOT NULL, PRIMARY KEY (day, currency))")

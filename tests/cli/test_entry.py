@@ -13,6 +13,7 @@ from dataloader.cli.entry import cli, report
 from dataloader.jobs.errors import StoreError
 
 
+@pytest.mark.slow
 def test_the_version_needs_neither_a_web_framework_nor_a_database_driver(tmp_path):
     code = (
         "import sys; from dataloader.cli.entry import run; code = run(['--version']);"
@@ -149,6 +150,7 @@ def test_a_database_without_our_tables_is_one_line_that_says_what_to_run(dataloa
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, database):
     job_id = add("q", "t")
     database.psql(f"UPDATE dl_jobs SET status = 'running' WHERE job_id = '{job_id}'")  # a job that waits is told why
@@ -163,6 +165,7 @@ def test_an_interrupted_command_ends_with_130_and_says_nothing(start, add, datab
     assert (waiting.returncode, stdout, stderr) == (130, "", "")
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_is_no_error_to_speak_of(start):
     listing = start("config")
     listing.stdout.close()

@@ -120,6 +120,7 @@ def test_a_job_that_is_run_now_says_what_it_still_waits_for(on_database, add, da
     assert f"limit: {why}\n" in on_database("status", limited).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R2", "S6")
 def test_what_failed_is_listed_by_its_error_retried_and_in_the_log(on_database, add, database):
     ids = [add("q", "t") for _ in range(3)]
@@ -163,6 +164,7 @@ def test_what_is_to_be_changed_must_be_said_clearly(on_database, add, database):
         assert statuses(database) == ["queued"], options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code", "after"), [("y", 0, "canceled"), ("n", 1, "queued")])
 def test_a_terminal_is_asked_first(start, add, database, answer, code, after):
     add("q", "t")

@@ -137,6 +137,7 @@ def test_the_exit_code_of_wait_says_how_the_job_ended(on_database, add, database
     assert f"status       {status}" in result.stdout
 
 
+@pytest.mark.slow
 def test_wait_returns_when_the_job_ends(start, database):
     waiting = start("trigger", "q", "t", "--wait", "--json", DL_DB_DSN=database.dsn)
     deadline = time.monotonic() + 20
@@ -229,6 +230,7 @@ def test_wait_says_what_a_job_waits_for_that_failed_that_nobody_knows_or_whose_k
     assert (waiting.returncode, stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q10")
 def test_a_running_job_that_nobody_renews_is_told_from_one_that_runs_well(on_database, add, database):
     job_id = add("q", "t")
@@ -265,6 +267,7 @@ def test_a_wait_that_takes_too_long_ends_with_1_and_shows_how_the_job_stands(on_
     assert "queued" in result.stdout
 
 
+@pytest.mark.slow
 def test_jobs_are_found_by_each_filter(on_database, add, database):
     old = add("a", "t1", "--lock-key", "k")
     new = add("b", "t2")
@@ -312,6 +315,7 @@ def test_a_pipe_gets_plain_columns_all_of_them_and_the_first_line_of_an_error(on
     assert len(on_database("jobs").stdout.splitlines()[1]) < 400
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 def test_what_jobs_carry_neither_shows_secrets_nor_writes_on_the_terminal(on_database, add, database):
     unseen = "\x1b\x9b\u202e\u2066\u2028\u200b\ufeff"
@@ -414,6 +418,7 @@ def test_a_log_marks_where_attempts_begin_and_how_they_ended(on_database, add, d
     assert page["lines"][3]["fields"] == {"attempt": 2, "reason": "lease expired", "worker": "w"}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E11")
 def test_a_log_is_followed_until_the_job_has_ended(start, add, database):
     job_id = add("q", "t")

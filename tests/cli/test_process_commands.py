@@ -54,6 +54,7 @@ def fields(printed):
     return dict(line.split(None, 1) for line in printed.splitlines())
 
 
+@pytest.mark.slow
 def test_a_process_is_started_called_shown_and_removed(url, ask):
     assert ask("start", "payment", "1", "--args", "5", "--key", "k", "--metadata", '{"a": 1}') == "reserved\n"
     assert ask("call", "payment", "1", "pay", "--args", "4", code=3) == "refused: 5 is due\n"
@@ -82,6 +83,7 @@ def test_a_process_is_started_called_shown_and_removed(url, ask):
     assert fields(imported)["events"] == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P6")
 def test_processes_in_error_are_counted_repaired_and_resumed_by_group(url, ask):
     for name in "123":

@@ -8,6 +8,7 @@ from roles import a_role, service_role
 SCRIPT = "the owner of the tables should run the script for it under Roles in docs/operations.md\n"
 
 
+@pytest.mark.slow
 def test_a_role_that_may_create_nothing_is_told_what_to_grant_it(dataloader, empty_database):
     with a_role(empty_database) as role:
         for command in (("migrate",), ("serve", "--port", "0")):

@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.requirement("R7")
 
 
+@pytest.mark.slow
 def test_a_schedule_from_its_set_to_its_removal(on_database, database):
     def schedule(*arguments):
         result = on_database("schedule", *arguments)

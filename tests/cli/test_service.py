@@ -213,6 +213,7 @@ def test_a_service_answers_every_question_as_the_database_does(serve, on_databas
         assert (paused.returncode, paused.stderr.partition(";")[0]) == (0, warning)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q9")
 def test_wait_by_the_service_tells_a_job_that_failed(serve, dataloader, database):
     service = serve("--workers", '[{"queue": "q", "concurrency": 1}]', DL_DB_DSN=database.dsn)
@@ -222,6 +223,7 @@ def test_wait_by_the_service_tells_a_job_that_failed(serve, dataloader, database
     assert "ValueError: on purpose" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line(start, database):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         service = start("serve", "--port", taken.getsockname()[1], "--log-level", "critical", DL_DB_DSN=database.dsn)

@@ -24,6 +24,7 @@ def module(tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("command", ["tasks", "serve"])

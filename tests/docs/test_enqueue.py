@@ -52,6 +52,7 @@ def run(program, dsn):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_each_program_adds_a_job_in_its_transaction_and_wakes_a_worker(database):
     assert PROGRAMS.keys() == REFUSED.keys()

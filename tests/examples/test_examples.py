@@ -46,17 +46,20 @@ async def test_the_ten_line_task_counts_and_shows_it():
     assert outcome.progress == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
+@pytest.mark.slow
 async def test_a_supervisor_is_embedded_in_a_trio_program(database):
     with trio.fail_after(20):
         assert await load("embedding").main(database.dsn) == 6
 
 
+@pytest.mark.slow
 async def test_a_supervisor_is_embedded_in_a_program_with_a_trio_asyncio_loop_of_its_own(database):
     with trio.fail_after(20):
         async with trio_asyncio.open_loop():
             assert await load("embedding").main(database.dsn) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P1")
 async def test_a_payment_is_reserved_refused_paid_and_captured_as_the_page_on_processes_says(database, capsys):
     with trio.fail_after(60):
@@ -150,6 +153,7 @@ def quakes_of_a_day(seen):
     return Answer(json.dumps({"features": found}).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6", "E7")
 async def test_the_earthquakes_of_a_week_and_the_details_of_the_strong_one(database, raw, monkeypatch):
     await raw.execute((EXAMPLES / "earthquakes.sql").read_text())

@@ -49,6 +49,7 @@ def test_the_page_shows_the_example_as_it_is(path):
     assert f"```{language}\n{code}```" in (PAGES / f"{path.stem.replace('_', '-')}.md").read_text()
 
 
+@pytest.mark.slow
 async def test_what_was_celerys_chord_chain_and_countdown_comes_to_the_same(database):
     moved = load("from_celery")
     await drain_queue(database.dsn, moved.tasks)  # declares the tasks
@@ -98,6 +99,7 @@ async def test_procrastinates_waiting_jobs_are_moved_once_and_run_here(database,
     assert (await run_task(moved.tasks, "cleanup")).result.startswith("all before ")
 
 
+@pytest.mark.slow
 async def test_what_was_a_script_of_cron_keeps_its_output_and_is_stopped_with_its_job(database, tmp_path):
     moved = load("from_cron")
 

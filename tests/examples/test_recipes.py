@@ -69,6 +69,7 @@ def test_a_page_shows_each_recipe_as_it_is(path):
     assert len(path.read_text().splitlines()) <= 80
 
 
+@pytest.mark.slow
 async def test_orders_come_page_by_page_and_a_confirmation_is_a_request_of_the_same_supplier(database, raw, supplier):
     create(database, "rate_limited_api")
 
@@ -91,6 +92,7 @@ async def test_orders_come_page_by_page_and_a_confirmation_is_a_request_of_the_s
     assert [recipe.confirm.limits.supplier, recipe.orders.source.name] == ["shop", "shop"]
 
 
+@pytest.mark.slow
 async def test_a_night_loads_its_day_once_and_one_without_sales_fails_for_good(database, raw, supplier):
     create(database, "nightly_load")
     supplier.put("/sales", Answer(b'[{"shop": "north", "amount": 5}, {"shop": "south", "amount": 7}]'))
@@ -116,6 +118,7 @@ def test_the_mail_of_a_night_has_the_notice_of_the_page_on_notifications():
     assert notice["error"] in message.get_content()
 
 
+@pytest.mark.slow
 async def test_a_webhook_is_signed_waits_as_asked_and_gives_up_on_a_refusal(database, supplier):
     recipe, url = load("webhook_delivery"), f"{supplier.url}/hook"
     delivery = recipe.Delivery(url, "order.paid", {"order": 7})
@@ -150,6 +153,7 @@ async def test_a_webhook_is_signed_waits_as_asked_and_gives_up_on_a_refusal(data
     assert {job.lock_key for job in added} == {f"webhook:{url}", f"webhook:{url}/2"}
 
 
+@pytest.mark.slow
 async def test_totals_of_a_tenant_never_run_at_once_and_exports_two_at_a_time(database, raw):
     create(database, "tenants")
     database.psql("INSERT INTO sale VALUES ('a', 1), ('a', 2), ('b', 5)")
@@ -195,6 +199,7 @@ async def test_an_upload_is_imported_once_and_one_with_bad_lines_changes_nothing
     assert await raw.fetchval("SELECT string_agg(name, ' ' ORDER BY sku) FROM product") == "nut bolt"
 
 
+@pytest.mark.slow
 async def test_a_report_shows_how_far_it_is_in_a_page_of_fastapi(database, monkeypatch):
     recipe = load("reports")
     settings = Settings(db_dsn=database.dsn, workers=(Worker("reports", 1),), port=0)
@@ -234,6 +239,7 @@ print(client.get("/jobs/" + placed.json()["job_id"]).json()["status"])
 """
 
 
+@pytest.mark.slow
 async def test_a_view_of_django_writes_an_order_with_its_job_and_shows_it(database, raw):
     create(database, "django_shop")
     environment = os.environ | {"DATABASE_URL": database.dsn, "PYTHONPATH": str(RECIPES)}

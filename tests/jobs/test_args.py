@@ -114,6 +114,7 @@ EVERYTHING = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.one_of(
         st.tuples(st.just(Everything), EVERYTHING),

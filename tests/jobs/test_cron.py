@@ -58,6 +58,7 @@ def walk(text, zone, begin, end):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 @settings(max_examples=60, deadline=None)
 @given(EXPRESSIONS, st.sampled_from(ODD_ZONES), st.sampled_from(CHANGES))

@@ -139,6 +139,7 @@ async def test_arguments_with_a_number_that_json_does_not_have_are_refused_by_it
         await way.jobs.enqueue("hold", {"rates": [None, float("nan")]})
 
 
+@pytest.mark.slow
 async def test_a_group_of_errors_is_found_and_retried_and_each_error_is_in_the_log(way):
     ids = [await _add(way) for _ in range(3)]
     await way.raw.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'w', token = 1")
@@ -244,6 +245,7 @@ async def test_a_change_of_all_jobs_goes_on_when_it_changed_less_than_it_was_ask
     assert await contract._repeated(change, 1) == 2_002
 
 
+@pytest.mark.slow
 async def test_jobs_of_a_filter_are_changed_up_to_a_limit_or_all_of_them_in_batches(way, monkeypatch):
     monkeypatch.setattr(contract, "BATCH", 2)
     ids = [await _add(way, available_at=LATER) for _ in range(5)]
@@ -263,6 +265,7 @@ async def test_jobs_of_a_filter_are_changed_up_to_a_limit_or_all_of_them_in_batc
     assert ((await way.jobs.get(other)).priority, (await way.jobs.get(other)).waits_for) == (100, WaitsFor.TIME)
 
 
+@pytest.mark.slow
 async def test_jobs_are_found_by_each_criterion_in_pages_newest_first(way):
     ids = [await _add(way, lock_key=f"k{n}", **({"queue": "b"} if n == 2 else {})) for n in range(5)]
     await way.raw.execute("UPDATE dl_jobs SET created_at = $2 WHERE job_id = $1", ids[0], LATER - timedelta(days=9))
@@ -325,6 +328,7 @@ async def test_a_journal_and_a_log_are_read_in_pages(way):
     assert [line.fields for line in (await way.jobs.logs(job_id, load="l2")).lines] == [{"load": "l2"}]
 
 
+@pytest.mark.slow
 async def test_a_wait_tells_of_changes_and_returns_the_job_when_it_has_ended(way):
     job_id = await _add(way)
     seen, ended = [], []

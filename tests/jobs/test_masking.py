@@ -250,6 +250,7 @@ def test_depth_is_bounded_and_a_cycle_ends() -> None:
     assert "s3cr3t" not in str(mask(deep))
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.text() | st.binary(),

@@ -117,6 +117,7 @@ async def way(request, database):
         yield Way(request.param, processes, gate, supervisor, database.psql)
 
 
+@pytest.mark.slow
 async def test_a_process_is_started_called_refused_and_shown(way):
     ask = way.processes
     assert await ask.start("payment", "a/b ü", 5, metadata={"tenant": "a"}) == "reserved"
@@ -144,6 +145,7 @@ async def test_a_process_is_started_called_refused_and_shown(way):
     assert older.tasks == tasks[2::-1]
 
 
+@pytest.mark.slow
 async def test_a_request_with_a_known_key_has_the_first_ones_answer_success_or_error(way):
     ask = way.processes
     assert [await ask.start("payment", "1", 5, key="k") for _ in range(2)] == ["reserved", "reserved"]
@@ -159,6 +161,7 @@ async def test_a_request_with_a_known_key_has_the_first_ones_answer_success_or_e
         await ask.get("payment", "1")
 
 
+@pytest.mark.slow
 async def test_what_the_status_does_not_allow_is_a_conflict_that_names_the_process(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
@@ -191,6 +194,7 @@ async def test_what_the_status_does_not_allow_is_a_conflict_that_names_the_proce
             await request(99)
 
 
+@pytest.mark.slow
 async def test_what_is_not_allowed_is_refused_by_the_name_of_its_field(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
@@ -238,6 +242,7 @@ async def test_numbers_that_json_does_not_have_and_keys_of_messages_are_refused(
     assert (await ask.find()).processes == []
 
 
+@pytest.mark.slow
 async def test_a_call_starts_a_process_that_is_missing_and_its_arguments_may_be_null(way):
     ask = way.processes
     assert await ask.call("payment", "1", "pay", 5, start=5, metadata={"tenant": "b"}) == "thanks"
@@ -249,6 +254,7 @@ async def test_a_call_starts_a_process_that_is_missing_and_its_arguments_may_be_
         await ask.call("payment", "3", "pay", 5, start=None)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P6")
 async def test_a_failure_answers_all_who_wait_and_is_mended(way):
     ask = way.processes
@@ -279,6 +285,7 @@ async def test_a_failure_answers_all_who_wait_and_is_mended(way):
     assert (await ask.get("payment", "1")).state["amount"] == 7
 
 
+@pytest.mark.slow
 async def test_a_caller_that_leaves_leaves_its_call_and_a_removal_answers_who_waits(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
@@ -305,6 +312,7 @@ async def test_a_caller_that_leaves_leaves_its_call_and_a_removal_answers_who_wa
     assert removed == [1, 1]
 
 
+@pytest.mark.slow
 async def test_a_call_that_has_not_begun_expires_or_is_withdrawn(way):
     ask = way.processes
     await ask.start("payment", "1", 5)
@@ -331,6 +339,7 @@ async def test_a_call_that_has_not_begun_expires_or_is_withdrawn(way):
     assert not (await ask.get("payment", "1")).state["paid"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P12")
 async def test_a_step_is_stopped_by_an_operator_and_its_process_resumed(way):
     ask = way.processes
@@ -349,6 +358,7 @@ async def test_a_step_is_stopped_by_an_operator_and_its_process_resumed(way):
     assert actions == [("chief", "resume_process"), ("chief", "stop_process")]
 
 
+@pytest.mark.slow
 async def test_processes_are_found_by_each_criterion_in_pages_newest_first(way):
     ask = way.processes
     await way.count([1, 2, 13, 4])
@@ -384,6 +394,7 @@ async def test_processes_are_found_by_each_criterion_in_pages_newest_first(way):
         assert (criteria, found) == (criteria, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P6")
 async def test_processes_in_error_are_counted_by_error_and_mended_or_resumed_by_group(way, monkeypatch):
     ask = way.processes
@@ -416,6 +427,7 @@ async def test_processes_in_error_are_counted_by_error_and_mended_or_resumed_by_
     assert audit[0].detail["changed"] == 1
 
 
+@pytest.mark.slow
 async def test_many_are_started_in_one_transaction_and_what_is_there_is_left(way):
     ask = way.processes
     await ask.start("payment", "p1", 5)
@@ -439,6 +451,7 @@ async def test_many_are_started_in_one_transaction_and_what_is_there_is_left(way
     assert await ask.start_many([]) == []
 
 
+@pytest.mark.slow
 async def test_a_process_of_another_system_is_imported_and_goes_on(way):
     ask = way.processes
     process = ProcessImport(
@@ -469,6 +482,7 @@ async def test_a_process_of_another_system_is_imported_and_goes_on(way):
     await until(captured)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P11")
 async def test_a_type_without_a_worker_is_accepted_and_the_wait_ends_with_the_task(way):
     names = "('process.unknown.v2'), ('process.unknown.v12'), ('process.unknown.vx'), ('process.unknown2.v99')"

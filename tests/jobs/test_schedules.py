@@ -44,6 +44,7 @@ SCHEDULES = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 @settings(max_examples=200, deadline=None)
 @given(SCHEDULES, st.integers(0, 3 * 86_400), st.integers(-5_000, 2 * 86_400))
@@ -106,6 +107,7 @@ def test_the_next_time_follows_from_the_plan_and_not_from_the_end():
     assert list(every.until(START - SECOND, START - timedelta(days=1))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R7")
 def test_jitter_moves_each_time_alike_everywhere_and_never_by_more():
     schedule = nightly(jitter_s=600)

@@ -507,6 +507,7 @@ def test_a_hostile_text_takes_linear_time(piece: str) -> None:
     assert_linear(lambda size: "token " + piece * (size // len(piece)))
 
 
+@pytest.mark.slow
 def test_any_mixture_of_what_is_hostile_takes_linear_time() -> None:
     chance = random.Random(0)
     for _ in range(25):

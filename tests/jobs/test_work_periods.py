@@ -49,6 +49,7 @@ def is_open(texts, wall):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PERIODS, min_size=1, max_size=3), st.sampled_from(ODD_ZONES), st.sampled_from(CHANGES))

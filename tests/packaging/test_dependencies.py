@@ -18,14 +18,14 @@ def imported_modules(source: str) -> set[str]:
     names: set[str] = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = []  # for type checkers, which bring typing_extensions along
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "files":
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "files":
             names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return {name.partition(".")[0] for name in names}
 

@@ -90,6 +90,7 @@ def test_systemd_gives_a_drain_its_time_and_ends_the_embedded_database_last(unit
     assert service["RestartPreventExitStatus"] == str(WRONG_USE)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q18")
 def test_systemd_starts_a_command_that_there_is(unit: configparser.ConfigParser, tmp_path: Path) -> None:
     service = unit["Service"]

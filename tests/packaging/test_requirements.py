@@ -13,7 +13,9 @@ def named_requirements(source: str) -> set[str]:
     return {
         argument.value
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.requirement"
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", None) == "requirement"
+        and ast.unparse(node.func) == "pytest.mark.requirement"
         for argument in node.args
         if isinstance(argument, ast.Constant)
     }

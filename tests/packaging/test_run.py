@@ -45,6 +45,7 @@ def test_the_list_of_recipes_installs_nothing_but_just(
     assert (tmp_path / "installed").read_text() == "install --quiet --constraint constraints.txt rust-just\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "extra"), [("demo", "demo"), ("serve", "dev")])
 def test_a_recipe_installs_what_it_needs(environment: dict[str, str], tmp_path: Path, recipe: str, extra: str) -> None:
     done = subprocess.run(

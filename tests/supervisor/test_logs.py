@@ -215,6 +215,7 @@ def test_a_log_that_nobody_reads_costs_one_wait_and_then_lines_which_are_counted
     assert json.loads(again)["event"] == "read again"
 
 
+@pytest.mark.slow
 def test_a_log_whose_reader_takes_his_time_loses_no_line(
     out: io.StringIO, pipe: tuple[io.FileIO, io.TextIOWrapper]
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_logger_made_before_the_configuration_follows_it(out: io.StringIO) -> 
     assert lines(out)[0]["logger"] == "early"
 
 
+@pytest.mark.slow
 def test_a_process_logs_to_stderr_as_json_when_nobody_watches() -> None:
     program = """
         import logging, structlog

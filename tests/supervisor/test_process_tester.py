@@ -13,6 +13,7 @@ from dataloader.jobs.processes import ProcessFailed, ProcessNotFound
 from dataloader.testing import process_tester
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P5")
 async def test_timers_run_one_after_the_other_as_time_is_advanced(database):
     async with process_tester(database.dsn, payments(retry=RetryPolicy(base_s=100, factor=1))) as tester:
@@ -31,6 +32,7 @@ async def test_timers_run_one_after_the_other_as_time_is_advanced(database):
             await tester.processes.get("payment", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P7")
 async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
     processes, runs, go_on = Processes(), [], trio.Event()
@@ -69,6 +71,7 @@ async def test_a_step_whose_worker_dies_is_a_zombie_or_is_run_again(database):
     assert runs.count("error") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P9", "P10")
 async def test_messages_and_what_sinks_are_told_are_seen_and_delivered_by_hand_or_at_once(database):
     processes, told = Processes(), []

@@ -9,6 +9,7 @@ from conditions import when_ended
 from dataloader import Job, Settings, Status, Tasks, Worker, open_supervisor
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q14")
 async def test_a_second_replica_doubles_what_runs_at_once(database):
     tasks = Tasks()

@@ -24,6 +24,7 @@ async def write(job: Job) -> None:
     job.log.info("after")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q11", "Q12")
 async def test_progress_lines_and_time_of_a_job_that_committed_itself(database):
     settings = Settings(db_dsn=database.dsn, workers=(Worker("q", 1),))

@@ -61,6 +61,7 @@ def queued_for_a_core_s(pid):
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3", "Q16", "Q17")
 async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serve, add, row_when, client_of):
     service = await serve()
@@ -89,6 +90,7 @@ async def test_every_line_of_a_job_says_whose_it_is_and_none_shows_a_secret(serv
     assert all(line["level"] != "no JSON" for line in service.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_what_jobs_and_requests_log_goes_to_the_processs_log_by_a_setting(serve, add, row_when, client_of):
     service = await serve(log_level="debug", job_log_level="info")
@@ -109,6 +111,7 @@ async def test_what_jobs_and_requests_log_goes_to_the_processs_log_by_a_setting(
     assert request["request_id"] == "from-outside-1"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_what_jobs_log_is_not_in_the_processs_log_where_it_is_switched_off(serve, add, row_when):
     service = await serve(job_log_level="off")
@@ -136,6 +139,7 @@ async def test_a_part_that_gives_up_drains_the_process_which_ends_with_1_and_nam
     assert (await row_when(job_id, "queued", within_s=0))["attempt"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3", "Q15")
 async def test_readers_who_wait_are_answered_when_the_service_is_told_to_stop_and_do_not_hold_it_up(
     serve, add, client_of, raw
@@ -164,6 +168,7 @@ async def test_readers_who_wait_are_answered_when_the_service_is_told_to_stop_an
     assert [line["event"] for line in service.lines if line["level"] in {"error", "critical", "no JSON"}] == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q5")
 async def test_a_service_opens_as_many_files_as_it_is_allowed_and_serves_fewer_connections(serve, tmp_path):
     """The usual limit of 1,024 may be raised by the process itself; a hard one of 64 may not."""

@@ -26,6 +26,7 @@ ALLOWED = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_role_allows_what_it_says(open_web):
     async with open_web(tokens=all_tokens()) as web:
         for method, path, body, allowed in ALLOWED:

@@ -209,6 +209,7 @@ async def test_the_service_keeps_to_its_description(unmeasured, serve, add, row_
     assert [line for line in wrong if line["event"] != "the event loop is blocked"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2", "Q16")
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_web, database, text):
@@ -263,6 +264,7 @@ async def test_what_strangers_write_comes_back_as_data_and_never_as_a_page(open_
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_what_a_refused_request_has_sent_comes_back_as_data_or_not_at_all(open_web):
     async with open_web() as web:
@@ -303,6 +305,7 @@ EDGES = (
 BIG = 10**4_000
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_web):
     """And what was taken can be shown."""
@@ -342,6 +345,7 @@ async def test_values_at_the_edge_of_what_can_be_kept_are_taken_or_refused(open_
     assert failed == {}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_rows_nested_too_deeply_to_be_read_are_shown_by_their_beginning_and_obey(open_web, database):
     deep = "(repeat('[', {0}) || repeat(']', {0}))::jsonb"
@@ -397,6 +401,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 async def test_questions_at_the_edge_are_answered_or_refused(open_web):
     async with open_web() as web:
@@ -410,6 +415,7 @@ async def test_questions_at_the_edge_are_answered_or_refused(open_web):
                 assert answer.status_code in {200, 400, 404, 422}, (address, body, answer.text)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_rows_that_only_another_service_would_write_are_shown(open_web, database):
     """The contract's tables take values that no Python datetime and no JSON number of ours can hold."""

@@ -14,6 +14,7 @@ from dataloader.web import waiting
 from dataloader.web.service_connection import open_service
 
 
+@pytest.mark.slow
 async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that_drains_says_so(
     open_web, database, monkeypatch
 ):
@@ -45,6 +46,7 @@ async def test_who_is_one_too_many_to_wait_looks_now_and_then_and_a_service_that
         assert await jobs.cancel(JobFilter(queue="q")) == 0
 
 
+@pytest.mark.slow
 async def test_what_a_service_does_not_take_or_say_is_an_error_of_the_same_kinds(open_web):
     async with open_web(max_body_bytes=2_000) as web, open_jobs(url=web.url) as jobs:
         with pytest.raises(BadRequest, match="bytes"):

@@ -111,6 +111,7 @@ def address(rule):
     return rule.replace("<path:load>", "load%201").replace("<path:name>", "s1").replace("<path:group>", GROUP)
 
 
+@pytest.mark.slow
 async def test_every_list_is_read_in_pages_by_one_scheme_whatever_is_added_meanwhile(open_web, database):
     assert {route.path for route in ROUTES if route.pages} == LISTS.keys()
     database.psql(FIXTURES.format(run=RUN))

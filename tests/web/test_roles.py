@@ -177,6 +177,7 @@ async def test_every_route_of_the_app_has_an_entry_and_every_entry_a_route(open_
     assert {rule for method, rule in rules if method == "HEAD"} == {r for method, r in LEAST_ROLE if method == "GET"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("secret", "role"), CALLERS.values(), ids=CALLERS)
 async def test_each_route_serves_its_least_role_and_those_above(open_web, secret, role):
     async with open_web(tokens=all_tokens()) as web:
@@ -194,6 +195,7 @@ async def test_each_route_serves_its_least_role_and_those_above(open_web, secret
         assert found == {route: expected(secret, role, least) for route, least in LEAST_ROLE.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", ["nobody", "a stranger", "a reader"])
 async def test_who_may_not_write_is_refused_before_anything_is_read_or_written(open_web, database, caller):
     secret, role = CALLERS[caller]
@@ -234,6 +236,7 @@ async def test_a_token_counts_in_its_header_only(open_web):
         ).status_code == 200
 
 
+@pytest.mark.slow
 async def test_the_methods_of_an_address_are_told_to_all_and_nothing_else(open_web):
     async with open_web(tokens=all_tokens()) as web:
         for method, rule in LEAST_ROLE:

@@ -37,6 +37,7 @@ SHOWN = {
 PLAIN = {"queue": "load.cbr", "task": "token.refresh", "lock_key": "cbr:2026-11", "producer": "reset-password"}
 
 
+@pytest.mark.slow
 async def test_a_jobs_names_and_keys_are_masked_wherever_they_are_shown(open_web, database):
     async with open_web() as web:
         client = web.client

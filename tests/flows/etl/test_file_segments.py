@@ -132,6 +132,7 @@ async def test_daily_files_in_segments_of_months_are_snapshots_of_their_own_days
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E8")
 async def test_a_file_that_is_overwritten_is_a_snapshot_as_of_the_last_window(tmp_path, counts_of, table, raw):
     await raw.execute(VERSIONS)

@@ -62,6 +62,7 @@ def load_of(url, form, **fields):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "whole", "part"),
     [
@@ -134,6 +135,7 @@ def test_a_header_in_angle_brackets_is_a_header():
     assert list(content.all()) == [{"<HTM>": "1", "<DATE>": "2"}]
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_read_is_asked_for_as_often_as_any_request_and_others_go_on(items, outcome_of, soon, raw):
     items.records = [item(number, number) for number in range(1, 5)]
     items.service.misbehave("from=2026-01-02", body=b'{"items": [', status=200, times=None)
@@ -144,6 +146,7 @@ async def test_what_can_not_be_read_is_asked_for_as_often_as_any_request_and_oth
     assert await raw.fetchval("SELECT to_char(upto AT TIME ZONE 'UTC', 'DD') FROM dl_etl_cursors") == "02"
 
 
+@pytest.mark.slow
 async def test_a_list_that_could_not_be_read_at_first_has_its_details_asked_for(items, outcome_of, soon, raw):
     await raw.execute("CREATE TABLE more (id int PRIMARY KEY, name text)")
     items.records = [item(1), item(2)]

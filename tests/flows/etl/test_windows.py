@@ -69,6 +69,7 @@ def test_a_day_is_as_long_as_its_zone_has_it():
     assert lengths == [timedelta(hours=hours) for hours in (24, 23, 24)]
 
 
+@pytest.mark.slow
 @given(
     segment=st.sampled_from([*SEGMENTS, timedelta(hours=7), timedelta(days=10)]),
     start=st.datetimes(NOW.replace(year=2020, tzinfo=None), NOW.replace(year=2021, tzinfo=None)),
@@ -113,6 +114,7 @@ def test_a_span_that_ends_before_it_begins_is_refused():
             windows.plan(watermark=None, now=now, since=since, until=until)
 
 
+@pytest.mark.slow
 def test_a_span_of_too_many_segments_is_refused():
     with pytest.raises(ValueError, match="more than 100,000"):
         Windows(start=date(1900, 1, 1), segment=timedelta(seconds=1)).plan(watermark=None, now=NOW)

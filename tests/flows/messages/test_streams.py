@@ -82,6 +82,7 @@ async def add(redis, *numbers):
     return [await redis.xadd("orders", {"n": str(number)}) for number in numbers]
 
 
+@pytest.mark.slow
 async def test_each_message_becomes_one_job_and_is_acknowledged(redis, valkey, reading, raw):
     ids = await add(redis, 1, 0, 2)  # 0 makes no job
     async with reading(source(valkey)) as parts:
@@ -97,6 +98,7 @@ async def test_each_message_becomes_one_job_and_is_acknowledged(redis, valkey, r
     assert await redis.xinfo_consumers("orders", "g") == ()  # a process that drains leaves the group
 
 
+@pytest.mark.slow
 async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobody(redis, valkey, reading, raw):
     poison, _, refused = await add(redis, -1, 1, NO_QUEUE)
     broken = await redis.xadd("orders", {"n": b"\xff", "other": b"\xfe"})
@@ -115,6 +117,7 @@ async def test_poison_goes_to_the_dead_letters_after_its_tries_and_holds_up_nobo
     assert await raw.fetchval("SELECT count(*) FROM dl_jobs") == 1
 
 
+@pytest.mark.slow
 async def test_a_process_that_drains_leaves_a_message_that_is_to_be_tried_again_to_the_others(
     redis, valkey, reading, raw
 ):
@@ -129,6 +132,7 @@ async def test_a_process_that_drains_leaves_a_message_that_is_to_be_tried_again_
     assert await pending(redis) == 1
 
 
+@pytest.mark.slow
 async def test_messages_of_a_consumer_that_died_are_taken_over_and_one_that_kills_each_reader_is_given_up(
     redis, valkey, reading, raw
 ):
@@ -171,6 +175,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgement_loses_and_repeats_nothing(
     redis, valkey, reading, raw, database
 ):
@@ -189,6 +194,7 @@ async def test_a_process_that_is_killed_between_the_commit_and_the_acknowledgeme
     assert [row["n"] for row in await raw.fetch(JOBS)] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.slow
 async def test_a_stream_s_server_that_is_away_is_told_and_read_again_when_it_is_back(reading, raw, tmp_path):
     with a_valkey(tmp_path) as url:
         port = urlsplit(url).port

@@ -45,6 +45,7 @@ def settings(database):
     return Settings(db_dsn=database.dsn, workers=(Worker("process.payment", 4),))
 
 
+@pytest.mark.slow
 async def test_a_payment_is_begun_refused_paid_and_captured(database):
     log, tasks = [], Tasks()
     add_processes(tasks, payments(log))
@@ -58,6 +59,7 @@ async def test_a_payment_is_begun_refused_paid_and_captured(database):
         assert database.psql("SELECT status FROM dl_processes") == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P8")
 async def test_a_call_sets_the_timer_to_now_and_it_runs_after_the_call(database):
     log, tasks = [], Tasks()
@@ -91,6 +93,7 @@ async def test_a_call_sets_the_timer_to_now_and_it_runs_after_the_call(database)
     assert 'dataloader_process_steps_total{kind="timeout",outcome="retry",type="payment"} 1.0' in shown
 
 
+@pytest.mark.slow
 async def test_a_process_that_somebody_has_locked_at_any_time_makes_its_steps_all_the_same(database):
     tasks = Tasks()
     add_processes(tasks, payments())
@@ -112,6 +115,7 @@ async def test_a_process_that_somebody_has_locked_at_any_time_makes_its_steps_al
             assert (answer, lockers) == ("thanks", 3)
 
 
+@pytest.mark.slow
 async def test_what_is_no_outcome_is_the_steps_error_and_can_be_repaired(database):
     tasks = Tasks()
     add_processes(tasks, payments())
@@ -124,6 +128,7 @@ async def test_what_is_no_outcome_is_the_steps_error_and_can_be_repaired(databas
         assert database.psql("SELECT status, aux_state -> 'amount' FROM dl_processes") == "running|7"
 
 
+@pytest.mark.slow
 async def test_steps_whose_statements_have_no_answer_are_written_once_and_go_on(database):
     log, steppers, tasks = [], [], Tasks()
     add_processes(tasks, payments(log, retry=RetryPolicy(base_s=0.01, factor=1)))
@@ -152,6 +157,7 @@ async def test_steps_whose_statements_have_no_answer_are_written_once_and_go_on(
         assert [entry for entry in log if entry[0] == "due"] == [("due", 1), ("due", 2)]
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_stored_is_the_steps_error_and_holds_up_no_other(database):
     processes, tasks = Processes(), Tasks()
     kind = processes.define("payment")
@@ -170,6 +176,7 @@ async def test_what_can_not_be_stored_is_the_steps_error_and_holds_up_no_other(d
         assert "finished||no" in await ended(database, await ask(supervisor, "repair"))
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P12")
 async def test_a_stopped_step_fails_and_a_drain_gives_its_step_back(database):
     log, tasks = [], Tasks()
@@ -217,6 +224,7 @@ async def test_a_step_reads_pages_of_its_own_events(database):
     assert read == [[1, 2, 3], [4, 5, 6], [7]]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P11")
 async def test_a_newer_version_goes_on_with_the_states_of_older_ones_and_older_workers_leave_those_to_it(database):
     log, old, stuck, new = [], Tasks(), Tasks(), Tasks()
@@ -242,6 +250,7 @@ async def test_a_newer_version_goes_on_with_the_states_of_older_ones_and_older_w
         assert log == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P7")
 @pytest.mark.parametrize("silent", ["begin", "commit"])
 async def test_a_run_whose_lease_ends_while_its_statement_waits_is_stopped_and_another_goes_on(

@@ -78,6 +78,7 @@ async def emptied(database):
     await until(rows, lambda found: found == "0", within_s=20)
 
 
+@pytest.mark.slow
 async def test_a_sink_is_told_of_events_and_changes_in_order_and_leaves_nothing_behind(database):
     processes, told = counters(), []
 
@@ -114,6 +115,7 @@ async def test_a_sink_is_told_of_events_and_changes_in_order_and_leaves_nothing_
     assert "sesame" not in told[5].reason
 
 
+@pytest.mark.slow
 async def test_who_has_no_sink_stores_nothing_and_a_sink_gets_what_it_names(database):
     processes, told = counters(), []
     processes.define("other", state=int)
@@ -135,6 +137,7 @@ async def test_who_has_no_sink_stores_nothing_and_a_sink_gets_what_it_names(data
     assert told == [("removed", "a")]
 
 
+@pytest.mark.slow
 async def test_what_fails_holds_up_its_process_alone_until_it_is_held_and_released(database, monkeypatch):
     monkeypatch.setattr(deliver, "BASE_S", 0.05)
     processes, told, broken = counters(), [], ["a"]
@@ -237,6 +240,7 @@ async def test_processes_that_are_resumed_in_bulk_tell_it_at_once(database, monk
     assert sorted(told) == [("repaired", "a"), ("repaired", "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P10")
 async def test_messages_start_and_call_other_processes_once_and_in_order_and_only_of_a_step_that_is_done(database):
     tasks = Tasks()
@@ -262,6 +266,7 @@ async def test_messages_start_and_call_other_processes_once_and_in_order_and_onl
         assert all(task.idempotency_key.startswith("message:") for task in tried)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P10")
 async def test_a_message_to_a_process_that_is_missing_holds_up_its_sender_alone_until_it_is_there(
     database, monkeypatch
@@ -298,6 +303,7 @@ async def test_a_message_to_a_process_that_is_missing_holds_up_its_sender_alone_
         assert (await ask.deliveries()).deliveries == []
 
 
+@pytest.mark.slow
 async def test_what_a_killed_process_had_stored_and_not_delivered_is_delivered_when_another_starts(database, raw):
     processes, told = counters(), []
 
@@ -321,6 +327,7 @@ async def test_what_a_killed_process_had_stored_and_not_delivered_is_delivered_w
     assert told == ["began with 0"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S6", "P6")
 async def test_operators_are_told_of_processes_in_error_while_somebody_tells(database):
     tasks = Tasks()

@@ -72,6 +72,7 @@ def ledgers(database, raised):
     return processes
 
 
+@pytest.mark.slow
 async def test_rows_of_a_step_and_its_outcome_are_stored_together_or_neither(database):
     tasks, raised = Tasks(), []
     add_processes(tasks, ledgers(database, raised))

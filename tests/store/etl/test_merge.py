@@ -69,6 +69,7 @@ async def test_rows_are_inserted_updated_or_left_as_they_are(transactions, raw, 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize("suffix", ["", "PARTITION BY RANGE (day)"])
 async def test_a_rerun_writes_and_locks_no_row(transactions, raw, versions, suffix):
@@ -140,6 +141,7 @@ async def test_a_load_of_keys_alone_adds_those_that_are_missing(transactions, ra
     assert await target() == ["(1,f)", "(2,)", "(3,t)"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize("analyzed", [True, False], ids=["analyzed", "as it was filled"])
 async def test_a_merge_reads_what_its_rows_need_however_large_the_target_is(transactions, raw, analyzed):

@@ -83,6 +83,7 @@ async def test_a_row_is_found_wherever_it_is_in_twice_the_logarithm_of_the_batch
         assert len(tries) <= bound, (place, tries)
 
 
+@pytest.mark.slow
 async def test_of_any_rows_that_are_refused_all_are_found_and_the_others_are_staged(apart, tries):
     chance = random.Random(5)
     for share in (0.02, 0.1, 0.5, 0.9):

@@ -139,6 +139,7 @@ CELLS = {
 NAMES = [definition.split()[0] for definition in CELLS]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E3")
 async def test_every_value_comes_back_from_the_database_as_it_was(transactions, raw):
     load = await open_load(transactions, raw, ", ".join(CELLS))

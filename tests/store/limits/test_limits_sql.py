@@ -114,6 +114,7 @@ async def test_lanes_of_one_supplier_share_what_it_leaves_in_the_order_of_their_
     assert {why for why, _ in lanes.values()} == {"budget"}
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_two_claims_at_once_start_no_more_than_a_lane_allows(limited, claims, store, raw):
     """The count of what runs is made under the lane's lock: each sees all that former holders have started."""
@@ -160,6 +161,7 @@ async def test_who_locks_a_supplier_for_long_holds_up_its_own_lanes_alone(limite
     assert [job.task for job in (await claims("t", "free"))[0]] == ["t"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_two_claims_at_once_take_no_more_than_a_budget_has(limited, claims, raw):
     await limited(supplied([Budget(7, per_s=3_600)], "t"), [NewJob(task="t") for _ in range(40)])
@@ -185,6 +187,7 @@ CLAIM = "SELECT * FROM dl_claim_runs('q', 10, 10, 'w', $1, '{}', 30, '{}', NULL,
 TAKE = "SELECT * FROM dl_supplier_take('s', 1)"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4")
 async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait_or_more_was_taken(limited, raw):
     """With plans that were made while the tables were empty."""
@@ -258,6 +261,7 @@ async def test_the_first_batch_begins_at_once_and_the_next_after_its_end_and_the
     assert len((await claims("t"))[0]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1")
 async def test_the_pause_after_a_batch_begins_with_its_end_also_if_nothing_waits_then(limited, claims, raw):
     tasks = Tasks()

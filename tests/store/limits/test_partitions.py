@@ -66,6 +66,7 @@ async def test_keys_that_wait_have_their_turns_however_many_jobs_one_has_and_whe
     assert await claim(raw, 5) == ([], [(None, None)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_no_partition_has_more_in_work_than_it_may_and_no_slot_stays_free_that_one_could_use(raw, declared, seed):
     chance = random.Random(seed)
@@ -116,6 +117,7 @@ async def test_two_claims_at_once_start_no_more_of_a_partition_than_it_may(raw, 
     assert Counter(found) == {"a": 2, "b": 2, "c": 2}
 
 
+@pytest.mark.slow
 async def test_a_claim_reads_no_more_rows_because_one_partition_has_most_of_them(raw, declared):
     await declared(max_running_per_partition=1)
     for table in ("dl_jobs", "dl_job_events"):

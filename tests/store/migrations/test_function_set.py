@@ -38,6 +38,7 @@ CHANGED = "CREATE OR REPLACE FUNCTION dl_release(p_hashes int[]) RETURNS int LAN
 RELEASE = "SELECT dl_release('{}')"
 
 
+@pytest.mark.slow
 async def test_a_database_from_before_the_set_gets_it_and_is_then_as_a_new_one(store_at_0007, empty_database, raw):
     async with raw_connection(empty_database.dsn) as former:
         assert len(await former.fetch(OURS)) == 11
@@ -51,6 +52,7 @@ async def test_a_database_from_before_the_set_gets_it_and_is_then_as_a_new_one(s
         assert await migrate(store_at_0007) == []
 
 
+@pytest.mark.slow
 async def test_who_worked_by_the_right_of_everybody_to_execute_keeps_it_and_nobody_else_does(
     store_at_0007, empty_database
 ):
@@ -77,6 +79,7 @@ async def test_who_worked_by_the_right_of_everybody_to_execute_keeps_it_and_nobo
             assert "dl_claim_jobs" not in {one["proname"] for one in await owner.fetch(EXECUTED_BY, service.name)}
 
 
+@pytest.mark.slow
 async def test_the_script_for_the_owner_brings_it_too(store_at_0007, empty_database, raw):
     await trio.to_thread.run_sync(empty_database.psql, render())
     async with raw_connection(empty_database.dsn) as former:
@@ -133,6 +136,7 @@ async def test_a_set_that_fails_leaves_the_former_one_whole(store, raw, monkeypa
     assert await raw.fetch(SCHEMA) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", ["jobs", '"My jobs"'])
 async def test_the_functions_work_in_any_schema(empty_database, schema):
     async with raw_connection(empty_database.dsn) as raw:

@@ -136,6 +136,7 @@ async def test_a_trigger_of_ours_can_not_be_put_on_a_table_of_somebody_else(outs
     assert await outsider.fetch(CAUGHT.format(schema="pg_temp")) == []
 
 
+@pytest.mark.slow
 async def test_a_trap_that_was_laid_before_the_upgrade_catches_nobody_after_it(store_at_0007, empty_database):
     """Whether a trigger may name a function is asked when the trigger is made, and never again."""
     with a_role(empty_database) as role:

@@ -30,6 +30,7 @@ def options(database):
     return DatabaseOptions(dsn=database.dsn)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_tables_of_the_document_are_adopted_with_every_row_in_every_status(empty_database, document_ddl):
     columns = "job_id, queue, task, args, lock_key, status, attempt, priority, available_at, created_at, error"
@@ -60,6 +61,7 @@ async def test_tables_of_the_document_are_adopted_with_every_row_in_every_status
         assert await migrate(database) == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_many_processes_that_migrate_at_once_apply_each_file_once(empty_database):
     applied = []
@@ -217,6 +219,7 @@ async def test_an_index_of_somebody_else_is_their_affair(database):
         assert await migrate(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q1")
 async def test_the_script_does_all_that_is_left_also_when_it_is_run_again(empty_database, document_ddl):
     async with raw_connection(empty_database.dsn) as raw:
@@ -247,6 +250,7 @@ async def test_a_program_goes_on_beside_newer_tables_and_says_so(database):
         assert re.fullmatch(r"the database's schema is at 0999 .*, newer than this version .* which goes on .*", *said)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_a_schema_in_which_anybody_may_create_functions_is_warned_of_until_it_is_closed(empty_database):
     said = []

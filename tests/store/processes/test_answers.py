@@ -69,6 +69,7 @@ async def test_what_is_told_from_memory_is_not_looked_for(monkeypatch):
             await waits.wait(7, timeout_s=60)
 
 
+@pytest.mark.slow
 async def test_a_step_in_this_process_answers_without_a_notification(database, monkeypatch):
     gate = Gate()
     async with running(database, gate) as supervisor:
@@ -89,6 +90,7 @@ async def test_a_step_in_this_process_answers_without_a_notification(database, m
         assert got == [ProcessAnswer(task_id=asked.task_id, status="finished", response="at last")]
 
 
+@pytest.mark.slow
 async def test_a_step_in_another_process_answers_by_a_notification(database, raw, monkeypatch):
     gate = Gate()
     async with running(database, gate), open_processes(database.dsn) as ask:
@@ -148,6 +150,7 @@ async def test_an_answer_that_nobody_told_of_is_found_by_a_look_which_all_share(
         assert waiting.is_answered
 
 
+@pytest.mark.slow
 async def test_who_has_a_process_locked_holds_up_requests_for_two_seconds_only(database, raw):
     async with running(database, Gate()) as supervisor:
         await raw.execute("BEGIN")

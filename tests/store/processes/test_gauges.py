@@ -40,6 +40,7 @@ async def rows_read(raw, query):
     return scans(json.loads(text)[0]["Plan"])
 
 
+@pytest.mark.slow
 async def test_processes_calls_and_deliveries_are_counted_up_to_a_bound_and_estimated_beyond_it(store, raw):
     for statement in FILL.split(";\n"):
         if statement.strip():

@@ -74,6 +74,7 @@ async def play(raw, other, number, did, history):
             await play.check()
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("P1", "P2", "P3", "P4", "P5", "P6", "P7")
 async def test_every_history_of_processes_is_the_models(database, raw):
     numbers, did = itertools.count(), Counter()

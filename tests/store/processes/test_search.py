@@ -33,6 +33,7 @@ SEARCHES = [
 ]
 
 
+@pytest.mark.slow
 async def test_what_is_looked_for_is_found_by_the_index_for_it(database, monkeypatch):
     plans = []
 

@@ -734,6 +734,7 @@ async def test_jobs_that_take_long_to_judge_are_left_for_the_next_look(store, ra
     assert [(look.jobs, look.more) for look in looks] == [(20, True), (5, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1_200])
 async def test_a_failure_ends_a_long_chain_in_batches(store, raw, add, end, monkeypatch, number):
     jobs = [a_job()]

@@ -82,6 +82,7 @@ async def all_batches(store):
     return done
 
 
+@pytest.mark.slow
 async def test_u16_all_that_match_are_frozen_and_done_five_hundred_at_a_time(acts, store, add, statuses, raw):
     await add(1_201)
     await add(3, queue="other")
@@ -217,6 +218,7 @@ async def test_u16_a_count_that_takes_too_long_says_so(own, add, monkeypatch):
     assert await own.count(CANCEL, IN_Q) == BulkCount(0, exact=False)
 
 
+@pytest.mark.slow
 async def test_u16_two_processes_never_do_the_same_batch(own, store, add, raw):
     await add(2_000)
     begun = await own.start(RETRY, IN_Q)

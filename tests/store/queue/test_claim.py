@@ -329,6 +329,7 @@ async def test_locks_of_a_claim_that_timed_out_are_given_back_and_the_jobs_run(
         await slow.locks.close()
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_surplus_locks_of_a_failed_claim_are_unlocked_and_parked_jobs_of_their_keys_wake(
     start_worker, add_job, barrier, until_blocked, raw, locks_of, row_of

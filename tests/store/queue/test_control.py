@@ -227,6 +227,7 @@ async def test_priorities_can_be_changed_whatever_the_jobs_wait_for(store, raw, 
     assert (await reads.get_job(store, before)).priority == 100
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("R1")
 async def test_a_waiting_jobs_priority_can_be_changed(store, add_job):
     job_id = await add_job(waits_for="'lock'", available_at=LATER)
@@ -285,6 +286,7 @@ async def test_a_cancel_that_waits_for_a_claim_reaches_the_claimed_job(store, ra
     assert await journal(store, job_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q4")
 async def test_cancels_and_finishes_that_race_leave_each_job_with_one_end(store, database, add_job):
     jobs = [await add_job(status="'running'" if i % 2 else "'queued'") for i in range(40)]

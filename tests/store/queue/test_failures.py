@@ -270,6 +270,7 @@ SELECT gen_random_uuid(), 'q', 't', 'k', (CASE i % 3 WHEN 0 THEN 'queued' ELSE '
 """
 
 
+@pytest.mark.slow
 async def test_to_count_all_groups_is_one_look_at_their_index(store, raw):
     # Without our triggers: 30,000 jobs in 12 groups, as a bulk load has them, and as many that succeeded.
     await raw.execute(f"SET session_replication_role = replica; {PLAN}; {PLAN.replace('failed', 'succeeded')}")

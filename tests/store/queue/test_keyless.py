@@ -220,6 +220,7 @@ async def test_to_a_program_of_the_release_before_they_have_their_id_as_a_key(ke
     assert row["lock_hash"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q2")
 @pytest.mark.parametrize("compressible", [True, False])
 async def test_args_that_no_worker_should_hold_are_left_where_they_are(add_job, raw, start_worker, compressible):

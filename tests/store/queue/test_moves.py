@@ -87,6 +87,7 @@ async def test_moves_and_other_outcomes_of_one_batch_are_all_written_and_a_locke
     assert [await row_of(job_id, "task") for job_id in ids] == ["s.b", "s.b", "s.a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyed", [True, False])
 async def test_whatever_dies_on_the_way_every_stage_has_its_turn_and_none_runs_twice_at_once(
     stages, raw, store, start_worker, add_job, row_of, keyed, request

@@ -356,6 +356,7 @@ async def read_by(connection, operations):
     return counted
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q6")
 @pytest.mark.parametrize("whose", ["ours", "a user's"])
 async def test_plans_that_were_made_while_the_tables_were_empty_serve_when_they_have_grown(database, store, raw, whose):
@@ -443,6 +444,7 @@ async def test_with_a_million_jobs_delayed_parked_and_ended_a_claim_touches_as_m
     assert not doubled
 
 
+@pytest.mark.slow
 async def test_a_claim_that_goes_on_behind_dead_entries_does_not_walk_over_them(database, store, raw):
     async def claims(connection, after=None):
         counted = []

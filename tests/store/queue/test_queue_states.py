@@ -89,6 +89,7 @@ async def test_a_task_is_unknown_when_every_worker_of_its_queue_tells_what_it_kn
     assert {w.worker: w.tasks for w in await reads.list_workers(store)} == {"w1": ["t"], "w2": ["u", "v"], "w3": None}
 
 
+@pytest.mark.slow
 async def test_the_state_of_a_queue_is_found_by_indexes_among_many_jobs(store, raw, show_worker):
     await show_worker("w", {"q": 10})
     await raw.execute(

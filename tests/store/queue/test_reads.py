@@ -131,6 +131,7 @@ async def test_a_page_that_is_just_full_is_the_last(store, add_job):
     assert (await reads.list_jobs(store, JobFilter(), limit=1)).next is None
 
 
+@pytest.mark.slow
 async def test_a_page_of_long_jobs_ends_early_and_they_all_come(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at, args, result)"
@@ -221,6 +222,7 @@ async def test_a_limit_out_of_bounds_is_refused(store, limit):
         await reads.list_jobs(store, JobFilter(), limit=limit)
 
 
+@pytest.mark.slow
 async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_once(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at, root_id)"
@@ -253,6 +255,7 @@ async def test_no_filter_scans_the_table_and_a_rare_queue_or_status_is_found_at_
     assert scanned == 0
 
 
+@pytest.mark.slow
 async def test_jobs_that_ended_in_a_short_span_are_found_by_the_index_on_it(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, finished_at)"

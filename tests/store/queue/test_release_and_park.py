@@ -349,6 +349,7 @@ async def test_a_parked_row_that_is_locked_by_somebody_does_not_hold_up_the_swee
     assert await raw.fetchval("SELECT waits_for FROM dl_jobs WHERE job_id = $1", best) == "lock"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q7")
 async def test_many_workers_on_few_keys_run_every_job_and_never_two_of_a_key(store, start_worker, raw, add_job, until):
     """No sweep here: the holders' ends and the second looks alone must keep every key going."""

@@ -131,6 +131,7 @@ async def test_workers_that_are_long_gone_are_forgotten(store, raw):
     assert [row["worker"] for row in await raw.fetch("SELECT worker FROM dl_workers")] == ["here"]
 
 
+@pytest.mark.slow
 async def test_old_jobs_are_found_without_reading_the_others(store, raw):
     await raw.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"

@@ -111,6 +111,7 @@ async def test_a_lease_that_ended_before_all_time_is_taken_back_all_the_same(sto
     assert len((await reap(store, 10)).became) == 1
 
 
+@pytest.mark.slow
 async def test_thirty_days_of_fifty_keys_take_less_than_fifty_milliseconds_and_no_job_is_read(store, raw):
     await raw.execute(
         "INSERT INTO dl_run_stats SELECT $1::timestamptz - make_interval(hours => h), 'q' || k % 5, 'task ' || k,"

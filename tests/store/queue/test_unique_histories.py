@@ -123,6 +123,7 @@ class History:
             await trio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_newest_runs_last_and_alone_and_none_older_after_it(store, raw, start_worker, seed):
     tasks = Tasks()

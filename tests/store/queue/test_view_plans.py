@@ -44,6 +44,7 @@ STATEMENTS = {
 GROWS = {"dl_jobs", "dl_job_events", "dl_schedule_events"}
 
 
+@pytest.mark.slow
 async def test_what_a_page_of_one_thing_reads_is_found_by_an_index(store, raw):
     await raw.execute(ROWS)
     await raw.execute("VACUUM ANALYZE")

@@ -104,6 +104,7 @@ async def test_a_job_of_its_key_runs_and_it_has_a_place_in_the_line(store, serve
     await worker.end(held)
 
 
+@pytest.mark.slow
 async def test_a_session_of_somebody_else_has_its_key_locked(store, serve, add, database, start_worker):
     # Of both signs: the lock's number is in two halves.
     for key in ("k", "other", "third", "fourth"):

@@ -104,6 +104,7 @@ def write_lines(database):
     return write_lines
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E11")
 async def test_a_jobs_log_is_read_in_order_in_pages_without_its_other_events(open_web, write_lines):
     async with open_web() as web:
@@ -267,6 +268,7 @@ async def test_what_is_no_run_is_a_404(open_web, path):
         assert (await get(web, f"/runs/17/{path}", 404))["status"] == 404
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E12")
 async def test_runs_are_listed_newest_first_by_name_in_pages(open_web, add_run, database):
     ids = [add_run(name=name) for name in ("a", "b", "a", "b", "a")]
@@ -290,6 +292,7 @@ async def test_runs_are_listed_newest_first_by_name_in_pages(open_web, add_run, 
         assert [error["path"] for error in (await get(web, "/runs", 422, after="x"))["errors"]] == ["after"]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E10", "Q16")
 async def test_failures_of_a_run_are_all_listed_and_those_of_a_load_until_they_are_solved(
     open_web, add_run, add_failure
@@ -325,6 +328,7 @@ async def test_failures_of_a_run_are_all_listed_and_those_of_a_load_until_they_a
         assert (await get(web, "/loads/none/failures", 404))["detail"] == "no load 'none' has run in this database."
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("E6", "E10")
 async def test_a_load_shows_its_cursor_its_last_run_and_its_failures(open_web, add_run, add_failure, database):
     add_run(job="failed", status="failed")
@@ -357,6 +361,7 @@ async def test_failures_are_counted_up_to_a_thousand(open_web, add_run, database
         assert (await get(web, "/loads/rates"))["unsolved"] == 1_000
 
 
+@pytest.mark.slow
 async def test_loads_are_listed_by_name_whether_they_have_runs_a_cursor_or_both(open_web, add_run, database):
     add_run([("a/b ü", "succeeded"), ("c", "succeeded")])
     add_run([("c", "succeeded"), ("e", "waiting")], status="running", job="running")

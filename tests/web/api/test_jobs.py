@@ -86,6 +86,7 @@ async def test_jobs_are_found_by_when_they_ended_and_retried_by_it(open_web, dat
         assert await found(status="failed") == [old]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q3")
 async def test_a_job_whose_queue_is_paused_full_or_served_by_nobody_says_so_wherever_it_is_shown(open_web, database):
     database.psql(
@@ -264,6 +265,7 @@ async def test_a_batch_names_each_bad_field_with_its_place(open_web, database):
         assert database.psql("SELECT count(*) FROM dl_jobs") == "0"
 
 
+@pytest.mark.slow
 async def test_a_batch_is_added_in_order_all_or_none(open_web, database):
     async with open_web() as web:
         jobs = [BODY | {"idempotency_key": f"k{number}"} for number in range(1000)]
@@ -401,6 +403,7 @@ NOT_STORED = [
 ]
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_stored_is_refused_and_never_a_500(open_web):
     async with open_web() as web:
         for content, status, path in NOT_STORED:
@@ -667,6 +670,7 @@ async def test_a_queue_is_paused_and_resumed_whatever_its_name(open_web, databas
         assert database.psql("SELECT count(*) FROM dl_queues WHERE paused") == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("Q16")
 async def test_a_job_of_megabytes_is_masked_off_the_loop(open_web, monkeypatch):
     masked, threads = shown.job, []

@@ -73,6 +73,7 @@ def said(monkeypatch):
     return statements
 
 
+@pytest.mark.slow
 async def test_u13_a_page_takes_four_statements_at_the_most_and_its_live_part_two(
     open_web, database, nightly, make, said
 ):

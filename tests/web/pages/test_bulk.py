@@ -46,6 +46,7 @@ async def confirm(web, html, **more):
     return await web.client.post("/ui/bulk", data=fields_of(html) | more, headers={"Origin": web.url})
 
 
+@pytest.mark.slow
 async def test_u16_all_that_match_are_counted_confirmed_frozen_and_followed(open_web, add):
     add(60)
     add(3, queue="other")

@@ -95,6 +95,7 @@ async def test_u21_a_retry_at_an_instant_is_by_the_clock_of_the_zone_that_is_sho
         assert (wrong.status_code, "such as 2026-11-23T12:00" in wrong.text) == (422, True)
 
 
+@pytest.mark.slow
 async def test_u16_more_than_a_thousand_jobs_are_retried_only_by_their_number_typed(open_web, database):
     async with open_web() as web:
         fail(database, 1_001)

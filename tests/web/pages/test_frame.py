@@ -63,6 +63,7 @@ async def test_u17_a_sign_in_gives_a_cookie_that_the_pages_alone_take(open_web):
         assert (await web.client.get(QUEUES)).status_code == 303
 
 
+@pytest.mark.slow
 async def test_u17_a_cookie_holds_on_other_replicas_and_ends_with_its_token(open_web):
     async with open_web(tokens=all_tokens()) as first, open_web(tokens=all_tokens()) as second:
         signed = await sign_in(first, "operator")
@@ -121,6 +122,7 @@ async def test_u18_what_another_site_sends_changes_nothing(open_web, headers):
         assert not [queue for queue in await web.services.jobs.queues() if queue.paused]
 
 
+@pytest.mark.slow
 async def test_u14_a_forged_act_beyond_the_role_is_refused_and_its_button_is_grey(open_web):
     async with open_web(tokens=all_tokens()) as web:
         await web.services.jobs.enqueue("t", queue="q")
@@ -223,6 +225,7 @@ async def test_files_of_the_pages_are_kept_for_ever_under_a_name_that_changes_wi
         assert (await web.client.get("/ui/static/0123/../app.py")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_u13_a_part_that_has_not_changed_is_304_and_says_when_to_come_again(open_web, monkeypatch):
     monkeypatch.setattr("dataloader.store.queue.depths.SHARE", 1e9)
     async with open_web() as web:
@@ -281,6 +284,7 @@ def test_every_page_is_declared_once_and_every_act_needs_a_role():
     assert open_to_all == {"/ui/sign-in", "/ui/sign-out", "/ui/look", "/ui/static/<version>/<name>"}
 
 
+@pytest.mark.slow
 async def test_u14_every_page_and_act_is_refused_to_those_without_its_role(open_web):
     needed = {"<uuid:": str(uuid4()), "<path:": "a", "<version>": "0", "<name>": "app.css"}
     async with open_web(tokens=all_tokens()) as web:

@@ -87,6 +87,7 @@ async def test_a_file_that_fails_on_the_way_is_cut_off(open_web, monkeypatch):
         assert (await web.client.get("/ui/jobs")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_ends_the_reading(open_web, monkeypatch):
     monkeypatch.setattr("dataloader.web.pages.job_export._READ", 1)
     async with open_web() as web:

@@ -27,6 +27,7 @@ async def list_of(web, **query):
     return answer.text
 
 
+@pytest.mark.slow
 async def test_u6_what_is_filtered_stands_in_the_address_the_form_and_the_chips(open_web, database):
     async with open_web() as web:
         wanted = await web.trigger(queue="load.cbr", task="load.rates", lock_key="cbr:2026-11", args={"source": "cbr"})
@@ -71,6 +72,7 @@ async def test_u21_times_of_the_filter_are_in_the_readers_zone(open_web, databas
         assert not rows_of(await list_of(web, **{"from": "2026-11-23T00:00Z"}))
 
 
+@pytest.mark.slow
 async def test_u10_u21_instants_at_the_ends_of_time_keep_no_page_from_being_seen(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger(lock_key="0001-01-01 00:00:00Z")

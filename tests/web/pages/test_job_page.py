@@ -61,6 +61,7 @@ async def test_what_has_ended_shows_its_attempts_log_and_journal(open_web, datab
         assert (await web.client.get("/ui/jobs/00000000-0000-7000-8000-000000000001")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_what_waits_says_why_and_what_runs_says_who_takes_over(open_web, database):
     async with open_web() as web:
         soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -131,6 +132,7 @@ async def test_u15_cancel_asks_and_is_done_once(open_web):
         assert kinds == ["queued", "canceled"]
 
 
+@pytest.mark.slow
 async def test_u15_a_retry_sent_twice_is_done_once_and_can_be_undone(open_web, database):
     async with open_web() as web:
         job_id = await web.trigger()
@@ -149,6 +151,7 @@ async def test_u15_a_retry_sent_twice_is_done_once_and_can_be_undone(open_web, d
         assert (await web.services.jobs.get(UUID(job_id))).status is Status.FAILED
 
 
+@pytest.mark.slow
 async def test_u15_priority_is_set_and_taken_back_and_run_now_is_said(open_web):
     async with open_web() as web:
         job_id = await web.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
@@ -187,6 +190,7 @@ async def test_u15_run_again_shows_the_args_and_adds_one_job_however_often_it_is
         assert (jobs[0].args, jobs[0].priority, jobs[0].lock_key) == (jobs[1].args, 7, "k")
 
 
+@pytest.mark.slow
 async def test_u14_who_may_only_look_sees_grey_buttons_and_asks_in_vain(open_web):
     async with open_web(tokens=all_tokens()) as web:
         body = {"queue": "q", "task": "t", "lock_key": "k"}

@@ -54,6 +54,7 @@ def ran(database, load, statuses, *, failures=0, error="HTTPError: 503"):
     )
 
 
+@pytest.mark.slow
 async def test_loads_show_how_far_they_have_come_and_how_they_ran(open_web, database):
     async with open_web() as web:
         ran(database, "ecb.rates", ["succeeded", "succeeded_with_failures", "failed", "succeeded"], failures=3)
@@ -85,6 +86,7 @@ async def test_a_load_shows_its_days_and_what_failed_without_secrets(open_web, d
         assert (await web.client.get(unescape(more))).text.count('<tr id="failure-') == 1
 
 
+@pytest.mark.slow
 async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(open_web, database):
     async with open_web() as web:
         ran(database, "ecb.rates", ["succeeded"], failures=2)
@@ -105,6 +107,7 @@ async def test_u15_failures_are_retried_alone_or_all_and_a_form_sent_twice_once(
         ]
 
 
+@pytest.mark.slow
 async def test_a_load_is_run_with_a_span_and_settings_that_are_checked(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         ran(database, "ecb.rates", ["succeeded"])

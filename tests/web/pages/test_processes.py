@@ -66,6 +66,7 @@ def a_type():
     return processes
 
 
+@pytest.mark.slow
 async def test_p1_a_process_shows_its_state_its_timer_and_a_timeline_of_tasks_with_their_events(open_web, database):
     async with process_tester(database.dsn, a_type()) as tester, open_web() as web:
         ask = tester.processes
@@ -181,6 +182,7 @@ async def rename_picture(tab, name):
         there.rename(there.with_name(f"{re.sub('[^a-z0-9]+', '-', name)}-{tab.page_name().rpartition('-')[2]}.png"))
 
 
+@pytest.mark.slow
 async def test_u6_u8_processes_are_found_by_what_stands_in_the_address_and_never_by_a_secret(open_web, database):
     database.psql(
         "INSERT INTO dl_processes (type, process_id, status, metadata, detail, error_group)"
@@ -214,6 +216,7 @@ async def test_u6_u8_processes_are_found_by_what_stands_in_the_address_and_never
             assert words in unescape((await web.client.get(f"{LIST}?{wrong}")).text), wrong
 
 
+@pytest.mark.slow
 async def test_u14_u15_acts_ask_first_are_done_once_and_stand_in_the_audit(open_web, database):
     async with process_tester(database.dsn, a_type()) as tester, open_web(tokens=all_tokens()) as web:
         await sign_in(web, "operator")
@@ -264,6 +267,7 @@ async def test_u14_u15_acts_ask_first_are_done_once_and_stand_in_the_audit(open_
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_u14_u18_a_reader_sees_grey_buttons_and_may_not_act_and_others_pages_may_not_either(open_web, database):
     paths = {
         "/ui/processes/new": {"type": "pay", "id": "2"},
@@ -288,6 +292,7 @@ async def test_u14_u18_a_reader_sees_grey_buttons_and_may_not_act_and_others_pag
         assert database.psql("SELECT count(*) FROM dl_processes") == "1"
 
 
+@pytest.mark.slow
 async def test_p6_u16_a_group_of_errors_is_repaired_or_resumed_as_a_whole(open_web, database, monkeypatch):
     monkeypatch.setattr("dataloader.web.pages.process_bulk.BATCH", 2)
     async with process_tester(database.dsn, a_type()) as tester, open_web() as web:
@@ -325,6 +330,7 @@ async def test_p6_u16_a_group_of_errors_is_repaired_or_resumed_as_a_whole(open_w
         assert (await act(web, mend, **many | {"shown": "1"})).status_code == 422
 
 
+@pytest.mark.slow
 async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does_not_run(open_web, database):
     async def words():
         html = (await web.client.get(PAGE)).text
@@ -370,6 +376,7 @@ async def test_a_wake_up_job_leads_to_its_process_and_a_process_says_why_it_does
         assert (await words())[0].startswith("It rests: nothing waits and it has no timer.")
 
 
+@pytest.mark.slow
 async def test_p9_deliveries_that_are_held_up_are_shown_and_released(open_web, database):
     held = "/ui/processes/deliveries"
     async with open_web(tokens=all_tokens()) as web:

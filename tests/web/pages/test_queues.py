@@ -59,6 +59,7 @@ async def test_workers_show_slots_and_who_is_gone(open_web, database):
         assert "No process runs jobs." in (await web.client.get("/ui/workers")).text
 
 
+@pytest.mark.slow
 async def test_u9_a_secret_in_a_name_is_not_shown(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         await web.client.post("/ui/sign-in", data={"token": TOKENS["reader"]}, headers={"Origin": web.url})

@@ -100,6 +100,7 @@ async def test_u1_the_timeline_has_a_row_for_each_task_in_order_waiting_ones_too
         assert f'href="/ui/runs/{nightly}/failures">3 failures' in shown
 
 
+@pytest.mark.slow
 async def test_u2_a_block_has_its_tasks_lines_only_in_order_and_a_page_is_500_of_them(open_web, make, nightly):
     make.lines(nightly, "ods.rates", [("info", f"line {n}") for n in range(600)])
     async with open_web() as web:
@@ -125,6 +126,7 @@ async def test_u2_a_block_has_its_tasks_lines_only_in_order_and_a_page_is_500_of
         assert "has a task with the number 9" in await get(web, f"/ui/runs/{nightly}?part=lines&open=9", 404)
 
 
+@pytest.mark.slow
 async def test_u2_u6_lines_are_filtered_by_tasks_level_and_text_in_the_url_and_name_their_task(open_web, nightly):
     async with open_web() as web:
 
@@ -226,6 +228,7 @@ async def test_u3_an_ended_task_changes_no_more_and_a_running_one_is_marked(open
         assert re.search(r'id="block-2"[^>]*data-last="([^"]+)"', again)[1] != "0running"
 
 
+@pytest.mark.slow
 async def test_u5_a_running_load_shows_requests_queues_and_workers_and_an_ended_run_asks_no_more(
     open_web, make, nightly
 ):
@@ -261,6 +264,7 @@ async def test_u5_a_running_load_shows_requests_queues_and_workers_and_an_ended_
         assert "Refresh-In" not in (await web.client.get(f"/ui/runs/{nightly}?part=rows")).headers
 
 
+@pytest.mark.slow
 async def test_u5_a_cancel_asks_first_and_the_run_ends_with_its_counts(open_web, make, database):
     run_id = make.run([("a", "running")], status="running")
     async with open_web(tokens=all_tokens()) as web:
@@ -302,6 +306,7 @@ async def test_u15_a_failed_run_is_retried_from_its_page_once(open_web, nightly,
         assert database.psql(f"SELECT status FROM dl_jobs WHERE job_id = '{nightly}'").split() == ["queued"]
 
 
+@pytest.mark.slow
 async def test_a_run_is_compared_with_the_last_success_task_by_task(open_web, make, nightly):
     tasks = [("ods.rates", "succeeded"), ("ods.countries", "succeeded"), ("old", "succeeded")]
     for day, minutes in ((3, 30), (2, 4), (1, 2)):
@@ -338,6 +343,7 @@ async def test_a_run_that_is_none_is_a_page_that_says_so(open_web):
             assert "no run has the id" in (await get(web, path, 404)).replace("&#39;", "'")
 
 
+@pytest.mark.slow
 async def test_u10_what_tasks_are_called_and_lines_say_neither_runs_nor_hides(open_web, make):
     run_id = make.run([(name, "succeeded") for name in HOSTILE], name=HOSTILE[0])
     for name in HOSTILE:

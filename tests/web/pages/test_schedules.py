@@ -196,6 +196,7 @@ SPECS = (
 """What other programs may have written into the table."""
 
 
+@pytest.mark.slow
 async def test_a_spec_that_cannot_be_read_is_shown_with_what_is_wrong_with_it_and_hides_no_other(open_web, database):
     async with open_web() as web:
         await nightly(web)

@@ -87,6 +87,7 @@ def test_bars_show_what_there_is_however_little():
     assert re.findall(r'd="([^"]*)"', drawn) == ["M0 20h5v-20h-5zM12 20h5v-1h-5z", "M12 19h5v-2h-5z"]
 
 
+@pytest.mark.slow
 async def test_u14_the_audit_is_for_admins_and_says_who_did_what_to_what(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         await act(web, "/ui/sign-in", token=TOKENS["operator"], to="/ui/queues")

@@ -86,6 +86,7 @@ async def test_u15_limits_are_set_and_given_back_and_what_others_changed_meanwhi
             assert refused.status_code == 422, given
 
 
+@pytest.mark.slow
 async def test_a_task_is_removed_only_as_somebody_has_chosen(open_web, database):
     async with open_web(tokens=all_tokens()) as web:
         await declare(web, database, "t")
@@ -101,6 +102,7 @@ async def test_a_task_is_removed_only_as_somebody_has_chosen(open_web, database)
         assert database.psql("SELECT status FROM dl_jobs").strip() == "canceled"
 
 
+@pytest.mark.slow
 async def test_a_supplier_shows_what_of_its_budgets_is_used_and_whose_turn_it_is(open_web, database):
     async with open_web() as web:
         await declare(web, database, "employee")

@@ -207,6 +207,7 @@ async def test_a_long_text_that_does_not_end_is_read_once_however_many_quotes_it
         assert time.process_time() - began < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", [1, -1], ids=["good", "bad"])
 async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_web, monkeypatch, priority):
     threads, decode = [], decoding._decode
@@ -224,6 +225,7 @@ async def test_a_long_batch_is_decoded_in_a_thread_and_a_short_one_at_once(open_
     assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "most"), [(100, 8), (100 * KIB, 2), (1_100 * KIB, 1)])
 async def test_long_requests_are_stored_two_at_a_time_and_the_longest_one_by_one(open_web, monkeypatch, length, most):
     async with open_web() as web:

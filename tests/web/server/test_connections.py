@@ -329,6 +329,7 @@ async def test_an_idle_connection_is_kept_for_its_time_and_then_closed_without_b
         assert web.services.refusals.counts == {}
 
 
+@pytest.mark.slow
 async def test_a_client_that_takes_no_more_of_its_answer_is_ended_though_its_next_request_has_come(
     open_web, monkeypatch
 ):
@@ -352,6 +353,7 @@ async def test_a_client_that_takes_no_more_of_its_answer_is_ended_though_its_nex
         assert web.services.refusals.counts == {Refusal.SLOW_READER: 2}
 
 
+@pytest.mark.slow
 async def test_slow_readers_make_room_for_the_answers_of_others_and_the_slowest_goes_first(open_web, monkeypatch):
     monkeypatch.setattr(connections, "YOUNG_S", 0)
     async with open_web() as web:
@@ -565,6 +567,7 @@ def upload_and_leave(address, chance):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
+@pytest.mark.slow
 async def test_uploads_that_end_in_any_way_at_any_moment_leave_no_traceback_and_no_connection(open_web):
     """An answer may be on its way when the connection is closed, which is no error of ours."""
     async with open_web() as web:

@@ -204,6 +204,7 @@ def test_a_row_with_bytes_that_are_no_text_is_broken_and_the_rest_goes_on():
     assert found.broken[0].sample == "1,��"
 
 
+@pytest.mark.slow
 def test_blank_lines_before_the_first_row_count_for_nothing_however_many_they_are():
     lines = 200_000
     tracemalloc.start()

@@ -67,6 +67,7 @@ def test_members_of_a_zip_archive_are_read_by_name_and_their_broken_rows_named()
     assert [(one.key, one.error) for one in found.broken] == [("b.csv line 3", "1 cells, not 2")]
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_zip_archive_is_for_all_members_together():
     rows = b"a\n" + b"1\n" * 100_000
     assert len(parse(Zip(Csv(), max_bytes=len(rows) * 2), zipped(a_csv=rows, b_csv=rows)).records) == 200_000
