@@ -88,9 +88,13 @@ WHERE ($2::text IS NULL OR type = $2) AND status = ANY ($3::text[]) AND ($4::big
   AND ($5::text IS NULL OR process_id = $5) AND key < $6
 ORDER BY key DESC LIMIT $7
 """
+# It stops when it has found as many as are wanted.
 _FITTING: Final = """
-SELECT key FROM dl_processes
-WHERE key = ANY ($1::bigint[]) AND (metadata @> $2::text::jsonb) IS TRUE ORDER BY key DESC LIMIT $3
+WITH walked AS MATERIALIZED ({walk})
+SELECT ARRAY(SELECT p.key FROM dl_processes p
+             WHERE p.key = ANY (ARRAY(SELECT w.key FROM walked w)) AND (p.metadata @> {metadata}::text::jsonb) IS TRUE
+             ORDER BY p.key DESC LIMIT {most}) AS keys,
+       (SELECT count(*) FROM walked) AS looked_at
 """
 _ROWS: Final = f"{RECORD} WHERE key = ANY ($1::bigint[]) AND removed_at IS NULL ORDER BY key DESC"
 
@@ -139,13 +143,17 @@ async def _aio_find(connection: Any, wanted: ProcessFilter, limit: int, before: 
 async def aio_keys(connection: Any, wanted: ProcessFilter, before: int, most: int) -> list[int]:
     """The keys of the newest processes that match, newest first (asyncio-flavoured)."""
     if wanted.metadata is None:
-        return await _aio_walk(connection, wanted, before, most)
-    metadata = check_metadata("metadata", wanted.metadata)
-    walk = max(WALK, most)
-    newest = await _aio_walk(connection, wanted, before, walk)
-    fitting = await _aio_column(connection, _FITTING, newest, metadata, most)
-    if len(fitting) == most or len(newest) < walk:
-        return fitting
+        sql, values = _walk(wanted, before, most)
+        return await _aio_column(connection, sql, *values) if sql else []
+    metadata, walk = check_metadata("metadata", wanted.metadata), max(WALK, most)
+    sql, values = _walk(wanted, before, walk)
+    if not sql:
+        return []
+    number = len(values)
+    fitting = _FITTING.format(walk=sql, metadata=f"${number + 1}", most=f"${number + 2}")
+    [found] = await _aio_rows(connection, fitting, *values, metadata, most)
+    if len(found["keys"]) == most or found["looked_at"] < walk:
+        return list(found["keys"])
     return await _aio_column(
         connection,
         _BY_METADATA,
@@ -159,8 +167,8 @@ async def aio_keys(connection: Any, wanted: ProcessFilter, before: int, most: in
     )
 
 
-async def _aio_walk(connection: Any, wanted: ProcessFilter, before: int, most: int) -> list[int]:
-    """The same without regard to the metadata."""
+def _walk(wanted: ProcessFilter, before: int, most: int) -> tuple[str, list[Any]]:
+    """The statement for the same without regard to the metadata, and its values; no statement: there are none."""
     values: list[Any] = [before, most]
 
     def place(value: object) -> str:
@@ -168,7 +176,7 @@ async def _aio_walk(connection: Any, wanted: ProcessFilter, before: int, most: i
         return f"${len(values)}"
 
     if wanted == ProcessFilter(metadata=wanted.metadata):
-        return await _aio_column(connection, _NEWEST, *values)
+        return _NEWEST, values
     types = TYPES if wanted.type is None else f"types (type) AS (VALUES ({place(wanted.type)}::text))"
     group = group_of(wanted)
     if wanted.process_id is not None:
@@ -179,8 +187,8 @@ async def _aio_walk(connection: Any, wanted: ProcessFilter, before: int, most: i
     elif wanted.status in {None, "error"}:
         sql = _NEWEST_OF_GROUP.format(types=types, group=place(group))
     else:
-        return []
-    return await _aio_column(connection, sql, *values)
+        sql = ""
+    return sql, values
 
 
 def statuses_of(wanted: ProcessFilter) -> list[str]:
@@ -194,7 +202,11 @@ def group_of(wanted: ProcessFilter) -> int | None:
 
 
 async def _aio_column(connection: Any, sql: str, *values: Any) -> list[int]:
-    return [row[0] for row in await connection.fetch(sql, *values)]
+    return [row[0] for row in await _aio_rows(connection, sql, *values)]
+
+
+async def _aio_rows(connection: Any, sql: str, *values: Any) -> list[Any]:
+    return list(await connection.fetch(sql, *values))
 
 
 async def list_error_groups(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import trio
 
@@ -29,6 +31,9 @@ SEARCHES = [
     ({"metadata": {"n": 17}}, "ix_dl_processes_metadata", 1),
     ({"metadata": {"all": True}}, "dl_processes_pkey", 10),
     ({"metadata": {"first": True}, "type": "t1"}, "ix_dl_processes_metadata", 10),
+    ({"metadata": {"all": True}, "type": "t1", "status": "error"}, "dl_processes_pkey", 10),
+    ({"metadata": {"all": True}, "error_group": "0000000000000003"}, "dl_processes_pkey", 10),
+    ({"metadata": {"n": 77}, "process_id": "p77"}, "dl_processes_pkey", 1),
     ({"process_id": "p77"}, "ux_dl_processes_id", 1),
 ]
 
@@ -40,9 +45,9 @@ async def test_what_is_looked_for_is_found_by_the_index_for_it(database, monkeyp
     async def explained(connection, sql, *values):
         rows = await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {sql}", *values)
         plans.append("\n".join(row[0] for row in rows))
-        return [row[0] for row in await connection.fetch(sql, *values)]
+        return list(await connection.fetch(sql, *values))
 
-    monkeypatch.setattr(search, "_aio_column", explained)
+    monkeypatch.setattr(search, "_aio_rows", explained)
     await trio.to_thread.run_sync(database.psql, MANY)
     async with open_database(DatabaseOptions(dsn=database.dsn)) as opened:
         for criteria, index, found in SEARCHES:
@@ -53,3 +58,6 @@ async def test_what_is_looked_for_is_found_by_the_index_for_it(database, monkeyp
             # That of the numbers is walked only where the newest processes are wanted, whatever they are.
             assert (criteria, "dl_processes_pkey" in plans[-1]) == (criteria, index == "dl_processes_pkey")
             assert "Seq Scan on dl_processes" not in "".join(plans)
+            if criteria == {"metadata": {"all": True}}:
+                # It stops when it has found as many as are wanted, of the 5,000 that it may look at.
+                assert re.search(r"dl_processes_pkey on dl_processes p +\(.*rows=11\.?0* loops=1\)", plans[-1])
