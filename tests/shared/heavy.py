@@ -58,6 +58,12 @@ def endless(record):
         time.sleep(0.01)
 
 
+def slow(record):
+    """Takes its time."""
+    time.sleep(1.5)
+    return with_pid(record)
+
+
 def crash(record):
     """Ends its process."""
     print("about to crash", record["n"])  # noqa: T201

@@ -19,6 +19,9 @@ from dataloader.flows.etl.parse import processes
 pytestmark = pytest.mark.requirement("E2")
 
 
+LEASE_S = 4
+
+
 @pytest.fixture
 async def numbers(raw, tmp_path):
     """A load of one file for each number, in processes, into a table `numbers`."""
@@ -134,6 +137,14 @@ async def test_a_stop_kills_what_goes_on_with_all_that_it_has_started(by, number
             assert status == {"cancel": "canceled", "timeout": "failed"}[by]
             assert not any(map(is_alive, seen()))
     assert not any(map(is_alive, seen()))
+
+
+async def test_processes_live_as_long_as_the_lease_is_renewed(numbers, supervised, raw):
+    async with supervised(numbers(heavy.slow, pipeline={"workers": 1}), heartbeat_s=0.5) as supervisor:
+        job = await supervisor.jobs.enqueue("numbers", queue="q", lease_ttl_sec=LEASE_S, max_attempts=1)
+        ended = await when_ended(supervisor, job.job_id, within_s=40)
+        assert ended.status == "succeeded", ended.error
+    assert await raw.fetchval("SELECT extract(epoch FROM finished_at - started_at) FROM dl_jobs") > LEASE_S
 
 
 async def test_a_process_that_ends_fails_the_attempt_and_says_how(numbers, outcome_of):
