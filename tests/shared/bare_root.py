@@ -49,6 +49,7 @@ def make_bare_root(root: Path) -> Path:
     """Fill a folder; it comes back. The user's home is `/home/bare`, and nothing is on the path but `TOOLS`."""
     for folder in ("bin", "dev", "etc", "proc", "tmp", "home/bare"):
         (root / folder).mkdir(parents=True)
+    root.chmod(0o755)
     (root / "tmp").chmod(0o1777)
     (root / "etc" / "passwd").write_text(f"bare:x:{USER}:{USER}::/home/bare:/bin/sh\n")
     os.chown(root / "home" / "bare", USER, USER)
