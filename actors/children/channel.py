@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,8 +23,8 @@ import msgspec
 from dataloader.actors.children import wire
 from dataloader.jobs.errors import JobStopped
 
-STACK: Final = 2**18
-"""Bytes of the reader's stack, which counts as memory of the body's."""
+STACK: Final = 2**21
+"""Bytes of the reader's stack, which counts as memory of the body's: enough for JSON as deep as it can be read."""
 
 Hear = Callable[[wire.Answer | None], object]
 """What is called with an answer, in the reader's thread; with None when none will come."""
@@ -56,7 +57,7 @@ class Channel:
             threading.stack_size(former)
 
     def next_job(self) -> wire.RunJob | None:
-        """Wait for the next job; None when the service has closed the socket."""
+        """Wait for the next job; None when the service has closed the socket, or nothing more can be read."""
         self._wants_job = True
         self._wanted.set()
         return self._jobs.get()
@@ -121,14 +122,19 @@ class Channel:
     def _read_for_ever(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         lines = self._lines()
-        while not self._closed:
-            self._wanted.wait()
-            self._wanted.clear()
-            while (self._waiting or self._wants_job) and not self._closed:
-                self._take(next(lines, None))
-        for number in list(self._waiting):
-            self.give_up(number)
-        self._jobs.put(None)
+        try:
+            while not self._closed:
+                self._wanted.wait()
+                self._wanted.clear()
+                while (self._waiting or self._wants_job) and not self._closed:
+                    self._take(next(lines, None))
+        except Exception:  # noqa: BLE001 - such as for lack of memory; the job's log shows it
+            traceback.print_exc()
+        finally:
+            self._closed = True
+            for number in list(self._waiting):
+                self.give_up(number)
+            self._jobs.put(None)
 
     def _take(self, line: bytes | None) -> None:
         match None if line is None else wire.read_from_service(line):

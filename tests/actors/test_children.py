@@ -227,6 +227,13 @@ async def test_a_stop_ends_the_wait_for_a_grant_at_once(open_children, shown, fl
         assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
 
 
+async def test_a_body_that_can_not_read_what_the_service_says_ends(open_children, run_in):
+    async with open_children(1) as supervisor:
+        job = await run_in(supervisor, "deafens", within_s=20)
+        assert job.status == "failed"
+        assert any("RecursionError" in line.message for line in await lines_of(supervisor, job.job_id))
+
+
 @pytest.mark.slow
 async def test_what_it_prints_is_kept_up_to_a_bound(open_children, run_in):
     async with open_children(log_lines_per_job=5) as supervisor:

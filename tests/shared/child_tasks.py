@@ -30,6 +30,7 @@ from dataloader import (
     Supplier,
     Tasks,
 )
+from dataloader.actors.children import wire
 
 if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
     import broken
@@ -195,6 +196,17 @@ def cleans(job: ProcessJob) -> None:
     except JobStopped:
         job.log.info("cleaned", why=job.stopped_by)
         raise
+
+
+@tasks.task("deafens", process=True)
+def deafens(job: ProcessJob) -> None:
+    """What reads the service's answers can't any more."""
+
+    def read(_line: bytes) -> None:
+        raise RecursionError
+
+    wire.read_from_service = read  # type: ignore[assignment]
+    job.take("slow")
 
 
 @tasks.task("becomes", process=True)
