@@ -24,7 +24,7 @@ RUN pip install --no-cache-dir --no-index --no-deps /wheels/*.whl && rm -r /whee
 ENV PYTHONUNBUFFERED=1 PYTHONPATH=/app DL_HOST=0.0.0.0 DL_PORT=8080
 USER 10001
 EXPOSE 8080
-# The command runs as process 1 and takes SIGTERM itself: no shell between.
+# `serve` as process 1 hands signals on to the service below it, and takes away ended processes: no shell between, and no other init.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f\"http://127.0.0.1:{os.environ['DL_PORT']}/health\", timeout=2)"]
 ENTRYPOINT ["dataloader"]

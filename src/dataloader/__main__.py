@@ -14,6 +14,10 @@ _came: list[int] = []
 
 def main() -> NoReturn:
     """Run the command line on this process's arguments; never returns."""
+    if os.getpid() == 1 and sys.argv[1:2] == ["serve"]:
+        from dataloader.first_process import serve_below  # noqa: PLC0415 - only there
+
+        serve_below()
     # Until the service listens to signals, or a command is done. As the first process of a container we would not even
     # hear of one that nobody has asked for, and elsewhere an embedded server would be left behind.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -29,6 +29,7 @@ from dataloader import (
     Snooze,
     Supplier,
     Tasks,
+    ThreadJob,
 )
 from dataloader.actors.children import wire
 
@@ -207,6 +208,13 @@ def deafens(job: ProcessJob) -> None:
 
     wire.read_from_service = read  # type: ignore[assignment]
     job.take("slow")
+
+
+@tasks.task("orphans", timeout_s=60)
+def orphans(job: ThreadJob) -> None:
+    """Leaves a process behind, which ends soon."""
+    started = "import subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True)"
+    subprocess.run([sys.executable, "-S", "-c", started], check=True)
 
 
 @tasks.task("becomes", process=True)

@@ -106,12 +106,13 @@ def serve(database, tmp_path):
         tasks="service_tasks:tasks",
         python=sys.executable,
         environment=None,
+        launcher=(),
         **settings,
     ):
         workers = json.dumps([{"queue": queue, "concurrency": slots} for queue, slots in (queues or {"q": 4}).items()])
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DL_", "PG"))}
         process = subprocess.Popen(  # noqa: ASYNC220 - it outlives this call
-            [python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
+            [*launcher, python, "-m", "dataloader", "serve", "--tasks", tasks, "--port", "0"],
             cwd=tmp_path,
             env=inherited
             | {"PYTHONPATH": f"{FOLDER}:{FOLDER.parent}", "DL_DB_DSN": dsn or database.dsn, "WORKERS_JSON": workers}
