@@ -37,6 +37,8 @@ class Telemetry:
         self._fenced = Counter("dataloader_writes_fenced", "Outcomes that came too late and changed nothing.")
         self._children_running = Gauge("dataloader_children_running", "Child processes that run a job.")
         self._children_idle = Gauge("dataloader_children_idle", "Child processes that wait for a job.")
+        self._dask_running = Gauge("dataloader_dask_running", "Jobs that have a thread of a Dask cluster.")
+        self._dask_threads = Gauge("dataloader_dask_threads", "Threads of the Dask clusters that are connected.")
         self._child_start_s = Histogram("dataloader_child_start_seconds", "How long child processes took to start.")
         self._children_ended = Counter(
             "dataloader_children_ended",
@@ -57,6 +59,8 @@ class Telemetry:
             self._fenced,
             self._children_running,
             self._children_idle,
+            self._dask_running,
+            self._dask_threads,
             self._child_start_s,
             self._children_ended,
         )
@@ -103,6 +107,10 @@ class Telemetry:
     def child_ended(self, cause: str) -> None:
         """A child process is ended."""
         self._children_ended.add(cause)
+
+    def clusters_now(self, running: int, threads: int) -> None:
+        """So many jobs have one of so many threads of Dask clusters."""
+        self._dask_running.value, self._dask_threads.value = running, threads
 
     def children_now(self, running: int, idle: int) -> None:
         """So many child processes run a job, and so many wait for one."""

@@ -100,7 +100,7 @@ def make_parts(
     retry_delays = RetryDelays(database=database, tasks=tasks, outage=outage)
     answers = Answers(database)
     children = Children(tasks=tasks, grace_s=settings.child_grace_s, idle_s=settings.child_idle_s, telemetry=telemetry)
-    clusters = _clusters(settings, tasks)
+    clusters = _clusters(settings, tasks, telemetry)
     services = RunServices(
         to_recorder=to_recorder,
         transactions=transactions,
@@ -307,7 +307,7 @@ def _keys_lost(runs: Runs, tokens: list[int]) -> None:
             run.stop(StopReason.KEY_LOST)
 
 
-def _clusters(settings: Settings, tasks: Tasks) -> Clusters:
+def _clusters(settings: Settings, tasks: Tasks, telemetry: Telemetry) -> Clusters:
     return Clusters(
         tasks=tasks,
         default=settings.dask,
@@ -316,6 +316,7 @@ def _clusters(settings: Settings, tasks: Tasks) -> Clusters:
         grace_s=settings.child_grace_s,
         idle_s=settings.child_idle_s,
         max_lines=settings.log_lines_per_job,
+        telemetry=telemetry,
     )
 
 

@@ -27,6 +27,7 @@ from dataloader.jobs.errors import ConfigError
 from dataloader.jobs.module_names import Place
 from dataloader.jobs.program_version import program_version
 from dataloader.jobs.tasks import Task, Tasks
+from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.loop import open_loop
 
 
@@ -44,6 +45,7 @@ class Clusters:
     grace_s: float
     idle_s: float
     max_lines: int
+    telemetry: Telemetry
     _places: Mapping[str, tuple[Place, list[Place]]] = attrs.field(init=False)
     _of_task: dict[str, Cluster] = attrs.field(factory=dict, init=False)
     _by_address: dict[str, Cluster] = attrs.field(factory=dict, init=False)
@@ -68,6 +70,7 @@ class Clusters:
                         address=address,
                         tls=self.tls,
                         topic=f"dataloader {self.instance}",
+                        show=self._show,
                     )
                 self._of_task[name] = self._by_address[address]
         self._changed.set()
@@ -152,3 +155,7 @@ class Clusters:
                     child.life.cancel()
         if failure is not None:
             raise failure
+
+    def _show(self) -> None:
+        all_of_them = self._by_address.values()
+        self.telemetry.clusters_now(sum(one.running for one in all_of_them), sum(one.threads for one in all_of_them))

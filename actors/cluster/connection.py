@@ -64,19 +64,21 @@ class Tls:
 
 @attrs.define(eq=False, kw_only=True)
 class Cluster:
-    """One cluster, by its scheduler's address, with so many `threads`; none while it is away.
+    """One cluster, by its scheduler's address, with so many `threads`, none while it is away; `running` are ours.
 
-    `heard` are told what workers announce, by the run's key.
+    `heard` are told what workers announce, by the run's key. `show` is called when
+    the numbers have changed.
     """
 
     address: str
     tls: Tls | None
     topic: str
+    show: Callable[[], None]
     threads: int = 0
+    running: int = 0
     heard: dict[str, Callable[[Announced], None]] = attrs.field(factory=dict)
     _loop: Loop | None = None
     _client: Any = None
-    _taken: int = 0
     _waiting: int = 0
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
@@ -129,18 +131,19 @@ class Cluster:
         self._waiting += 1
         try:
             with trio.move_on_after(PLACE_S):
-                while self._client is not None and self._taken >= self.threads:
+                while self._client is not None and self.running >= self.threads:
                     await self._changed.wait()
             self.check_there()
-            if self._taken >= self.threads:
+            if self.running >= self.threads:
                 raise self.no_place("has no free thread")
-            self._taken += 1
+            self.running += 1
+            self.show()
         finally:
             self._waiting -= 1
         try:
             yield
         finally:
-            self._taken -= 1
+            self.running -= 1
             self._change()
 
     def check_there(self) -> None:
@@ -179,6 +182,7 @@ class Cluster:
     def _change(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+        self.show()
 
 
 @attrs.define(eq=False)

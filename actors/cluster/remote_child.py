@@ -149,7 +149,6 @@ class RemoteChild:
         # In this order: should this process stand still in between, the body has less time, not more.
         ahead = boot_s() - lease_time()
         self._until = until[0] + ahead, until[1] + ahead
-        self._dead_at = max(self._until[1], self._dead_at) if self._dead_at < math.inf else self._until[1]
         self._change()
 
     def tell_to_stop(self) -> None:
@@ -209,6 +208,8 @@ class RemoteChild:
             messages: list[Said] = []
             if self._until is not None:
                 messages.append((name, *map(self._clock.there, self._until)))
+                # From now on it may arrive. One that comes later is not sent before this one is heard.
+                self._dead_at = self._until[1] if name == "arm" else max(self._until[1], self._dead_at)
                 self._until, name = None, "until"
             while self._for_body:
                 messages.append(self._for_body.popleft())

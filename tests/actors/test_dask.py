@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from uuid import UUID
 
 import dask_tasks
@@ -14,7 +15,7 @@ from dask_cluster import dask_cluster
 from rabbitmq_server import free_port
 
 from dataloader import ConfigError, Tasks
-from dataloader.actors.cluster import connection
+from dataloader.actors.cluster import clusters, connection
 from dataloader.testing import run_task
 
 
@@ -179,3 +180,27 @@ async def test_without_the_extra_the_service_says_how_to_install_it(open_worker,
 async def test_run_task_runs_it_in_a_child_on_this_machine():
     run = await run_task(dask_tasks.tasks, "aio")
     assert (run.status, run.result) == ("succeeded", "done")
+
+
+async def test_a_worker_of_another_version_fails_the_attempt_with_an_error_that_says_so(
+    open_service, run_in, monkeypatch
+):
+    monkeypatch.setattr(clusters, "program_version", lambda: "0.0.1")
+    async with open_service() as supervisor:
+        error = (await run_in(supervisor, "noop")).error
+        assert "could not start it: RuntimeError: it has dataloader-supervisor" in error
+        assert error.endswith("the service 0.0.1: install the same")
+
+
+async def test_a_worker_without_the_functions_module_fails_the_attempt_with_an_error_that_says_so(
+    open_worker, cluster, run_in, monkeypatch
+):
+    module = ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    exec("def score(job): pass", vars(module))
+    tasks = Tasks()
+    tasks.task("score", dask=cluster.address)(module.score)
+    async with open_worker(tasks, {"q": 1}) as supervisor:
+        error = (await run_in(supervisor, "score")).error
+        assert error.startswith("on the Dask worker tcp://127.0.0.1:")
+        assert "the child process could not start: ModuleNotFoundError: No module named 'only_here'" in error

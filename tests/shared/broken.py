@@ -115,6 +115,10 @@ def _never_killed(_lease) -> tuple[float, float]:
     return math.inf, math.inf
 
 
+def _much_later(_clock, at: float) -> float:
+    return at + 100_000
+
+
 def _never(*_args: object) -> bool:
     """In the place of one that asks whether something may happen."""
     return False
@@ -517,6 +521,11 @@ GUARDS = {
         "a body in a child process dies before its lease is over, whatever it and its supervisor do",
         f"{ACTORS}/test_children.py::test_a_lease_that_is_not_renewed_ends_the_body_before_it_is_over",
         put("actors.lease.Lease.body_is_killed", _never_killed),
+    ),
+    "deadline beside a Dask worker": Guard(
+        "a body beside a Dask worker dies before its lease is over when nobody can renew it",
+        f"{FAULTS}/test_dask_losses.py::test_a_body_whose_service_is_cut_off_from_the_cluster_dies_before_another_runs_its_job",
+        put("actors.cluster.talk.FarClock.there", _much_later),
     ),
     "kernel's timer of a child": Guard(
         "it dies in time though the process that guards it is stopped",

@@ -13,6 +13,11 @@ import psycopg
 
 from dataloader import AioProcessJob, JobStopped, ProcessJob, RetryPolicy, Tasks
 
+if "WITHOUT_GUARD" in os.environ:  # bodies import this too, and should import no more than they need
+    import broken
+
+    broken.take_out_what_is_named()
+
 tasks = Tasks()
 
 
@@ -80,3 +85,9 @@ def beats(job: ProcessJob) -> None:
             with contextlib.suppress(JobStopped):
                 connection.execute("INSERT INTO beats (job, pid) VALUES (%s, %s)", (str(job.job_id), os.getpid()))
                 time.sleep(0.02)
+
+
+@tasks.task("sleeps", dask=True)
+def sleeps(job: ProcessJob) -> None:
+    job.progress({"pid": os.getpid()})
+    time.sleep(job.args["s"])
