@@ -65,6 +65,15 @@ DECLARE
   v_turns uuid[] := '{}';
   v_passed_over boolean[];
   v_job_lanes text[];
+  v_behind record;
+  v_behinds uuid[];
+  v_priorities int[];
+  v_created_ats timestamptz[];
+  v_untils float8[];
+  v_lasts uuid[];
+  v_left text[];
+  v_began float8;
+  v_looked_s float8;
 BEGIN
   -- The next job of a freed key may stand before p_after.
   IF cardinality(p_freed) > 0 AND {schema}.dl_release(p_freed) > 0 THEN
@@ -113,6 +122,7 @@ BEGIN
     INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_last FROM judged;
     v_ready := coalesce(cardinality(v_jobs), 0);
   ELSE
+    v_began := extract(epoch FROM clock_timestamp());
     -- Their locks come before those of jobs and keys, and wait for nobody.
     FOR v_open IN SELECT * FROM {schema}.dl_open_lanes(p_queue, p_lanes) LOOP
       IF v_open.allowed > 0 THEN
@@ -129,6 +139,11 @@ BEGIN
           v_turns := v_turns || v_jobs;
         END IF;
         v_passed_over := v_passed_over || (v_open.why = 'partitions' AND array_position(v_jobs, NULL) IS NOT NULL);
+        SELECT * INTO v_behind FROM {schema}.dl_lane_cursor(v_open.lane, p_queue);
+        v_behinds := v_behinds || coalesce(v_behind.job_id, '00000000-0000-0000-0000-000000000000');
+        v_priorities := v_priorities || coalesce(v_behind.priority, -1);
+        v_created_ats := v_created_ats || coalesce(v_behind.created_at, '-infinity');
+        v_untils := v_untils || v_behind.until;
       ELSE
         RETURN QUERY SELECT 'lane'::text, NULL::int, NULL::uuid, NULL::bigint, v_open.lane, v_open.why, NULL::text, NULL::text,
                             NULL::int, NULL::int, NULL::int, v_open.wait_s, NULL::jsonb;
@@ -148,13 +163,14 @@ BEGIN
       FOR NO KEY UPDATE SKIP LOCKED
     ), laned AS MATERIALIZED (
       SELECT w.*, false AS files, o.lane, o.supplier, o.cost, o.units
-      FROM unnest(v_lane, v_asked, v_supplier, v_cost, v_units) AS o (lane, asked, supplier, cost, units)
+      FROM unnest(v_lane, v_asked, v_supplier, v_cost, v_units, v_behinds, v_priorities, v_created_ats)
+        AS o (lane, asked, supplier, cost, units, behind, priority, created_at)
       CROSS JOIN LATERAL (
         SELECT j.job_id, CASE WHEN j.keyed THEN hashtext(j.lock_key) END AS h, true AS known, j.cancel_requested AS stop,
                j.priority, j.created_at
         FROM {schema}.dl_jobs j
-        WHERE j.lane BETWEEN o.lane AND o.lane AND j.queue BETWEEN p_queue AND p_queue
-          AND j.status = 'queued' AND j.waits_for = 'limit'
+        WHERE (j.lane, j.queue, j.priority, j.created_at, j.job_id) > (o.lane, p_queue, o.priority, o.created_at, o.behind)
+          AND (j.lane, j.queue) <= (o.lane, p_queue) AND j.status = 'queued' AND j.waits_for = 'limit'
         ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id
         LIMIT o.asked
         FOR NO KEY UPDATE SKIP LOCKED
@@ -195,8 +211,18 @@ BEGIN
     )
     SELECT array_agg(judged.job_id), array_agg(judged.h), array_agg(judged.v), bool_or(judged.h IS NOT NULL), array_agg(judged.lane),
            (SELECT p.job_id FROM ready p ORDER BY p.priority DESC, p.created_at DESC, p.job_id DESC LIMIT 1),
-           CASE WHEN p_tasks IS NULL THEN p_limit ELSE (SELECT count(*) FROM ready) END
-    INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready FROM judged;
+           CASE WHEN p_tasks IS NULL THEN p_limit ELSE (SELECT count(*) FROM ready) END,
+           ARRAY(SELECT (SELECT l.job_id FROM laned l WHERE l.lane = o.lane ORDER BY l.priority DESC, l.created_at DESC, l.job_id DESC LIMIT 1)
+                 FROM unnest(v_lane) WITH ORDINALITY AS o (lane, number) ORDER BY o.number),
+           array_agg(judged.lane) FILTER (WHERE judged.v IN ('later', 'over'))
+    INTO v_jobs, v_hashes, v_verdicts, v_keyed, v_job_lanes, v_last, v_ready, v_lasts, v_left FROM judged;
+    -- The next claim goes on behind what this one has taken, and begins at the front again after a quarter of a second; where that takes
+    -- long, after ten times as long.
+    v_looked_s := extract(epoch FROM clock_timestamp()) - v_began;
+    PERFORM set_config('dataloader.lane_' || to_hex(hashtextextended(o.lane, hashtext(p_queue))),
+                       o.last || ' ' || coalesce(o.until, v_began + least(greatest(10 * v_looked_s, 0.25), 5)), false)
+    FROM unnest(v_lane, v_lasts, v_untils) AS o (lane, last, until)
+    WHERE o.last IS NOT NULL AND (o.lane = ANY (v_left)) IS NOT TRUE;
   END IF;
   IF v_ready < p_limit AND v_created_at IS NULL THEN
     -- Rows that were picked are locked by us and stand in the index still, so one row more than those is looked for.

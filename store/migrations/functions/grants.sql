@@ -8,6 +8,7 @@ BEGIN
     SELECT DISTINCT format('GRANT EXECUTE ON FUNCTION %s TO %s', n.oid::regprocedure, a.grantee::regrole)
     FROM (VALUES ('dl_claim_jobs', 'dl_claim'), ('dl_claim_runs', 'dl_claim'), ('dl_claim_runs', 'dl_claim_jobs'),
                  ('dl_budgets_left', 'dl_units_left'), ('dl_day', 'dl_units_left'), ('dl_turns', 'dl_open_lanes'),
+                 ('dl_lane_cursor', 'dl_open_lanes'),
                  ('dl_enqueue_job', 'dl_enqueue'), ('dl_add_unique', 'dl_enqueue'), ('dl_unique_key', 'dl_enqueue'),
                  ('dl_process_ask_many', 'dl_process_ask')) AS f (new, former)
     JOIN pg_class c ON c.oid = '{schema}.dl_jobs'::regclass

@@ -102,6 +102,32 @@ BEGIN
 END $$;
 REVOKE ALL ON FUNCTION {schema}.dl_budgets_left({schema}.dl_sources, int[], float8[], text[], int, timestamptz) FROM PUBLIC;
 
+-- The job of a lane behind which this session's claims of p_queue go on, none if they begin at the front: the entries of jobs that were
+-- claimed stay in the index for a while, and in a backlog each claim would walk over all of them. The claim keeps the last job that it
+-- took, and until when (Unix time), as a setting of its session. Then it looks at the front again, for what stands before: a more
+-- urgent job, one that somebody had locked. So it does where nothing is left behind that job.
+CREATE OR REPLACE FUNCTION {schema}.dl_lane_cursor(p_lane text, p_queue text)
+RETURNS TABLE (job_id uuid, priority int, created_at timestamptz, until float8)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  v_kept text[] := string_to_array(current_setting('dataloader.lane_' || to_hex(hashtextextended(p_lane, hashtext(p_queue))), true), ' ');
+  v_now float8 := extract(epoch FROM clock_timestamp());
+BEGIN
+  -- Not longer than the claim may have asked for, whatever the clock did.
+  IF v_kept[2]::float8 > v_now AND v_kept[2]::float8 < v_now + 10 THEN
+    RETURN QUERY
+    SELECT j.job_id, j.priority, j.created_at, v_kept[2]::float8 FROM {schema}.dl_jobs j
+    WHERE j.job_id = ANY (ARRAY[v_kept[1]::uuid]) AND j.lane = p_lane AND j.queue = p_queue AND (
+      SELECT n.job_id FROM {schema}.dl_jobs n
+      WHERE (n.lane, n.queue, n.priority, n.created_at, n.job_id) > (p_lane, p_queue, j.priority, j.created_at, j.job_id)
+        AND (n.lane, n.queue) <= (p_lane, p_queue) AND n.status = 'queued' AND n.waits_for = 'limit'
+      ORDER BY n.lane, n.queue, n.priority, n.created_at, n.job_id LIMIT 1) IS NOT NULL
+    ORDER BY j.job_id;
+  END IF;
+END $$;
+REVOKE ALL ON FUNCTION {schema}.dl_lane_cursor(text, text) FROM PUBLIC;
+
 -- Of the lanes p_lanes those that may start jobs of p_queue now, and how many; of the others why not, and in how many seconds they
 -- are worth a look: NULL, when something tells. Lanes and suppliers that may start any are locked until the end of the transaction;
 -- what others have locked is passed over. Counted is in a new snapshot, after the lock: so all former holders' starts are seen.
@@ -129,9 +155,12 @@ BEGIN
   LOOP
     lane := v_task.name; allowed := 0; supplier := NULL; cost := 0; left_units := NULL; margin_s := NULL; why := NULL; wait_s := NULL;
     v_now := clock_timestamp();
-    PERFORM FROM {schema}.dl_jobs j
-    WHERE j.lane BETWEEN v_task.name AND v_task.name AND j.queue BETWEEN p_queue AND p_queue AND j.status = 'queued' AND j.waits_for = 'limit'
-    ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1;
+    PERFORM FROM {schema}.dl_lane_cursor(v_task.name, p_queue);
+    IF NOT FOUND THEN
+      PERFORM FROM {schema}.dl_jobs j
+      WHERE j.lane BETWEEN v_task.name AND v_task.name AND j.queue BETWEEN p_queue AND p_queue AND j.status = 'queued' AND j.waits_for = 'limit'
+      ORDER BY j.lane, j.queue, j.priority, j.created_at, j.job_id LIMIT 1;
+    END IF;
     IF NOT FOUND THEN
       -- The pause after a batch begins with its end, also if nothing waits then.
       IF v_task.batch_size IS NOT NULL THEN

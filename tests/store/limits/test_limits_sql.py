@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -227,6 +228,71 @@ async def test_a_claim_from_lanes_and_a_take_read_no_more_rows_because_more_wait
     await raw.execute("UPDATE dl_sources SET last_n = 20000, last_at = now() WHERE source = 's'")
     assert await read(CLAIM, ["closed", "open"]) < 100
     assert await read(TAKE) < 20
+
+
+@pytest.mark.requirement("S1")
+async def test_in_a_backlog_of_a_lane_claims_do_not_walk_over_what_was_claimed_before(limited, raw, database):
+    """While somebody holds an old snapshot, the entries of claimed jobs stay in the index."""
+    tasks = Tasks()
+    tasks.task("open", queue="q", max_running=100_000)(noop)
+    await limited(tasks)
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane)"
+        " SELECT gen_random_uuid(), 'q', 'open', 'k', false, 'open' FROM generate_series(1, 4000)"
+    )
+
+    async def pages():
+        [plan] = await raw.fetch("EXPLAIN (ANALYZE, BUFFERS, FORMAT json) " + CLAIM.replace("$1", "'{open}'"))
+        buffers = json.loads(plan["QUERY PLAN"])[0]["Plan"]
+        return buffers["Shared Hit Blocks"] + buffers["Shared Read Blocks"]
+
+    async with raw_connection(database.dsn) as other:
+        await other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await other.fetch("SELECT FROM dl_jobs LIMIT 1")
+        # Some begin at the front again, and the first ones make their plans.
+        seen = [await pages() for _ in range(300)]
+        await other.execute("ROLLBACK")
+    assert min(seen[-10:]) < 2 * min(seen[:20]), seen
+    assert await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 3_000
+
+
+@pytest.mark.requirement("S1")
+@pytest.mark.parametrize("seed", range(5))
+async def test_no_job_of_a_lane_is_passed_over_whatever_happens_before_the_one_where_claims_go_on(
+    limited, raw, database, seed
+):
+    chance = random.Random(seed)
+    tasks = Tasks()
+    tasks.task("open", queue="q", max_running=100_000)(noop)
+    await limited(tasks)
+    await raw.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane, priority)"
+        " SELECT gen_random_uuid(), 'q', 'open', 'k', false, 'open', 10 + i % 50 FROM generate_series(1, 200) AS i"
+    )
+    some = "(SELECT job_id FROM dl_jobs WHERE status = '{}' ORDER BY random() LIMIT 3)"
+    changes = (
+        f"UPDATE dl_jobs SET status = 'queued' WHERE job_id IN {some.format('running')}",
+        f"UPDATE dl_jobs SET priority = (random() * 80)::int WHERE job_id IN {some.format('queued')}",
+        f"DELETE FROM dl_jobs WHERE job_id IN {some.format('running')}",
+        """INSERT INTO dl_jobs (job_id, queue, task, lock_key, keyed, lane, priority)
+        SELECT gen_random_uuid(), 'q', 'open', 'k', false, 'open', (random() * 80)::int FROM generate_series(1, 3)""",
+    )
+    begun = 0
+    async with raw_connection(database.dsn) as other:
+        for turn in range(1_000):
+            waiting = await raw.fetchval("SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
+            if not waiting:
+                break
+            rows = await chance.choice([raw, other]).fetch(CLAIM, ["open"])
+            started = sum(row["verdict"] == "run" for row in rows)
+            [lane] = [row for row in rows if row["verdict"] == "lane"]
+            assert started > 0, "something waits"
+            assert lane["waited_s"] is not None or started == waiting, "then the lane is worth another look"
+            begun += started
+            if turn < 100:
+                await raw.execute(chance.choice(changes))
+    assert waiting == 0
+    assert begun >= 200
 
 
 @pytest.mark.requirement("S1")
