@@ -17,6 +17,8 @@ import trio
 from databases import raw_connection
 from services import FAST, LEASE_S
 
+from dataloader.store.connection.bridge import DatabaseOptions, open_database
+from dataloader.store.processes.asker import Asker
 from dataloader.store.processes.requests import Request, aio_act, aio_ask
 
 pytestmark = pytest.mark.slow
@@ -75,9 +77,10 @@ def is_linear(calls):
 
 @attrs.define(eq=False)
 class Client:
-    """Asks for one thing after the other, of counters at random, until it has an answer."""
+    """Asks one thing after the other, of counters at random, until each has an answer: by `asker`, or alone."""
 
     raw: object
+    asker: Asker | None
     dice: random.Random
     number: int
     over: trio.Event
@@ -108,11 +111,14 @@ class Client:
 
     async def _ask(self, kind, counter, method, args, key):
         request = Request(type=kind, process_id=counter, kind="call", method=method, args=args, key=key)
-        while (asked := await self.raw.run(aio_ask, request, LEASE_S)).verdict != "added":
+        while (asked := await self._once(request)).verdict != "added":
             assert asked.verdict == "status"
             await self.raw.run(aio_act, kind, counter, "resume", LEASE_S)
             await trio.sleep(0.02)
         return asked
+
+    async def _once(self, request):
+        return await (self.raw.run(aio_ask, request, LEASE_S) if self.asker is None else self.asker.ask(request))
 
     async def _answer(self, task_id):
         while (row := await self.raw.fetchrow(ANSWER, task_id)) is None:  # noqa: ASYNC110 - the database has no event
@@ -141,12 +147,13 @@ async def test_counters_whose_workers_are_killed_answer_as_if_there_was_one_coun
 
     clients, over = [], trio.Event()
     with trio.fail_after(120):
-        async with trio.open_nursery() as watching:
+        async with open_database(DatabaseOptions(dsn=database.dsn)) as store, trio.open_nursery() as watching:
+            asker = Asker(store, LEASE_S)
             watching.start_soon(nobody_is_forgotten, database.dsn)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kill)
                 for number in range(CLIENTS):
-                    nursery.start_soon(one_client, database.dsn, number, over, clients)
+                    nursery.start_soon(one_client, database.dsn, asker if number % 2 else None, number, over, clients)
             watching.cancel_scope.cancel()
     history = defaultdict(list)
     for client in clients:
@@ -169,9 +176,9 @@ async def nobody_is_forgotten(dsn):
             await trio.sleep(0.002)
 
 
-async def one_client(dsn, number, over, clients):
+async def one_client(dsn, asker, number, over, clients):
     async with raw_connection(dsn) as raw:
-        clients.append(Client(raw, random.Random(number), number, over))
+        clients.append(Client(raw, asker, random.Random(number), number, over))
         await clients[-1].run()
 
 
