@@ -145,6 +145,11 @@ bench-pages *args: _bench-tools
 bench-processes *args: _bench-tools
     {{ bin }}/python -m benchmarks.processes "$@"
 
+# what a job beside a Dask worker takes, beside plain client.submit; one table (see docs/elsewhere.md)
+[positional-arguments]
+bench-dask *args: _bench-tools
+    {{ bin }}/python -m benchmarks.dask "$@"
+
 # an hour under steady load, with kills and restarts at random; the report with its plots goes to a folder (--out)
 [positional-arguments]
 soak *args: _bench-tools

@@ -36,10 +36,8 @@ MAX_LINES: Final = 1_000
 """Messages of the body's that wait here; then no more are taken from the worker."""
 LOOK_S: Final = 1.0
 CLOSE_S: Final = 2.0
-PASSING: Final = frozenset(
-    {"KilledWorker", "CancelledError", "FutureCancelledError", "FuturesCancelledError", "ContactLost"}
-)
-"""Errors of Dask's that say nothing of the job: its workers have died, or the connection is lost."""
+PASSING: Final = frozenset({"", "KilledWorker", "CancelledError", "FutureCancelledError", "ContactLost"})
+"""Ends of Dask's that say nothing of the job: its workers have died, the connection or an announcement is lost."""
 BYTES_A_SECOND: Final = 2**20
 """The slowest connection that is waited for."""
 
@@ -118,7 +116,8 @@ class RemoteChild:
                     self.cluster.check_there()
                     with trio.move_on_after(LOOK_S):
                         await self._changed.wait()
-            if not self._has_come(what) or (self._error is not None and self._error[0] in PASSING):
+            is_told = self._announced is not None and self._announced.state == "failed"
+            if not self._has_come(what) or (self._error is not None and self._error[0] in PASSING and not is_told):
                 raise self.cluster.no_place("has not started it")
         announced = self._announced
         if announced is None or announced.state == "placed":

@@ -81,7 +81,7 @@ class FarClock:
 
     def there(self, at: float) -> float:
         """A time of this machine's by that clock, or somewhat earlier."""
-        return at + self._ahead
+        return at + self._ahead - DRIFT * max(at - boot_s(), 0)
 
 
 Said = tuple[Any, ...]

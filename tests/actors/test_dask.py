@@ -10,6 +10,7 @@ from uuid import UUID
 
 import dask_tasks
 import pytest
+from certificates import certificate
 from conditions import until, when_ended
 from dask_cluster import dask_cluster
 from rabbitmq_server import free_port
@@ -204,3 +205,13 @@ async def test_a_worker_without_the_functions_module_fails_the_attempt_with_an_e
         error = (await run_in(supervisor, "score")).error
         assert error.startswith("on the Dask worker tcp://127.0.0.1:")
         assert "the child process could not start: ModuleNotFoundError: No module named 'only_here'" in error
+
+
+async def test_a_cluster_with_tls(open_worker, run_in, tmp_path):
+    file = certificate(tmp_path)
+    with dask_cluster(1, tls=file) as process:
+        assert process.address.startswith("tls://")
+        async with open_worker(
+            dask_tasks.tasks, {"q": 1}, dask=process.address, dask_tls_ca=file, dask_tls_cert=file
+        ) as one:
+            assert (await run_in(one, "aio")).result == "done"

@@ -1,6 +1,7 @@
-"""A Dask cluster of processes on this machine, in a process of its own: `python dask_cluster.py WORKERS THREADS PORT`.
+"""A Dask cluster of processes on this machine, in a process of its own: `dask_cluster.py WORKERS THREADS PORT TLS`.
 
-It prints the scheduler's address, and ends when its standard input does.
+TLS is the file of its certificate, key and authority, or empty. It prints the scheduler's address, and ends when its
+standard input does.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 
-from distributed import LocalCluster
+from distributed import LocalCluster, Security
 
 
 @contextmanager
-def dask_cluster(workers=2, threads=1, *, port=0):
+def dask_cluster(workers=2, threads=1, *, port=0, tls=""):
     """A running cluster: its process, whose `address` is the scheduler's; `process.pid` is the scheduler, too."""
     process = subprocess.Popen(
-        [sys.executable, __file__, str(workers), str(threads), str(port)],
+        [sys.executable, __file__, str(workers), str(threads), str(port), str(tls)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -41,7 +42,13 @@ def dask_cluster(workers=2, threads=1, *, port=0):
 
 def main() -> None:
     """Serve."""
+    security = None
+    if tls := sys.argv[4]:
+        parts = ("scheduler", "worker", "client")
+        certificates = {f"tls_{part}_cert": tls for part in parts}
+        security = Security(require_encryption=True, tls_ca_file=tls, **certificates)
     with LocalCluster(
+        security=security,
         n_workers=int(sys.argv[1]),
         threads_per_worker=int(sys.argv[2]),
         scheduler_port=int(sys.argv[3]),
