@@ -41,12 +41,12 @@ from dataloader import ProcessJob, Tasks, ThreadJob
 
 tasks = Tasks()
 
-@tasks.task("own")
+@tasks.task("own", max_attempts=1)
 def own(job: ThreadJob) -> dict:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return {"pid": os.getpid(), "environment": dict(os.environ), "worker": pool.submit(os.getpid).result()}
 
-@tasks.task("child", process=True)
+@tasks.task("child", process=True, max_attempts=1)
 def child(job: ProcessJob) -> dict:
     said = subprocess.run(["/bin/sh", "-c", "set"], capture_output=True, text=True, check=True).stdout
     return {"pid": os.getpid(), "environment": dict(os.environ), "set": said}
