@@ -19,7 +19,6 @@ import msgspec
 from dataloader.jobs.errors import AccessDenied, ConfigError, StoreUnavailable
 from dataloader.jobs.secrets.masking import mask_text
 from dataloader.jobs.text import read_json
-from dataloader.store.connection.driver_types import DriverConnection
 
 if TYPE_CHECKING:
     from dataloader.store.connection.bridge import DatabaseOptions
@@ -97,7 +96,6 @@ async def connect(
     try:
         connection = await asyncpg.connect(
             dsn,
-            connection_class=DriverConnection,
             timeout=options.connect_timeout_s,
             # The server's timeout comes first, since the connection can be used on after it.
             command_timeout=options.statement_timeout_s + 1,
