@@ -53,6 +53,7 @@ class _Body:
     retry: RetryPolicy
     port: BodyPort | None = None
     cancel: Callable[[], object] | None = None
+    told_to_stop: bool = False
 
     def on_term(self, *_args: object) -> None:
         """Stop the job, if it is the guard that says so: others end a service, not its bodies."""
@@ -60,9 +61,13 @@ class _Body:
             os.read(self.stop_notes, 1)
         except BlockingIOError:
             return
-        if self.port is None:
-            return
-        self.port.stopped = True
+        # For good: after a stop this process runs no other job.
+        self.told_to_stop = True
+        if self.port is not None:
+            self._stop(self.port)
+
+    def _stop(self, port: BodyPort) -> None:
+        port.stopped = True
         if self.cancel is not None:
             self.cancel()
         elif not self.is_asyncio:
@@ -81,6 +86,8 @@ class _Body:
         try:
             self.port = port
             try:
+                if self.told_to_stop:  # before the job was read
+                    self._stop(port)
                 with ExitStack() as stack:
                     if self.around:
                         stack.enter_context(inside(self.around, handle))
@@ -97,6 +104,8 @@ class _Body:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
             assert task is not None  # noqa: S101
             self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self.told_to_stop:
+                self.cancel()
             try:
                 called = self.call(handle)
                 assert inspect.isawaitable(called)  # noqa: S101

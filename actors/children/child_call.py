@@ -135,13 +135,10 @@ class _Talk:
         with self._reading:
             number = 0
             try:
-                while (line := await self.child.read()) is not None:
+                while (line := await self._next_line()) is not None:
                     self._take(wire.read_from_body(line))
                     if self.ended is not None:
                         return
-                    if self._places.value == 0:
-                        async with self._places:
-                            pass
                     number += 1
                     if number % MESSAGES_A_TURN == 0:
                         await trio.sleep(PAUSE_S)
@@ -149,6 +146,13 @@ class _Talk:
                 self.died = f"the child process sent what is no message: {error}"
                 return
             await trio.sleep(DEAF_S)  # `_watch` hears how it ended
+
+    async def _next_line(self) -> bytes | None:
+        """The body's next line, when there is a place for the enqueue that it may ask for."""
+        if self._places.value == 0:
+            async with self._places:
+                pass
+        return await self.child.read()
 
     async def stop(self, grace_s: float) -> None:
         """Tell the function to stop, and give it the grace. Whose job is another's has none."""
@@ -184,7 +188,7 @@ class _Talk:
                 if len(self._open) >= wire.MAX_OPEN:
                     raise ChildDied("too many questions")
                 if message.what == "enqueue":
-                    self._places.acquire_nowait()  # `read` waits for one
+                    self._places.acquire_nowait()  # `_next_line` has waited for one
                 scope = self._open[message.number] = trio.CancelScope()
                 self._asks.start_soon(self._answer, message, scope)
             case wire.Forget():

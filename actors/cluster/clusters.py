@@ -137,22 +137,23 @@ class Clusters:
         async with cluster.place():
             cluster.heard[key] = child.hear
             try:
-                submitted = await cluster.submit(key, msgspec.json.encode(order))
-            except ContactLost as lost:
-                del cluster.heard[key]
-                raise cluster.no_place(f"can't be asked: {lost}") from None
-            async with trio.open_nursery() as nursery:
-                await nursery.start(child.live, submitted)
                 try:
-                    await child.start(run.lease.body_is_killed())
-                    yield child
-                except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
-                    failure = error
-                finally:
-                    await child.end()  # noqa: ASYNC102 - it has shields, and an end
-                    await submitted.withdraw()  # noqa: ASYNC102 - it has a shield with a deadline
-                    del cluster.heard[key]
-                    child.life.cancel()
+                    submitted = await cluster.submit(key, msgspec.json.encode(order))
+                except ContactLost as lost:
+                    raise cluster.no_place(f"can't be asked: {lost}") from None
+                async with trio.open_nursery() as nursery:
+                    try:
+                        await nursery.start(child.live, submitted)
+                        await child.start(run.lease.body_is_killed())
+                        yield child
+                    except Exception as error:  # noqa: BLE001 - raised again below, without this nursery's group around it
+                        failure = error
+                    finally:
+                        await child.end()  # noqa: ASYNC102 - it has shields, and an end
+                        await submitted.withdraw()  # noqa: ASYNC102 - it has a shield with a deadline
+                        child.life.cancel()
+            finally:
+                del cluster.heard[key]
         if failure is not None:
             raise failure
 

@@ -17,7 +17,7 @@ import attrs
 import msgspec
 import trio
 
-from dataloader.actors.cluster.talk import Announced
+from dataloader.actors.cluster.talk import Announced, Answered
 from dataloader.actors.job_runs import BeginsTooLate
 from dataloader.jobs.growing_pauses import Pauses, jittered
 from dataloader.jobs.logger import get_logger
@@ -165,7 +165,7 @@ class Cluster:
         except trio.TooSlowError:
             raise ContactLost(f"the Dask cluster at {self.address} does not answer") from None
 
-    async def ask(self, worker: str, op: str, within_s: float, **given: Any) -> dict[str, Any]:
+    async def ask(self, worker: str, op: str, within_s: float, **given: Any) -> Answered:
         """What a worker answers. Raises `ContactLost` if it does not, within so many seconds."""
         if self._client is None or self._loop is None:
             raise ContactLost(f"the Dask cluster at {self.address} is away")
@@ -260,12 +260,12 @@ async def _aio_submit(client: Any, key: str, order: bytes) -> Any:
     return client.submit(import_module(ON_WORKER).run_body, order, key=key, pure=False, retries=0)
 
 
-async def _aio_ask(client: Any, worker: str, message: dict[str, Any]) -> dict[str, Any]:
+async def _aio_ask(client: Any, worker: str, message: dict[str, Any]) -> Answered:
     answers = await client.scheduler.broadcast(msg=message, workers=[worker], on_error="return_pickle")
-    answer = answers.get(worker)
-    if not isinstance(answer, dict) or "at" not in answer:
-        raise ContactLost("no answer that is understood")
-    return answer
+    try:
+        return msgspec.convert(answers.get(worker), Answered)
+    except msgspec.ValidationError as error:
+        raise ContactLost(f"no answer that is understood: {error}") from None
 
 
 async def _aio_error(future: Any) -> BaseException | None:

@@ -79,10 +79,11 @@ class _Host:
         )
         relay = Relay(order=order, declared=declared, warm=self.warm, nursery=self._nursery, announce=announce)
         self.relays[name] = relay
-        announce("placed")
         try:
+            announce("placed")
             await relay.live(release)
         finally:
+            release()
             del self.relays[name]
 
     async def give(self, name: str, number: int, messages: list[Said]) -> dict[str, Any]:

@@ -91,13 +91,14 @@ class Relay:
             match kind:
                 case "line":
                     self._for_body.append(given[0])
-                case "arm":
+                case "arm" | "until":
                     self._until = given[0], given[1]
-                case "until" if self._child is not None:
-                    self._child.renew(_by_leases(given))
-                case "term" if self._child is not None:
+                    if self._child is not None:
+                        self._child.renew(_by_leases(given))
+                case "term":
                     self._told_to_stop = True
-                    self._child.tell_to_stop()
+                    if self._child is not None:
+                        self._child.tell_to_stop()
                 case "end":
                     self._told_to_end = True
                 case _:
@@ -124,6 +125,9 @@ class Relay:
             except BodyFailed as error:
                 self.announce("failed", error.text)
                 return
+            except OSError as error:
+                self.announce("failed", f"the child process could not start: {type(error).__name__}: {error}")
+                return
             if not announced:
                 announced = True
                 self.announce("ready")
@@ -137,6 +141,10 @@ class Relay:
                 break
             await child.end()
         self._child = child
+        # What was heard while its guard was armed.
+        child.renew(_by_leases(self._until))
+        if self._told_to_stop:
+            child.tell_to_stop()
         try:
             await self._pass_on(child)
         finally:

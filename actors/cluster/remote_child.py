@@ -20,7 +20,7 @@ from dataloader.actors.children import wire
 from dataloader.actors.children.child import START_S, ChildDied
 from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, Cluster, ContactLost, Submitted
 from dataloader.actors.cluster.relay import ENDED
-from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, FarClock, Order, Said, boot_s
+from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, Answered, FarClock, Order, Said, boot_s
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.growing_pauses import Pauses
 from dataloader.jobs.logger import get_logger
@@ -189,9 +189,10 @@ class RemoteChild:
                     await self._refuse(self._announced)
         elif not (self._has_returned and self.idle_since < math.inf):
             self._tell("end")
-            with trio.CancelScope(shield=True):  # `_look_at_clock` bounds it
-                while not self._is_over:
-                    await self._changed.wait()
+            with trio.CancelScope(shield=True):  # until it is dead, at the latest
+                while not self._is_over and (left_s := self._may_live_s()) > 0:
+                    with trio.move_on_after(min(left_s, LOOK_S)):
+                        await self._changed.wait()
 
     async def _hear_of_end(self, submitted: Submitted) -> None:
         self._error = await submitted.error()
@@ -223,12 +224,12 @@ class RemoteChild:
             while len(self._said) >= MAX_LINES:
                 await self._changed.wait()
             answer = await self._asked(relay, TAKE, WAIT_S + ANSWER_S, after=number, wait_s=WAIT_S)
-            for said in answer["said"][number - answer["first"] :]:
+            for said in answer.said[number - answer.first :]:
                 self._heed(said)
                 number += 1
             self._change()
 
-    async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> dict[str, Any]:
+    async def _asked(self, relay: Announced, op: str, within_s: float, **given: object) -> Answered:
         """What the relay answers; asked again as long as nobody does."""
         pauses = Pauses(0.1, 2.0)
         while True:
@@ -238,10 +239,10 @@ class RemoteChild:
                 self._lost = str(lost)
                 await trio.sleep(pauses.next())
                 continue
-            if not answer["gone"]:
-                self._clock.stamped(answer["at"])
+            if not answer.gone:
+                self._clock.stamped(answer.at)
                 return answer
-            if answer["process"] == relay.process:
+            if answer.process == relay.process:
                 # It goes only when no process of the body's is left.
                 self._end(f"the Dask worker {relay.worker} has given the body up")
             self._lost = f"another process answers at {relay.worker}"
@@ -262,9 +263,15 @@ class RemoteChild:
 
     async def _look_at_clock(self, relay: Announced) -> None:
         """Take the body for dead when the last time that was sent has passed, and nobody has said so."""
-        while (left_s := self._dead_at + SLACK_S - boot_s()) > 0:  # noqa: ASYNC110 - a clock of its own
+        while (left_s := self._may_live_s()) > 0:  # noqa: ASYNC110 - a clock of its own
             await trio.sleep(min(left_s, LOOK_S))
         self._end(f"the Dask worker {relay.worker} was lost, and the body is dead by now: {self._lost}")
+
+    def _may_live_s(self) -> float:
+        """How long the body may live yet, by what was sent. None that was not armed does when our talk is over."""
+        if self._dead_at == math.inf and self._talks.cancel_scope.cancel_called:
+            return 0.0
+        return self._dead_at + SLACK_S - boot_s()
 
     def _end(self, text: str) -> None:
         self._ended, self._is_over = self._ended or text, True

@@ -24,6 +24,11 @@ DRIFT: Final = 0.001
 """How much faster a machine's clock may run than another's: twice what NTP allows."""
 
 
+Said = tuple[Any, ...]
+"""A message, by its kind: of the service `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`; of the worker
+`line BYTES`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`."""
+
+
 class Order(msgspec.Struct):
     """What a Dask task is given: the body to start, for the run called `key`, and the `topic` to announce it in.
 
@@ -58,6 +63,19 @@ class Announced(msgspec.Struct):
     text: str = ""
 
 
+class Answered(msgspec.Struct):
+    """What a worker answers: what its relay has `said`, from the message number `first` on, if that was asked for.
+
+    `at` and `process` are as in `Announced`; `gone`: there is no such relay.
+    """
+
+    at: float
+    process: str
+    gone: bool
+    first: int = 0
+    said: list[Said] = []
+
+
 def boot_s() -> float:
     """The time on this machine's clock that also counts while it sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -82,8 +100,3 @@ class FarClock:
     def there(self, at: float) -> float:
         """A time of this machine's by that clock, or somewhat earlier."""
         return at + self._ahead - DRIFT * max(at - boot_s(), 0)
-
-
-Said = tuple[Any, ...]
-"""A message, by its kind: of the service `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`; of the worker
-`line BYTES`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`."""

@@ -227,6 +227,43 @@ async def test_a_stop_ends_the_wait_for_a_grant_at_once(open_children, shown, fl
         assert (await when_ended(supervisor, job.job_id, within_s=20)).status == "canceled"
 
 
+@pytest.mark.parametrize("flavour", ["naps", "aio naps"])
+async def test_a_stop_that_comes_before_the_body_has_read_its_job_is_heard(open_children, run_in, flavour):
+    async with open_children(1, child_grace_s=60) as supervisor:
+        await run_in(supervisor, flavour, {"s": 0})
+        [child] = [child for some in supervisor._parts.children._idle.values() for child in some]
+        os.kill(child.pid, signal.SIGSTOP)
+        job = await supervisor.jobs.enqueue(flavour, {"s": 3_600}, queue="q")
+        await until(trio.lowlevel.checkpoint, lambda _: child.jobs == 2)
+        await supervisor.jobs.cancel(job.job_id)
+
+        async def is_told():
+            text = Path(f"/proc/{child.pid}/status").read_text()  # noqa: ASYNC240 - no disk's
+            [waiting] = [line.split()[1] for line in text.splitlines() if line.startswith("ShdPnd:")]
+            return int(waiting, 16) & 1 << (signal.SIGTERM - 1)
+
+        await until(is_told)
+        os.kill(child.pid, signal.SIGCONT)
+        assert (await when_ended(supervisor, job.job_id, within_s=30)).status == "canceled"
+
+
+async def test_a_stop_of_a_body_that_adds_more_jobs_than_are_added_at_a_time_is_a_stop(
+    open_children, shown, tmp_path, raw
+):
+    async with open_children(1) as supervisor:
+        job = await supervisor.jobs.enqueue("adds many", {"go": str(tmp_path / "go")}, queue="q", max_attempts=1)
+        await shown(supervisor, job.job_id)
+        [run] = supervisor._parts.runs
+        [mover] = run.movers
+        await raw.execute("BEGIN; LOCK TABLE dl_jobs IN SHARE MODE")
+        (tmp_path / "go").touch()
+        await until(trio.lowlevel.checkpoint, lambda _: mover.__self__._places.value == 0)
+        run.limit_to(trio.current_time())
+        await until(trio.lowlevel.checkpoint, lambda _: run.body_ended)
+        await raw.execute("ROLLBACK")
+        assert (await error_of(supervisor, job.job_id)).startswith("timeout: the run took longer than")
+
+
 async def test_a_body_that_can_not_read_what_the_service_says_ends(open_children, run_in):
     async with open_children(1) as supervisor:
         job = await run_in(supervisor, "deafens", within_s=20)

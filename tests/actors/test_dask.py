@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from uuid import UUID
 
+import attrs
 import dask_tasks
+import msgspec
 import pytest
+import trio
 from certificates import certificate
 from conditions import until, when_ended
 from dask_cluster import dask_cluster
+from distributed import Client
 from rabbitmq_server import free_port
 
 from dataloader import ConfigError, Tasks
+from dataloader.actors.children import wire
 from dataloader.actors.cluster import clusters, connection
+from dataloader.actors.cluster.relay import ENDED, Relay, WarmChildren
+from dataloader.actors.cluster.talk import TAKE, Order, boot_s
+from dataloader.actors.handles import fields_of
+from dataloader.actors.job_runs import Run
+from dataloader.jobs.model import ClaimedJob
 from dataloader.testing import run_task
 
 
@@ -141,6 +153,115 @@ async def test_jobs_wait_for_a_cluster_that_is_away_and_run_when_it_is_there(ope
         assert row["error"].endswith("is away")
         with dask_cluster(port=address.rpartition(":")[2]):
             assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "succeeded"
+
+
+@pytest.fixture
+def relay():
+    """Opens a relay, with a child that has imported a task and waits for the word to begin."""
+
+    @asynccontextmanager
+    async def open_relay(task):
+        declared = wire.Declared(
+            path=sys.path, module="dask_tasks", name=task, around=[], asyncio=False, memory_mb=None
+        )
+        order = Order("", "", "", "dask_tasks", task, [], False, None, max_jobs=1, idle_s=60, max_lines=10)
+        ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+            relay = Relay(
+                order=order, declared=declared, warm=WarmChildren(), nursery=nursery, announce=lambda _: ready.set()
+            )
+            nursery.start_soon(relay.live, lambda: None)
+            with trio.fail_after(60):
+                await ready.wait()
+                yield relay
+            nursery.cancel_scope.cancel()
+
+    return open_relay
+
+
+def job_line():
+    job = ClaimedJob(
+        job_id=UUID(int=1),
+        token=1,
+        queue="q",
+        task="stops",
+        args="{}",
+        lock_key=None,
+        lock_hash=None,
+        partition_key="",
+        attempt=1,
+        max_attempts=1,
+        lease_s=60,
+        more=None,
+    )
+    return wire.line_of(wire.RunJob(fields_of(job), msgspec.Raw(b"{}"), 10, is_stage=False))
+
+
+async def ended_on(relay):
+    """How the function has ended, and how the child."""
+    said, number = [], 0
+    while ("over",) not in said:
+        number, new = await relay.take(number, 1)
+        said += new
+        number += len(new)
+    lines = [one[1] for one in said if one[0] == "line"]
+    return [json.loads(line)["stopped"] for line in lines if line.startswith(ENDED)], [
+        one for one in said if one[0] == "ended"
+    ]
+
+
+async def test_a_stop_that_comes_to_the_worker_with_the_job_is_heard(relay):
+    async with relay("stops") as running:
+        far = boot_s() + 600
+        running.hear(0, [("arm", far, far), ("line", job_line()), ("term",)])
+        assert await ended_on(running) == ([True], [])
+
+
+async def test_a_renewal_that_comes_to_the_worker_with_the_word_to_begin_counts(relay):
+    async with relay("stops") as running:
+        soon = boot_s() + 1
+        running.hear(0, [("arm", soon, soon), ("until", soon + 600, soon + 600), ("line", job_line())])
+        await trio.sleep(1.5)
+        running.hear(3, [("term",)])
+        assert await ended_on(running) == ([True], [])
+
+
+@pytest.mark.slow
+async def test_answers_of_a_worker_that_nobody_understands_end_the_run_with_its_lease(open_worker, shown):
+    with dask_cluster(1, 1) as cluster:
+        async with open_worker(dask_tasks.tasks, {"q": 1}, dask=cluster.address) as supervisor:
+            job = await supervisor.jobs.enqueue("endless", queue="q", max_attempts=1, lease_ttl_sec=10)
+            pid = (await shown(supervisor, job.job_id))["pid"]
+
+            def confuse(dask_worker):
+                async def take(relay, after, wait_s):
+                    return {"at": 0.0, "process": "", "gone": False, "first": after, "said": [["line", "no bytes"]]}
+
+                dask_worker.handlers[TAKE] = take
+
+            def confuse_all():
+                with Client(cluster.address, set_as_default=False) as client:
+                    client.run(confuse)
+
+            await trio.to_thread.run_sync(confuse_all)
+            assert (await when_ended(supervisor, job.job_id, within_s=60)).status == "failed"
+            assert not is_alive(pid)
+
+
+async def test_a_job_that_is_stopped_before_it_is_sent_leaves_nothing_behind(open_service, shown):
+    async with open_service() as supervisor:
+        await shown(supervisor, (await supervisor.jobs.enqueue("endless", queue="q")).job_id)
+        [run] = supervisor._parts.runs
+        [of_run] = supervisor._parts.clusters._by_address.values()
+        heard = set(of_run.heard)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            again = attrs.evolve(run.job, token=run.job.token + 1)
+            async with supervisor._parts.clusters.lend(
+                dask_tasks.tasks["endless"], Run(job=again, claimed_at=0, lease=run.lease)
+            ):
+                pass
+        assert set(of_run.heard) == heard
 
 
 def at(address, **more):

@@ -146,6 +146,25 @@ async def aio(job: AioProcessJob) -> list[int]:
     return await asyncio.gather(*(asyncio.sleep(0.001, n) for n in range(job.args["to"])))
 
 
+@tasks.task("naps", process=True)
+def naps(job: ProcessJob) -> None:
+    time.sleep(job.args["s"])
+
+
+@tasks.task("aio naps", process=True, asyncio=True)
+async def aio_naps(job: AioProcessJob) -> None:
+    await asyncio.sleep(job.args["s"])
+
+
+@tasks.task("adds many", process=True, asyncio=True, timeout_s=600)
+async def adds_many(job: AioProcessJob) -> None:
+    """Adds more jobs at once than are added at a time, when a file is there."""
+    await job.progress({"waits": True})
+    while not Path(job.args["go"]).exists():  # noqa: ASYNC110, ASYNC240 - all that another process can show it
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*(job.enqueue("noop", queue="other") for _ in range(200)))
+
+
 @tasks.task("leaves", process=True)
 def leaves(job: ProcessJob) -> int:
     """Starts a daemon that wants to outlive it: a session of its own, SIGTERM ignored."""
