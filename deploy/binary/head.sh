@@ -8,6 +8,10 @@ _dl_fail() {
     exit 1
 }
 
+_dl_is_safe() { # ours, or root's
+    [ -O "$1" ] || [ "$(stat -Lc %u "$1" 2>/dev/null)" = 0 ]
+}
+
 _dl_unpack() {
     export LC_ALL=C # for the causes
     umask 022
@@ -61,12 +65,18 @@ _dl_main() {
         for _dl_tool in chmod gzip head mkdir mktemp mv rm sha256sum tail tar touch; do
             command -v "$_dl_tool" >/dev/null || _dl_fail "needs $_dl_tool on the path, to unpack itself"
         done
-        _dl_said=$({ LC_ALL=C mkdir -p "$_dl_cache" && LC_ALL=C touch "$_dl_cache/.lock"; } 2>&1) ||
+        _dl_said=$({ umask 022 && LC_ALL=C mkdir -p "$_dl_cache"; } 2>&1) ||
+            _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
+    fi
+    # Who owns the cache can put another folder in the place of ours, at any moment.
+    _dl_is_safe "$_dl_cache" || _dl_fail "does not use $_dl_cache, which is another user's; $_dl_hint"
+    if [ ! -x "$_dl_folder/dataloader" ]; then
+        _dl_said=$({ umask 022 && LC_ALL=C touch "$_dl_cache/.lock"; } 2>&1) ||
             _dl_fail "can't unpack itself into $_dl_cache: ${_dl_said##*: }; $_dl_hint"
         (_dl_unpack) 9>>"$_dl_cache/.lock" || exit 1
     fi
     # Another user may have made this folder before us, with programs of his own.
-    [ -O "$_dl_folder" ] || [ "$(stat -c %u "$_dl_folder" 2>/dev/null)" = 0 ] ||
+    _dl_is_safe "$_dl_folder" ||
         _dl_fail "does not run what another user has unpacked into $_dl_folder; $_dl_hint"
     exec "$_dl_folder/dataloader" "$@"
 }

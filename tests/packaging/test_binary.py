@@ -391,3 +391,21 @@ def test_what_another_user_has_unpacked_is_not_run(binary, cache, tmp_path):
     done = run(binary, "--version", env={"DATALOADER_CACHE": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.startswith(f"dataloader: does not run what another user has unpacked into {folder}; name")
+
+
+def test_a_cache_that_is_another_users_is_not_used(binary, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    os.chown(cache, 10_001, 10_001)
+    done = run(binary, "--version", env={"DATALOADER_CACHE": str(cache)})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"dataloader: does not use {cache}, which is another user's; name")
+    assert not list(cache.iterdir())
+
+
+def test_others_can_not_write_to_a_cache_that_it_makes_whatever_the_umask_is(binary, tmp_path):
+    done = run(
+        "/bin/sh", "-c", f"umask 000; exec '{binary}' --version", env={"DATALOADER_CACHE": str(tmp_path / "cache")}
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "cache").stat().st_mode & 0o022
