@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import UUID
@@ -17,7 +18,7 @@ from dataloader.actors.job_runs import Run
 from dataloader.actors.recorder_messages import Shown
 from dataloader.actors.run_services import RunServices
 from dataloader.actors.success import success_of
-from dataloader.jobs.calls import Calls
+from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.errors import LeaseLost, StoreUnavailable
 from dataloader.jobs.job import A, Transaction
 from dataloader.jobs.listings import LEVELS, Level
@@ -188,14 +189,14 @@ class TrioPort:
     def resource(self, kind: object) -> Any:
         """The resource that was declared as `kind`, or the one of type `kind`.
 
-        For `ClaimedJob` the claimed job itself, for `Calls` processes for its run.
+        For `ClaimedJob` the claimed job itself, for `Calls` or a `CallsOn` processes for its run.
 
         Raises `LookupError` if there is none, or if several have that type.
         """
         if kind is ClaimedJob:
             return self._run.job
-        if kind is Calls and self._services.children is not None:
-            return ChildCalls(self._run, self._services.children)
+        if kind is Calls or isinstance(kind, CallsOn):
+            return self._calls(kind)
         resources = self._services.resources
         if kind in resources:
             return resources[kind]
@@ -206,6 +207,14 @@ class TrioPort:
         if found:
             raise LookupError(f"this process has {len(found)} resources of type {name}: ask for one by its function")
         raise LookupError(f"this process has no {name} for jobs: is it declared by @tasks.resource, or of a database?")
+
+    def _calls(self, kind: object) -> Calls:
+        children, clusters = self._services.children, self._services.clusters
+        if isinstance(kind, CallsOn) and clusters is not None:
+            return ChildCalls(self._run, partial(clusters.lend_to_calls, kind.dask))
+        # Where no clusters are known, in tests, these processes are this one's children.
+        assert children is not None, "a process with async handlers has children"  # noqa: S101
+        return ChildCalls(self._run, children.lend_to_calls)
 
     def _tell(self) -> None:
         if not self._run.outbox.is_told and not self._run.body_ended:

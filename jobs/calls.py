@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Literal, Protocol
+
+import attrs
 
 from dataloader.jobs.module_names import Place
 
@@ -30,7 +32,7 @@ class Process(Protocol):
 
 
 class Calls(Protocol):
-    """Processes for one run of a job. None outlives the run's lease, nor the block."""
+    """Processes for one run of a job, on this machine. None outlives the run's lease, nor the block."""
 
     def open(self, place: Place, put: Print) -> AbstractAsyncContextManager[Process]:
         """A process that has imported the class at `place`, for the length of a block; `put` gets what it prints.
@@ -39,3 +41,13 @@ class Calls(Protocol):
 
         Raises `BodyFailed` if it can't be started.
         """
+
+
+@attrs.frozen
+class CallsOn:
+    """`job.resource(CallsOn(address))` gives `Calls` whose processes are beside the workers of a Dask cluster.
+
+    With True the address is DL_DASK.
+    """
+
+    dask: str | Literal[True]

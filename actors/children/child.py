@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.frames import HEADER, Kind, header_of, read_header
+from dataloader.actors.children.frames import Kind, header_of, read_frame
 from dataloader.actors.children.left_behind import MARK, kill_left_behind
 from dataloader.jobs.errors import BodyFailed
 from dataloader.jobs.logger import get_logger
@@ -272,12 +272,18 @@ class Child:
     async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
         """The next frame; None when the body has closed its socket. Raises `ChildDied` for what is none."""
         try:
-            kind, head, body = read_header(await self._exactly(HEADER.size))
-            return kind, await self._exactly(head), await self._exactly(body)
+            return await read_frame(self._exactly)
         except (EOFError, trio.BrokenResourceError):
             return None
         except ValueError as error:
             raise ChildDied(str(error)) from None
+
+    async def read_bytes(self) -> bytes:
+        """What the body has sent next; nothing when it has closed its socket."""
+        try:
+            return await self._data.receive_some(FRAME_CHUNK)
+        except trio.BrokenResourceError:
+            return b""
 
     async def _exactly(self, number: int) -> bytes:
         parts = []

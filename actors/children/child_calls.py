@@ -1,4 +1,4 @@
-"""Calls of a library's functions in children: `Calls` for one run.
+"""Calls of a library's functions in children, of this process's or beside Dask workers: `Calls` for one run.
 
 A child is lent for the length of a block, and its guard has the run's deadline, as for the body of a job. It is kept
 for another run if the block ends well, and killed otherwise, with all that it has started.
@@ -6,8 +6,8 @@ for another run if the block ends well, and killed otherwise, with all that it h
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final
 
 import attrs
@@ -15,7 +15,7 @@ import trio
 
 from dataloader.actors.children.child import Child, ChildDied
 from dataloader.actors.children.frames import Kind
-from dataloader.actors.children.pool import Children
+from dataloader.actors.cluster.remote_child import RemoteChild
 from dataloader.actors.job_runs import Run
 from dataloader.jobs.calls import Print, Process
 from dataloader.jobs.errors import BodyFailed
@@ -34,15 +34,15 @@ DEAF_S: Final = 1.0
 
 @attrs.frozen(eq=False)
 class ChildCalls:
-    """The `Calls` of a run."""
+    """The `Calls` of a run. `lend` gives a child that has imported a class."""
 
     run: Run
-    children: Children
+    lend: Callable[[Place, Run], AbstractAsyncContextManager[Child | RemoteChild]]
 
     @asynccontextmanager
     async def open(self, place: Place, put: Print) -> AsyncIterator[Process]:
         """A child that has imported the class at `place`, for the length of a block."""
-        async with self.children.lend_to_calls(place, self.run) as child:
+        async with self.lend(place, self.run) as child:
             called = _Called(child, self.run)
             self.run.movers.add(called.renew)
             try:
@@ -64,7 +64,7 @@ class ChildCalls:
 class _Called:
     """A child as a `Process`."""
 
-    child: Child
+    child: Child | RemoteChild
     run: Run
     _reading: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _died: str = ""

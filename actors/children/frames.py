@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from typing import Final
 
@@ -30,3 +31,9 @@ def read_header(header: bytes) -> tuple[Kind, int, int]:
     """The kind and the lengths. Raises `ValueError`."""
     kind, head, body = HEADER.unpack(header)
     return Kind(kind), head, body
+
+
+async def read_frame(exactly: Callable[[int], Awaitable[bytes]]) -> tuple[Kind, bytes, bytes]:
+    """The next frame of what `exactly` so many bytes are read from. Raises `ValueError`, and what that raises."""
+    kind, head, body = read_header(await exactly(HEADER.size))
+    return kind, await exactly(head), await exactly(body)

@@ -1,4 +1,4 @@
-"""The Dask clusters that tasks of this process name with `dask=`, and the bodies that run there.
+"""The Dask clusters that tasks and loads of this process name with `dask=`, and the bodies that run there.
 
 The supervisor keeps the claim, the lease, the key, the timeout, the cancel and the outcome, as for every job. A job
 that can't be placed is not claimed; one that was claimed all the same goes back, and its attempt is refunded.
@@ -9,26 +9,31 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal
 
 import attrs
 import msgspec
 import trio
 
-from dataloader.actors.children.pool import places_of
-from dataloader.actors.cluster.connection import ON_WORKER, Cluster, ContactLost, Tls
+from dataloader.actors.children.pool import MAX_CALLERS, places_of
+from dataloader.actors.cluster.connection import ON_WORKER, Cluster, ContactLost, NoPlace, Tls
 from dataloader.actors.cluster.remote_child import RemoteChild
 from dataloader.actors.cluster.talk import Order
 from dataloader.actors.job_runs import Run
 from dataloader.actors.wake import Wake
 from dataloader.jobs.dask_address import refusal_of
-from dataloader.jobs.errors import ConfigError
+from dataloader.jobs.errors import BodyFailed, ConfigError
+from dataloader.jobs.logger import get_logger
 from dataloader.jobs.module_names import Place
 from dataloader.jobs.program_version import program_version
 from dataloader.jobs.tasks import Task, Tasks
 from dataloader.jobs.telemetry import Telemetry
 from dataloader.store.connection.loop import open_loop
+
+log = get_logger(__name__)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -58,28 +63,32 @@ class Clusters:
 
     def check(self, tasks: Tasks) -> dict[str, str]:
         """The addresses of the clusters on which tasks are to run. Raises `ConfigError` for one that can't be used."""
-        return {task.name: self._address_of(task) for task in tasks.values() if task.dask is not None}
+        return {task.name: self._address_of(task.name, task.dask) for task in tasks.values() if task.dask is not None}
 
     def learn(self) -> None:
         """Know the tasks that there are now. Raises `ConfigError` for those that no cluster could run."""
         self._places = places_of(self.tasks)
         for name, address in self.check(self.tasks).items():
             if name not in self._of_task:
-                if address not in self._by_address:
-                    self._by_address[address] = Cluster(
-                        address=address,
-                        tls=self.tls,
-                        topic=f"dataloader {self.instance}",
-                        show=self._show,
-                    )
-                self._of_task[name] = self._by_address[address]
+                self._of_task[name] = self._at(address)
         self._changed.set()
 
-    def _address_of(self, task: Task) -> str:
-        where = f"task {task.name!r}: dask"
+    def _at(self, address: str) -> Cluster:
+        if address not in self._by_address:
+            self._by_address[address] = Cluster(
+                address=address,
+                tls=self.tls,
+                topic=f"dataloader {self.instance}",
+                show=self._show,
+            )
+            self._changed.set()
+        return self._by_address[address]
+
+    def _address_of(self, task: str, dask: str | Literal[True]) -> str:
+        where = f"task {task!r}: dask"
         if importlib.util.find_spec("distributed") is None:
             raise ConfigError(f"{where}: needs the extra `dask`: pip install 'dataloader-supervisor[dask]'")
-        address = self.default if task.dask is True else task.dask
+        address = self.default if dask is True else dask
         if address is None:
             raise ConfigError(f"{where}=True: needs DL_DASK, the address of the scheduler")
         if (refusal := refusal_of(address)) is not None:
@@ -109,8 +118,7 @@ class Clusters:
         """Leave the clusters: no job runs any more."""
         self._life.cancel()
 
-    @asynccontextmanager
-    async def lend(self, task: Task, run: Run) -> AsyncIterator[RemoteChild]:
+    def lend(self, task: Task, run: Run) -> AbstractAsyncContextManager[RemoteChild]:
         """A child on a worker for a run of `task`, with its guard armed for as long as its lease and key are safe.
 
         The worker keeps it for the next job if the block has set its `idle_since`. Raises `BodyFailed` if it can't be
@@ -132,6 +140,42 @@ class Clusters:
             idle_s=self.idle_s,
             max_lines=self.max_lines,
         )
+        return self._lend(cluster, order, run)
+
+    @asynccontextmanager
+    async def lend_to_calls(self, dask: str | Literal[True], place: Place, run: Run) -> AsyncIterator[RemoteChild]:
+        """The same, of a child that answers calls for a run, on a cluster that need not be a task's.
+
+        Raises `BodyFailed`, too, if there is no place for it: the run has begun.
+        """
+        try:
+            cluster = self._at(self._address_of(run.job.task, dask))
+            await cluster.connected()
+            order = Order(
+                version=program_version(),
+                key=f"dl-{run.job.job_id}-{run.job.token}-{secrets.token_hex(4)}",
+                topic=cluster.topic,
+                module=place.module,
+                name=place.name,
+                around=[],
+                asyncio=False,
+                memory_mb=None,
+                max_jobs=MAX_CALLERS,
+                idle_s=self.idle_s,
+                max_lines=self.max_lines,
+                calls=True,
+            )
+            async with self._lend(cluster, order, run) as child:
+                log.info("a process for a job is beside a Dask worker", job=str(run.job.job_id), worker=child.worker)
+                yield child
+        except NoPlace as none:
+            raise BodyFailed(none.why) from None
+        except ConfigError as error:
+            raise BodyFailed(str(error)) from None
+
+    @asynccontextmanager
+    async def _lend(self, cluster: Cluster, order: Order, run: Run) -> AsyncIterator[RemoteChild]:
+        key = order.key
         child = RemoteChild(cluster=cluster, order=order)
         failure: Exception | None = None
         async with cluster.place():

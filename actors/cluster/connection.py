@@ -46,6 +46,14 @@ class ContactLost(Exception):  # noqa: N818 - a state of the world
     """The scheduler, or the worker behind it, did not answer."""
 
 
+class NoPlace(BeginsTooLate):
+    """The cluster has no place for a body: its job goes back."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the job goes back: {why}", for_s=jittered(AGAIN_S))
+        self.why = why
+
+
 @attrs.frozen(kw_only=True)
 class Tls:
     """The files of a connection with TLS."""
@@ -122,11 +130,17 @@ class Cluster:
             with trio.move_on_after(LOOK_S):
                 await trio.sleep_forever()
 
+    async def connected(self) -> None:
+        """Wait until it is there, or surely away."""
+        with trio.move_on_after(CONNECT_S):
+            while self._client is None:
+                await self._changed.wait()
+
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """One of the cluster's threads, for the length of a block.
 
-        Raises `BeginsTooLate` if the cluster is away, or no thread comes free in time.
+        Raises `NoPlace` if the cluster is away, or no thread comes free in time.
         """
         self._waiting += 1
         try:
@@ -147,13 +161,13 @@ class Cluster:
             self._change()
 
     def check_there(self) -> None:
-        """Raise `BeginsTooLate` if the cluster is away."""
+        """Raise `NoPlace` if the cluster is away."""
         if self._client is None:
             raise self.no_place("is away")
 
-    def no_place(self, why: str) -> BeginsTooLate:
+    def no_place(self, why: str) -> NoPlace:
         """The error of a job that goes back: its attempt is refunded."""
-        return BeginsTooLate(f"the job goes back: the Dask cluster at {self.address} {why}", for_s=jittered(AGAIN_S))
+        return NoPlace(f"the Dask cluster at {self.address} {why}")
 
     async def submit(self, key: str, order: bytes) -> Submitted:
         """Give the cluster a body to run. Raises `ContactLost`."""

@@ -76,6 +76,7 @@ class _Host:
             around=order.around,
             asyncio=order.asyncio,
             memory_mb=order.memory_mb,
+            calls=order.calls,
         )
         relay = Relay(order=order, declared=declared, warm=self.warm, nursery=self._nursery, announce=announce)
         self.relays[name] = relay

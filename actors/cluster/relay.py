@@ -99,8 +99,8 @@ class Relay:
                     self._told_to_stop = True
                     if self._child is not None:
                         self._child.tell_to_stop()
-                case "end":
-                    self._told_to_end = True
+                case "end" | "keep":
+                    self._told_to_end, self._is_clean = True, kind == "keep"
                 case _:
                     pass
         self._heard = max(self._heard, number + len(messages))
@@ -183,6 +183,14 @@ class Relay:
             self._is_torn = False
 
     async def _read(self, child: Child) -> None:
+        if self.order.calls:
+            # Who is called says nothing of its end: the service says it, by `keep`.
+            while True:
+                await self._has_room()
+                data = await child.read_bytes()
+                self._say("line", data)
+                if not data:
+                    return
         try:
             while (line := await child.read()) is not None:
                 # By its beginning: only the last line is decoded here, too.

@@ -17,7 +17,8 @@ import msgspec
 import trio
 
 from dataloader.actors.children import wire
-from dataloader.actors.children.child import START_S, ChildDied
+from dataloader.actors.children.child import FRAME_CHUNK, START_S, ChildDied
+from dataloader.actors.children.frames import Kind, header_of, read_frame
 from dataloader.actors.cluster.connection import ANSWER_S, PLACE_S, Cluster, ContactLost, Submitted
 from dataloader.actors.cluster.relay import ENDED
 from dataloader.actors.cluster.talk import GIVE, TAKE, WAIT_S, Announced, Answered, FarClock, Order, Said, boot_s
@@ -38,6 +39,8 @@ LOOK_S: Final = 1.0
 CLOSE_S: Final = 2.0
 PASSING: Final = frozenset({"", "KilledWorker", "CancelledError", "FutureCancelledError", "ContactLost"})
 """Ends of Dask's that say nothing of the job: its workers have died, the connection or an announcement is lost."""
+MAX_GIVEN: Final = 4 * 2**20
+"""When a message to a worker has so many bytes, no more are put in: the lease is renewed by the next one."""
 BYTES_A_SECOND: Final = 2**20
 """The slowest connection that is waited for."""
 
@@ -86,6 +89,7 @@ class RemoteChild:
     _lost: str = attrs.field(default="it is silent", init=False)
     _dead_at: float = attrs.field(default=math.inf, init=False)
     _said: deque[bytes | ChildDied] = attrs.field(factory=deque, init=False)
+    _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _has_returned: bool = attrs.field(default=False, init=False)
     _ended: str | None = attrs.field(default=None, init=False)
     _at_deadline: bool = attrs.field(default=False, init=False)
@@ -161,14 +165,43 @@ class RemoteChild:
 
     async def read(self) -> bytes | None:
         """The next line of the body's; None when it has closed its socket. Raises `ChildDied` for one too long."""
+        said = await self._next()
+        self._has_returned = self._has_returned or said.startswith(ENDED)
+        return said or None
+
+    async def send_frame(self, kind: Kind, head: bytes = b"", body: bytes = b"") -> None:
+        """Send a frame to a body that answers calls."""
+        self._tell("line", header_of(kind, len(head), len(body)) + head)
+        for start in range(0, len(body), FRAME_CHUNK):
+            self._tell("line", body[start : start + FRAME_CHUNK])
+        await trio.lowlevel.checkpoint()
+
+    async def read_frame(self) -> tuple[Kind, bytes, bytes] | None:
+        """The next frame; None when the body has closed its socket. Raises `ChildDied` for what is none."""
+        try:
+            return await read_frame(self._exactly)
+        except EOFError:
+            return None
+        except ValueError as error:
+            raise ChildDied(str(error)) from None
+
+    async def _exactly(self, number: int) -> bytes:
+        while len(self._buffer) < number:
+            if not (data := await self._next()):
+                raise EOFError
+            self._buffer += data
+        part = bytes(self._buffer[:number])
+        del self._buffer[:number]
+        return part
+
+    async def _next(self) -> bytes:
         while not self._said:
             await self._changed.wait()
         said = self._said.popleft()
         self._change()
         if isinstance(said, ChildDied):
             raise said
-        self._has_returned = self._has_returned or said.startswith(ENDED)
-        return said or None
+        return said
 
     async def why_ended(self) -> str:
         """Wait until the body has ended, and all that it has said is read; the reason in words."""
@@ -188,7 +221,7 @@ class RemoteChild:
                 with trio.move_on_after(CLOSE_S, shield=True):
                     await self._refuse(self._announced)
         elif not (self._has_returned and self.idle_since < math.inf):
-            self._tell("end")
+            self._tell("end" if self.idle_since == math.inf else "keep")
             with trio.CancelScope(shield=True):  # until it is dead, at the latest
                 while not self._is_over and (left_s := self._may_live_s()) > 0:
                     with trio.move_on_after(min(left_s, LOOK_S)):
@@ -211,9 +244,11 @@ class RemoteChild:
                 # From now on it may arrive. One that comes later is not sent before this one is heard.
                 self._dead_at = self._until[1] if name == "arm" else max(self._until[1], self._dead_at)
                 self._until, name = None, "until"
-            while self._for_body:
-                messages.append(self._for_body.popleft())
-            within_s = ANSWER_S + sum(len(one[1]) for one in messages if one[0] == "line") / BYTES_A_SECOND
+            size = 0
+            while self._for_body and size < MAX_GIVEN:
+                messages.append(said := self._for_body.popleft())
+                size += len(said[1]) if said[0] == "line" else 0
+            within_s = ANSWER_S + size / BYTES_A_SECOND
             await self._asked(relay, GIVE, within_s, number=number, messages=messages)
             number += len(messages)
 

@@ -25,14 +25,15 @@ DRIFT: Final = 0.001
 
 
 Said = tuple[Any, ...]
-"""A message, by its kind: of the service `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`; of the worker
-`line BYTES`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`."""
+"""A message, by its kind: of the service `line BYTES`, `arm HARD LAST`, `until HARD LAST`, `term`, `end`, `keep`; of
+the worker `line BYTES`, `out STREAM TEXT`, `ended TEXT AT_DEADLINE`, `over`."""
 
 
 class Order(msgspec.Struct):
     """What a Dask task is given: the body to start, for the run called `key`, and the `topic` to announce it in.
 
     `idle_s` and `max_jobs` say how long its child is kept for the next one; `max_lines` bounds the lines it prints.
+    With `calls` the body answers calls.
     """
 
     version: str
@@ -46,6 +47,7 @@ class Order(msgspec.Struct):
     max_jobs: int
     idle_s: float
     max_lines: int
+    calls: bool = False
 
 
 class Announced(msgspec.Struct):

@@ -18,6 +18,11 @@ def with_pid(record):
     return {"n": record["n"], "pid": os.getpid()}
 
 
+def with_pid_and_all(record):
+    """The same, with all that the record has."""
+    return {**record, "pid": os.getpid()}
+
+
 def picky(record):
     """Refuses some, leaves some out, makes several of some, and has fields that the table does not."""
     if record["id"] % 10 == 3:
@@ -86,3 +91,11 @@ def leave_behind(record):
     """Leaves a process behind."""
     other = subprocess.Popen(["sleep", "600"], start_new_session=True)
     return {"n": record["n"], "pid": other.pid}
+
+
+def waits(record):
+    """Shows itself, and waits with the third record until it may go on."""
+    _show(record)
+    while int(record["n"]) == 2 and not Path(os.environ["HEAVY_SHOWS"], "go").exists():
+        time.sleep(0.05)
+    return with_pid(record)

@@ -25,6 +25,7 @@ from dataloader.flows.etl.declare.pipeline_config import LONGEST_S, Given, Pipel
 from dataloader.flows.etl.declare.windows import Windows
 from dataloader.flows.etl.parse.database_reader import Reader
 from dataloader.flows.etl.sources.source import Record, Request, Source
+from dataloader.jobs.dask_address import ALLOWED, refusal_of
 from dataloader.jobs.limits import Budget
 from dataloader.jobs.model import MAX_NAME
 from dataloader.jobs.secrets.masking import mask_text
@@ -103,7 +104,8 @@ class Load:
 
     `transform` takes a raw record and returns a row, a list of rows, or None to leave it out. It runs in threads, or
     with `processes` in processes of the load's own, which also read the answers: for functions of a module that take
-    much CPU time. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
+    much CPU time. With `dask`, a scheduler's address, these are beside the workers of that Dask cluster; with True the
+    address is DL_DASK. With `reads` it also takes a `Reader`, to look things up in the database (E2). `pipeline` has
     settings of `PipelineConfig` for this load. `budgets` limit the requests to its source in addition to the pause. A
     run is stopped after `timeout_s` seconds.
 
@@ -119,6 +121,7 @@ class Load:
     budgets: tuple[Budget, ...] = ()
     pipeline: Given = _NOTHING
     processes: bool = False
+    dask: str | Literal[True] | None = None
     reads: bool = False
     timeout_s: float | None = None
     description: str = ""
@@ -142,10 +145,20 @@ class Load:
             raise ValueError(
                 f"load {self.name}: budgets: must have per_s; a Supplier with the source's name may have per='day'"
             )
-        if self.processes and (self.reads or (self.detail is not None and self.detail.reads)):
+        self._check_place()
+
+    def _check_place(self) -> None:
+        if self.dask is None and not self.processes:
+            return
+        if self.dask is not None and self.processes:
+            raise ValueError(f"load {self.name}: processes, dask: are two places to run: give one of them")
+        if self.dask is not None and self.dask is not True:
+            refusal = refusal_of(self.dask) if isinstance(self.dask, str) else f"{ALLOWED}, or True for that of DL_DASK"
+            if refusal is not None:
+                raise ValueError(f"load {self.name}: dask: must be {refusal}, not {self.dask!r:.200}")
+        if self.reads or (self.detail is not None and self.detail.reads):
             raise ValueError(f"load {self.name}: reads: can't be combined with processes, which have no connection")
-        if self.processes:
-            self._check_for_processes()
+        self._check_for_processes()
 
     def _check_for_processes(self) -> None:
         needed: dict[str, object] = {"source": self.source.for_reading(), "transform": self.transform}

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -34,7 +34,7 @@ from dataloader.flows.etl.run.load_progress import FAILED, LoadProgress
 from dataloader.flows.etl.run.load_verdict import Verdict, give_up, judge
 from dataloader.flows.etl.run.pipeline import Pipeline, PipelineEnd
 from dataloader.flows.etl.run.pipeline_state import PipelineState
-from dataloader.jobs.calls import Calls
+from dataloader.jobs.calls import Calls, CallsOn
 from dataloader.jobs.error_groups import only_error
 from dataloader.jobs.errors import BadRequest
 from dataloader.store.etl.history_merge import aio_snapshots_behind, instant_of
@@ -132,8 +132,15 @@ class _Loading:
             cancel=run.cancel,
             drain_s=partial(run.drain_s, config.drain_timeout),
             is_lost=lambda: run.is_lost,
-            calls=run.job.resource(Calls) if self.load.processes else None,
+            calls=self._calls(),
         )
+
+    def _calls(self) -> Calls | None:
+        if self.load.dask is None and not self.load.processes:
+            return None
+        kind: Any = Calls if self.load.dask is None else CallsOn(self.load.dask)
+        calls: Calls = self.run_of_job.job.resource(kind)
+        return calls
 
     async def _shown(self, pipeline: Pipeline, segments: AsyncGenerator[Segment, None]) -> PipelineEnd:
         """Run the pipeline; meanwhile show its state as the job's progress."""
